@@ -127,9 +127,9 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
-        number: of its optimizer; see renumber().
-        following: numbers of the optimizers of the group whose windows end in the same backward pass, after this one's.
-            When the ranks have told each other their facts: on any rank.
+        number: of its optimizer; see renumber(). passes: see Args.
+        following: numbers of the group's later optimizers whose windows end in the same backward pass and have as many
+            passes. After the ranks have told each other their facts: on any rank.
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; of one count.
         synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
     """
@@ -148,7 +148,7 @@ class Reducer:
                      if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
         self.accumulating = False
         self._source = source
-        self._passes = passes
+        self.passes = passes
         # Gradients as they became ready; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
         self._noted = set()
@@ -215,7 +215,7 @@ class Reducer:
 
     def set_passes(self, passes):
         """Changes the backward passes of a window; counting begins anew."""
-        self._passes = self._passes_left = passes
+        self.passes = self._passes_left = passes
 
     def reset(self):
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
@@ -235,7 +235,7 @@ class Reducer:
         self._travel = None         # whether gradients do, once the algorithm has been asked
         self._failure = None        # what went wrong while the rest was posted
         self._sent = False          # with delay=1: nothing is left to be posted
-        self._passes_left = self._passes
+        self._passes_left = self.passes
         self._ready_now = [False] * len(self._layout.members)
         self._placed = [False] * len(self._layout.members)
         self._unposted = list(self.model.gradients)

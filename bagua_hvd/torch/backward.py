@@ -34,7 +34,7 @@ _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
 _graph_task = torch._C._current_graph_task_id
-_ended = threading.local()      # Backwards whose window ended with the pass that is ending on this thread
+_touched = threading.local()    # by the pass that is ending on this thread: (Backward, whether its window has ended)
 _living: weakref.WeakSet[Any] = weakref.WeakSet()       # all Backwards
 _hooked: Any = WeakTensorKeyDictionary()        # of each parameter weak references to the Backwards with hooks on it
 
@@ -94,7 +94,7 @@ class Backward:
         self._end: Callable[[], Any] | None = None      # of the pass under way: a weak reference
         # Of Backwards with hooks on parameters of this one the name of one of those.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
-        # Backwards whose windows ended in the same pass as this one's, the last time.
+        # Backwards with windows as long as this one's that the last pass of this one touched.
         self._together: weakref.WeakSet[Backward] = weakref.WeakSet()
         _living.add(self)
         self.register(0)
@@ -180,9 +180,11 @@ class Backward:
             return
         if within:
             self._await_outer(node)
-        elif reducer.pass_ended():
+            return
+        ended = reducer.pass_ended()
+        if not reducer.accumulating:
             # After all other optimizers' ends.
-            _ended.__dict__.setdefault("backwards", []).append(self)
+            _touched.__dict__.setdefault("backwards", []).append((self, ended))
             _engine.queue_callback(_passed)
 
     def _await_outer(self, node):
@@ -214,6 +216,10 @@ class Backward:
         since = self._reducer().stepped_at
         return [other for other in others if other is not self
                 and (reducer := other._reducer()) is not None and reducer.untouched and reducer.touched_at <= since]
+
+    def _passes(self):
+        reducer = self._reducer()
+        return reducer and reducer.passes
 
     def _of(self, group, numbers):
         reducer = self._reducer()
@@ -251,10 +257,10 @@ class Backward:
 @uncompiled
 def _passed():
     """The pass has ended, and with it windows."""
-    backwards = _ended.__dict__.pop("backwards", [])
-    for backward in backwards:
-        backward._together = weakref.WeakSet(backwards)
-    _complete(backward for backward in backwards if not backward.gradients_untouched)
+    touched = _touched.__dict__.pop("backwards", [])
+    for backward, _ in touched:
+        backward._together = weakref.WeakSet(other for other, _ in touched if other._passes() == backward._passes())
+    _complete(backward for backward, ended in touched if ended and not backward.gradients_untouched)
 
 
 def _complete(backwards):
@@ -267,7 +273,8 @@ def _complete(backwards):
         reducer, backward = waiting.pop(0)
         posted.append((reducer, backward))
         reducer.touched()
-        known = {other.number for other, _ in waiting if other.group is reducer.group}
+        known = {other.number for other, _ in waiting
+                 if other.group is reducer.group and other.passes == reducer.passes}
         reducer.following = known
         reducer.post()
         if reducer.following != known:

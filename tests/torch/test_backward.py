@@ -835,3 +835,26 @@ def without_a_batch(first, second, joins):
     ("local_sgd", "gradient_allreduce"), ("gradient_allreduce", "local_sgd"), ("local_sgd", "local_sgd")])
 def test_without_a_batch(run_ranks, first, second, joins):
     run_ranks(3, without_a_batch, arguments={"first": first, "second": second, "joins": joins}, timeout=60)
+
+
+def without_the_first_batch_of_a_window():
+    """The other optimizer's window goes on: nothing of it is sent yet."""
+    hvd.init()
+    often, rarely = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
+    first, second = (hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)],
+                                              backward_passes_per_step=passes)
+                     for parameter, passes in ((often, 1), (rarely, 2)))
+    for window in range(3):
+        for batch in range(2):
+            idle = window == 1 and batch == 0 and hvd.rank() == 0
+            if not idle:
+                (often.sum() + rarely.sum()).backward()
+            first.step()
+            first.zero_grad()
+        second.step()
+        second.zero_grad()
+    assert often.tolist() == [-5.5] * 3 and rarely.tolist() == [-5.5] * 4
+
+
+def test_without_the_first_batch_of_a_window(run_ranks):
+    run_ranks(2, without_the_first_batch_of_a_window, timeout=60)
