@@ -1,11 +1,14 @@
 """Process sets in the core: removal and reuse of ids while operations are in flight, sets without an area, refusals."""
 import threading
+import time
 
 import numpy as np
 import pytest
 
+import peers
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
+from peers import values
 from world import World, result, view
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["inproc", "shm", "tcp"])
@@ -130,6 +133,36 @@ def test_posting_races_with_removal(transport):
                         operation.wait()
                     except HorovodInternalError as error:
                         assert "removed" in str(error)
+
+        world.run(call)
+
+
+@TRANSPORTS
+def test_removal_waits_for_pairwise_averages(transport):
+    """They start without the coordinator, on each rank at a time of its own: the removal waits for their schedules."""
+    with World(4, transport) as world:
+        def call(rank, context):
+            for i in range(6):
+                set_id = add(context, [0, 1, 2])
+                mine = [values("float32", 100_000, rank + 3 * k) for k in range(4)]
+                for step in range(4 if rank < 3 else 0):
+                    xs = [x.copy() for x in mine]
+                    posted = [peers.post(context, f"x{k}", [view(x, "float32", "in place")], peers.RING,
+                                         process_set=set_id) for k, x in enumerate(xs)]
+                    if step < 3:
+                        for operation in posted:
+                            operation.wait()
+                if rank == i % 3:
+                    time.sleep(0.005)
+                assert remove(context, set_id) == 1
+                for k, operation in enumerate(posted if rank < 3 else ()):
+                    try:
+                        operation.wait()
+                    except HorovodInternalError as error:
+                        assert "removed" in str(error)
+                    else:
+                        inputs = [values("float32", 100_000, r + 3 * k) for r in range(3)]
+                        np.testing.assert_array_equal(xs[k], peers.averaged(peers.RING, "float32", inputs, rank, 0))
 
         world.run(call)
 
