@@ -13,3 +13,18 @@ def __getattr__(name):
         return run
     frontend = ": import a front end, such as `import bagua_hvd.torch as hvd`, or bagua_hvd.tensorflow, bagua_hvd.keras"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + frontend * (not name.startswith("_")))
+
+
+def register_with_torch() -> None:
+    """Registers the torch.distributed backend "bagua"; `import torch` calls it, by the entry point `torch.backends`."""
+    import torch.distributed
+
+    if not torch.distributed.is_available() or "BAGUA" in torch.distributed.Backend._plugins:
+        return
+
+    def create(backend_options, options):
+        from bagua_hvd.torch.distributed import group  # late: most who import torch want none of it
+
+        return group.create(backend_options, options)
+
+    torch.distributed.Backend.register_backend("bagua", create, extended_api=True, devices=["cpu", "cuda"])

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-import bagua_hvd.torch.distributed  # noqa: F401  (registers the backend)
+import bagua_hvd.torch.distributed  # noqa: F401  (registers the backend with a torch before 2.5)
 from bagua_hvd.torch import ddp
 
 

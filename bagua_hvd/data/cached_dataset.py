@@ -1,12 +1,37 @@
 """A data set whose samples are loaded once and kept, in shared memory or on a disk; the cache is diskcache's."""
+import hashlib
+import io
 import logging
 import os
-import sqlite3
+import pickle
 import stat
 from typing import Any
 
+import numpy as np
+
 _log = logging.getLogger("bagua_hvd")
 _MISSING = object()
+_IDENTITY = "identity"          # the key of the data set without a name; those of samples have a colon
+
+
+class _Digested(pickle.Pickler):
+    """Equal bytes for equal arrays and tensors, which pickle alone does not promise."""
+
+    def reducer_override(self, value):
+        if not hasattr(type(value), "__array__"):
+            return NotImplemented
+        array = np.asarray(value)
+        return bytes, (array.tobytes() if array.dtype != object else array.tolist(), str(array.dtype), array.shape)
+
+
+def _digest(sample):
+    """None: it cannot be pickled, or its arrays are not in this host's memory."""
+    file = io.BytesIO()
+    try:
+        _Digested(file, 4).dump(sample)
+    except Exception:
+        return None
+    return hashlib.sha256(file.getvalue()).hexdigest()
 
 
 class CachedDataset:
@@ -17,21 +42,23 @@ class CachedDataset:
 
     Sample i is what the data set gave for i the first time, by pickle: random augmentation belongs outside, around the
     cached data set. Entries are found by `dataset_name` and i alone; other data, or data that has changed, needs
-    another name or an empty folder. What cannot be stored is loaded each time, with one warning.
+    another name or an empty folder. Without a name, the folder is for one data set: each time, its class, length and
+    first sample are compared. What cannot be stored is loaded each time, with one warning.
 
     Pickle runs what it reads: whoever can write the folder can run code here. It is made for its owner only; one that
     others may write is refused.
 
     Args:
-        dataset: anything with len() and [i]; torch's DataLoader takes either. Samples must be picklable.
+        dataset: anything with len() and [i]; torch's DataLoader takes either.
         folder: of the cache; made if there is none. One on a network is slow and unsafe (SQLite's locks).
-        dataset_name: apart from other data sets in the same folder.
+        dataset_name: of this data, apart from other data in the same folder.
         size_limit: bytes, of all data sets in the folder.
         eviction_policy: when that is reached, "none": what is there stays, the rest is loaded each time; or diskcache's
             "least-recently-stored", "-used", "least-frequently-used". With a new random order in each epoch "none" hits
             most: the others throw away what the next epoch reads.
     Raises:
-        ImportError: there is no diskcache. PermissionError: others may write the folder. ValueError: an unknown policy.
+        ImportError: there is no diskcache. PermissionError: others may write the folder. ValueError: an unknown policy;
+            or no dataset_name, and the folder holds samples of other data.
     Attributes:
         dataset; cache: the diskcache.Cache, for clear(), volume(), len().
     """
@@ -52,8 +79,9 @@ class CachedDataset:
                                   "folder of your own, with the permissions 0700")
         self.dataset, self.dataset_name = dataset, dataset_name
         self.cache = diskcache.Cache(os.fspath(folder), size_limit=size_limit, eviction_policy=eviction_policy)
-        self._failures: tuple[type[Exception], ...] = (OSError, sqlite3.Error, diskcache.Timeout)
         self._warned = False
+        if not dataset_name:
+            self._claim()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -61,21 +89,33 @@ class CachedDataset:
     def __getitem__(self, index: Any) -> Any:
         index = int(index)      # NumPy's integers and torch's are other keys
         key = f"{self.dataset_name}:{index}"
-        sample = self._tried(self.cache.get, key, _MISSING)
+        sample = self._tried(lambda: self.cache.get(key, _MISSING))
         if sample is _MISSING:
             sample = self.dataset[index]
-            self._tried(self._store, key, sample)
+            self._tried(lambda: self._store(key, sample))
         return sample
+
+    def _claim(self):
+        """The folder, for the data set without a name."""
+        kind, count = type(self.dataset), len(self.dataset)
+        identity = f"{kind.__module__}.{kind.__qualname__}", count, _digest(self.dataset[0]) if count else None
+        self._tried(lambda: self.cache.add(_IDENTITY, identity))
+        found = self._tried(lambda: self.cache.get(_IDENTITY, identity))
+        if found not in (identity, _MISSING):
+            raise ValueError(
+                f"the folder {self.cache.directory!r} holds samples of another data set, or of data that has changed "
+                f"since ({found[0]}, {found[1]} samples; this one: {identity[0]}, {identity[1]} samples): give each "
+                "data set a dataset_name, or an empty folder")
 
     def _store(self, key, sample):
         if self.cache.eviction_policy != "none" or self.cache.volume() < self.cache.size_limit:
             self.cache.set(key, sample)
 
-    def _tried(self, function, key, value):
-        """What the function returns; _MISSING: the cache has failed."""
+    def _tried(self, function):
+        """What the function returns; _MISSING: it has failed, be it the cache's fault or pickle's."""
         try:
-            return function(key, value)
-        except self._failures as error:
+            return function()
+        except Exception as error:
             if not self._warned:
                 self._warned = True
                 _log.warning("CachedDataset: the cache in %r has failed, samples are loaded: %s: %s",

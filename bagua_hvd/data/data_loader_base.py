@@ -30,6 +30,10 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
 
+# In the queue, the end of an epoch.
+_END = object()
+
+
 class _Failure:
     """In the queue: the exception that ended the thread."""
 
@@ -51,8 +55,8 @@ class AsyncDataLoaderMixin(_Loader):
 
     The thread starts with the first iteration and repeats _iterate() until it is closed. Iterating gives batches up to
     the end of an epoch; after an iteration that was left early the next one begins where it stopped. An exception in
-    _iterate() is raised in the iteration, after the batches before it; a further iteration then starts anew. Batches
-    must not be None, which marks the end of an epoch. One consumer at a time.
+    _iterate() is raised in the iteration, after the batches before it; a further iteration then starts anew. One
+    consumer at a time.
 
     Args:
         async_loader_queue_size: batches read ahead at most; 0: no thread, batches are read when asked for.
@@ -113,7 +117,7 @@ class AsyncDataLoaderMixin(_Loader):
                     if self.finished_event.is_set():
                         break
                 self._log("end of an epoch")
-                self._put(entries, None)
+                self._put(entries, _END)
         except BaseException as exception:
             self._put(entries, _Failure(exception))
 
@@ -131,20 +135,20 @@ class AsyncDataLoaderMixin(_Loader):
             return
         if not self.started:
             self._start(entries)
-        while (entry := self._get(entries)) is not None:
+        while (entry := self._get(entries)) is not _END:
             if isinstance(entry, _Failure):
                 self.close_async_loader()
                 raise entry.exception
             yield self._process_batch(entry)
 
     def _get(self, entries):
-        """The next entry; None also when the loader is closed, perhaps by another thread."""
+        """The next entry; _END also when the loader is closed, perhaps by another thread."""
         while not self.finished_event.is_set():
             try:
                 return entries.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
-        return None
+        return _END
 
     def _log(self, text):
         if self.debug_data_loader:

@@ -19,7 +19,7 @@ from bagua_hvd.job.service import Service
 from bagua_hvd.ray.messages import Messages
 from bagua_hvd.ray.placement import Resources
 from bagua_hvd.ray.utils import nics_to_env_var
-from bagua_hvd.ray.worker import BaseHorovodWorker
+from bagua_hvd.ray.worker import BECAUSE_OF, BaseHorovodWorker
 from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.run import Search, drive
@@ -76,7 +76,7 @@ class ElasticRayExecutor:
     as many as there are, at least min_num_proc.
 
     Args:
-        settings: of create_settings(). use_gpu, cpus_per_slot, gpus_per_slot: what a rank needs.
+        settings: of create_settings(); None: its defaults. use_gpu, cpus_per_slot, gpus_per_slot: what a rank needs.
         env_vars: environment variables of the ranks.
         override_discovery: False: settings.discovery says which nodes there are, else Ray does.
     Raises:
@@ -85,7 +85,7 @@ class ElasticRayExecutor:
 
     def __init__(self, settings: Any, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: int | None = None,
                  env_vars: dict[str, str] | None = None, override_discovery: bool = True) -> None:
-        self._settings = settings
+        self._settings = settings = settings or self.create_settings()
         self._resources = Resources(cpus_per_slot, use_gpu, gpus_per_slot)
         self.env_vars = env_vars or {}
         self.executable: tuple[Any, Any, Any] = None, None, None
@@ -210,7 +210,7 @@ class _Crew:
 
     def _run(self, number, host, slot):
         """From the actor's beginning to its end."""
-        code, note = _FAILED, None
+        code, note, because_of = _FAILED, None, None
         try:
             actor = self._begin(number, host)
             ray.get([actor.update_env_vars.remote({**self._environment(slot), WORKER: str(number)}),
@@ -223,11 +223,12 @@ class _Crew:
             code, note = _KILLED, str(error).strip().splitlines()[0]
         except RayTaskError as error:
             note = f"{type(error.cause).__name__}: {error.cause}"
+            because_of = getattr(error.cause, BECAUSE_OF, None)
             self.say(f"baguarun: {error}")
         except Exception as error:      # whatever it is: a worker of which no end is told would be waited for
             note = f"{type(error).__name__}: {error}"
         self.stop(number)
-        self._on_end(number, code, note, None)
+        self._on_end(number, code, note, because_of)
 
     def _begin(self, number, host):
         nodes = _nodes()

@@ -1,9 +1,14 @@
-"""The driver's side of ray_logger: callbacks get what ranks log while their results are waited for."""
+"""Results of the ranks; callbacks get what ranks log while the results are waited for (ray_logger)."""
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.queue import Empty, Queue
+
+from bagua_hvd.core import variables
+from bagua_hvd.ray.worker import BECAUSE_OF
 
 _POLL_SECONDS = 0.1
 
@@ -32,14 +37,30 @@ class Messages:
                 callback(message)
 
     def results(self, references: Sequence[Any]) -> list[Any]:
-        """Waits for all, or until the first fails; returns what they hold. What that one raises, this does."""
-        waiting = list(references)
+        """Waits for the results of ranks 0, 1, ..., or until one fails; returns them.
+
+        Raises:
+            What the first rank has raised that failed; or the rank of which that is a consequence, if it fails within
+            the grace (BAGUA_HVD_GRACE_SECONDS). The RayActorError of a rank that died names it.
+        """
+        references = list(references)
+        failed: dict[int, Exception] = {}
+        waiting, limit = references, 0.0
         while waiting:
-            done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS if self.queue else None)
+            done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS if self.queue or failed else None)
             self.deliver()
-            ray.get(done)
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except Exception as error:
+                    limit = limit or time.monotonic() + variables.read("BAGUA_HVD_GRACE_SECONDS")
+                    failed[references.index(reference)] = error
+            if failed:
+                rank, known = _first_cause(failed)
+                if known or not waiting or time.monotonic() > limit:
+                    raise _naming(rank, failed[rank])
         self.deliver()
-        return ray.get(list(references))
+        return ray.get(references)
 
     def __enter__(self) -> "Messages":
         return self
@@ -47,3 +68,24 @@ class Messages:
     def __exit__(self, *exception: Any) -> None:
         if self.queue is not None:
             self.queue.shutdown(force=True)
+
+
+def _first_cause(failed):
+    """(rank, whether nothing is known of another rank that failed before it). failed: {rank: error}, in their order."""
+    rank = next(iter(failed))
+    seen = {rank}
+    while (before := getattr(getattr(failed[rank], "cause", None), BECAUSE_OF, None)) is not None:
+        if before in seen:
+            return next(iter(failed)), True
+        if before not in failed:
+            return rank, False
+        rank = before
+        seen.add(rank)
+    return rank, True
+
+
+def _naming(rank, error):
+    """The error; that of a rank that died with a sentence more."""
+    if isinstance(error, RayActorError):
+        error.error_msg = f"rank {rank} died. {error}"
+    return error

@@ -112,8 +112,8 @@ class RayExecutor:
     """A job whose ranks are Ray actors: start() makes them, run() and execute() call functions there, shutdown().
 
     Args:
-        settings: of create_settings(). num_workers: ranks, wherever there is room; or num_hosts: on so many nodes
-            num_workers_per_host each.
+        settings: of create_settings(); None: its defaults.
+        num_workers: ranks, wherever there is room; or num_hosts: on so many nodes num_workers_per_host each.
         cpus_per_worker, gpus_per_worker: what Ray reserves for each. use_gpu: whether they have GPUs, one by default.
             A rank sees all GPUs of its node's ranks, and takes the one of hvd.local_rank().
         use_current_placement_group: within a placement group, the actors are put there.
@@ -128,6 +128,7 @@ class RayExecutor:
                  gpus_per_worker: int | None = None, use_current_placement_group: bool = True,
                  min_workers: int | None = None, max_workers: int | None = None, reset_limit: int | None = None,
                  cooldown_range: Any = None, elastic_timeout: int = 600, override_discovery: bool = True) -> None:
+        settings = settings or self.create_settings()
         resources = Resources(cpus_per_worker, use_gpu, gpus_per_worker)
         if min_workers is None and (max_workers is not None or reset_limit is not None or cooldown_range is not None):
             raise ValueError("max_workers, reset_limit and cooldown_range are for elastic jobs: give min_workers too")
@@ -181,7 +182,7 @@ class RayExecutor:
             callbacks: functions that are called here with what ranks give to ray_logger.log(), a dict.
         Raises:
             What fn raises on a rank (as ray.exceptions.RayTaskError); that rank leaves the job, and the others' next
-            collective fails. RayActorError: a rank died. RuntimeError: an elastic job failed.
+            collective fails. RayActorError: a rank died; the text names it. RuntimeError: an elastic job failed.
         """
         return self._job.run(fn, args or [], kwargs or {}, callbacks)
 
@@ -260,7 +261,7 @@ class _FixedJob:
             return messages.results(begin())
 
     def execute_single(self, fn):
-        return ray.get(self._workers[0].execute.remote(fn))
+        return Messages(None).results([self._workers[0].execute.remote(fn)])[0]
 
     def shutdown(self):
         if self._actors is not None:

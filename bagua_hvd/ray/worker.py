@@ -11,6 +11,8 @@ from bagua_hvd.job.elastic_worker import RemovedFromJob
 from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.ray import ray_logger
 
+BECAUSE_OF = "bagua_hvd_because_of"
+
 
 class BaseHorovodWorker:
     """To be made an actor by ray.remote().
@@ -57,21 +59,26 @@ class BaseHorovodWorker:
             self.executable = executable_cls(*(executable_args or []), **(executable_kwargs or {}))
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
-        """func(executable)."""
-        return func(self.executable)
+        """func(executable). As run()."""
+        return self.run(func, (self.executable,), {})
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """func(*args, **kwargs). When it raises, this rank leaves the job, so that the others do not wait for it."""
+        """func(*args, **kwargs). When it raises, this rank leaves the job, so that the others do not wait for it.
+
+        The exception gets an attribute `bagua_hvd_because_of`: the rank whose loss came before it; None: no rank's.
+        """
         try:
             return func(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
+            lost = basics.context().first_loss().rank if basics.is_initialized() else None
+            setattr(error, BECAUSE_OF, lost)
             basics.shutdown()
             raise
 
     def run_elastic(self, func: Callable[..., Any]) -> tuple[int, Any] | None:
         """(rank, func(executable)); None: an elastic job has no slot for this rank any more. As run()."""
         try:
-            result = self.run(func, (self.executable,), {})
+            result = self.execute(func)
         except RemovedFromJob:
             return None
         rank, _ = get_env_rank_and_size()

@@ -7,6 +7,7 @@ grace to end by themselves, and when the desk is closed what is left of them is 
 import base64
 import io
 import os
+import re
 import sys
 import time
 import uuid
@@ -31,6 +32,7 @@ from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
 _POLL_SECONDS = 0.1
 _ARRIVAL_SECONDS = 5        # what ranks sent before they ended arrives
 _END_SECONDS = 20           # Spark's tasks end
+_NOTICE_SECONDS = 10        # the user is told what is waited for
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] = {},  # noqa: B006 (Horovod's)
@@ -87,9 +89,10 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
         stage = _Stage(context, job, num_proc)
         stack.callback(stage.close)
         stack.callback(desk.close)          # first: then what is left of the ranks is killed
-        stage.wait(desk, start_timeout)
+        stage.wait(desk, start_timeout, stderr or sys.stderr)
     if desk.failures:
-        rank, text = desk.failures[0]
+        rank = desk.failures[0][0]
+        text = next((text for other, text in desk.failures if other == rank and text is not None), None)
         exit_code = desk.exit_codes.get(rank, 1)
         raise with_report(rank, exit_code, text) if text is not None else WorkerFailed(rank, exit_code)
     return [desk.result(rank) for rank in range(num_proc)]
@@ -139,10 +142,14 @@ class _SparkDesk(Desk):
         self.begun.add(rank)
         writer.write(channel.encode(Begin()))
         line = await reader.readline()
-        code = channel.decode(line, Ended).exit_code if line else None
-        self.exit_codes[rank] = 1 if code is None else code
+        code = self.exit_codes[rank] = channel.decode(line, Ended).exit_code if line else 1
         if code != 0:
-            self._rank_ended(rank, self.exit_codes[rank])
+            self._rank_ended(rank, code)
+        if not line:
+            host = writer.get_extra_info("peername")[0]
+            self.fail(rank, f"Spark's task on {host} is gone, and the rank with it: the executor was killed or lost, "
+                            "or the Spark job was cancelled; Spark's log tells why")
+        elif code != 0:
             self.failed_process(rank)
 
     def failed_process(self, rank):
@@ -173,21 +180,38 @@ class _Stage:
         self._thread = pyspark.InheritableThread(target=submit, daemon=True)
         self._thread.start()
 
-    def wait(self, desk, start_timeout):
+    def wait(self, desk, start_timeout, stderr):
         """Returns when all tasks have ended, or a rank has failed and the others had their grace. As run()."""
         grace = variables.read("BAGUA_HVD_GRACE_SECONDS")
-        limit = time.monotonic() + start_timeout
+        begin, noticed = time.monotonic(), False
         while self._thread.is_alive() and not desk.failed_for(grace):
             self._thread.join(_POLL_SECONDS)
-            if not desk.begun and time.monotonic() > limit:
+            waited = 0 if desk.begun else time.monotonic() - begin
+            if waited > start_timeout:
                 raise TimeoutException(
                     f"Spark has not started {self._num_proc} tasks at once for {start_timeout:g} s: give it more "
                     "slots, ask for a smaller num_proc, or give a longer start_timeout (HOROVOD_SPARK_START_TIMEOUT)")
+            if waited > _NOTICE_SECONDS and not noticed:
+                noticed = True
+                print(f"bagua_hvd.spark: waiting until Spark starts {self._num_proc} tasks at once, for "
+                      f"{start_timeout:g} s at most (start_timeout); its default parallelism is "
+                      f"{self._context.defaultParallelism}", file=stderr, flush=True)
         if self._error is not None and not desk.failures:
-            raise RuntimeError(f"Spark has ended the job: {self._error}") from self._error
+            raise RuntimeError(f"Spark has ended the job: {self._reason()}") from self._error
         limit = time.monotonic() + _ARRIVAL_SECONDS
         while desk.talking and not desk.failures and time.monotonic() < limit:
             time.sleep(_POLL_SECONDS)
+
+    def _reason(self):
+        """Of Spark's error, without the frames of Java."""
+        text = "\n".join(line for line in str(self._error).splitlines() if not line.startswith("\tat "))
+        missing = re.search(r"ModuleNotFoundError: No module named '([^']+)'", text)
+        if missing or "PYTHON_VERSION_MISMATCH" in text:
+            return (f"its Python workers run {self._context.pythonExec!r}, which "
+                    + (f"has no module {missing[1]}" if missing else "has another version than the driver's Python")
+                    + ": set PYSPARK_PYTHON (or spark.pyspark.python) to a Python like the driver's, "
+                    f"{sys.executable}, before the session starts")
+        return text
 
     def close(self):
         if self._thread.is_alive():

@@ -20,6 +20,13 @@ from torch.utils.data import Sampler
 from bagua_hvd.job import basics
 
 
+def _number(cost, sample):
+    try:
+        return float(cost.item() if hasattr(cost, "item") else cost)        # of a tensor, too
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"complexity_fn gives {cost!r} for sample {sample}; it must give a number") from None
+
+
 class LoadBalancingDistributedSampler(Sampler[int]):
     """This rank's share of the epoch; the k-th samples of all ranks cost about the same.
 
@@ -58,7 +65,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level is {random_level}; it must be in [0, 1]")
         if complexity_fn is not None:
-            complexities = [complexity_fn(dataset[i]) for i in range(len(dataset))]
+            complexities = [_number(complexity_fn(dataset[i]), i) for i in range(len(dataset))]
         self.complexities = np.asarray(complexities, np.float64)
         if self.complexities.shape != (len(dataset),):
             raise ValueError(f"complexities have the shape {self.complexities.shape} for {len(dataset)} samples; "

@@ -31,7 +31,7 @@ class Squares:
 
 def test_loads_each_once(tmp_path):
     squares = Squares()
-    cached = CachedDataset(squares, tmp_path / "new" / "folder")
+    cached = CachedDataset(squares, tmp_path / "new" / "folder", "squares")
     assert len(cached) == 10
     for order in (range(10), reversed(range(10)), np.arange(10)):
         for i in order:
@@ -50,7 +50,7 @@ def test_what_is_cached_may_be_none_or_false(tmp_path):
             self.loaded.append(i)
             return [None, False, b""][i]
 
-    cached = CachedDataset(Empty(3), tmp_path)
+    cached = CachedDataset(Empty(3), tmp_path, "empty")
     assert [cached[i] for i in (0, 1, 2, 0, 1, 2)] == [None, False, b""] * 2 and cached.dataset.loaded == [0, 1, 2]
 
 
@@ -62,9 +62,55 @@ def test_names_and_later_runs(tmp_path):
         assert len(squares.loaded) == loads
 
 
+class Labels(list):
+    """Samples with what a pickle of another process may have otherwise: tensors."""
+
+    def __getitem__(self, i):
+        import torch
+
+        return {"label": super().__getitem__(i), "image": torch.arange(4.0), "array": np.arange(3)}
+
+
+def test_a_folder_without_a_name_is_for_one_data_set(tmp_path):
+    pytest.importorskip("torch")
+    train = CachedDataset(Labels(["t0", "t1"]), tmp_path)
+    assert [train[i]["label"] for i in range(2)] == ["t0", "t1"]
+    for other in (Labels(["v0", "t1"]), Labels(["t0", "t1", "t2"]), ["t0", "t1"]):
+        with pytest.raises(ValueError, match="another data set, or of data that has changed.*give each data set a "):
+            CachedDataset(other, tmp_path)
+    named = CachedDataset(Labels(["v0", "v1"]), tmp_path, "val")
+    assert [named[i]["label"] for i in range(2)] == ["v0", "v1"]
+    assert [CachedDataset(Labels(["t0", "t1"]), tmp_path)[i]["label"] for i in range(2)] == ["t0", "t1"]
+    same = subprocess.run([sys.executable, "-c", """
+import numpy as np, torch
+from bagua_hvd.data.cached_dataset import _digest
+print(_digest({"label": "t0", "image": torch.arange(4.0), "array": np.arange(3)}))
+"""], capture_output=True, text=True, timeout=100)
+    assert same.stdout.strip() == train.cache["identity"][2], same.stderr
+
+
+def test_samples_that_cannot_be_pickled(tmp_path, caplog):
+    lambdas = [lambda: 0, lambda: 1]
+    cached = CachedDataset(lambdas, tmp_path)
+    with caplog.at_level(logging.WARNING, "bagua_hvd"):
+        assert [cached[i]() for i in (0, 1, 0)] == [0, 1, 0]
+    assert "pickle" in caplog.records[0].getMessage() and len(caplog.records) == 1
+
+
+def test_what_can_no_longer_be_unpickled_is_loaded(tmp_path, monkeypatch):
+    class Gone(int):
+        pass
+
+    monkeypatch.setitem(globals(), "Gone", Gone)
+    Gone.__qualname__ = "Gone"
+    CachedDataset([Gone(1)], tmp_path, "a")[0]
+    monkeypatch.delitem(globals(), "Gone")
+    assert CachedDataset([2], tmp_path, "a")[0] == 2
+
+
 def test_other_processes_of_the_host_have_it(tmp_path):
     """One process after the other, and copies of the object, as a loader's workers have."""
-    cached = CachedDataset(Squares(), tmp_path)
+    cached = CachedDataset(Squares(), tmp_path, "squares")
     for i in range(5):
         cached[i]
     copy = pickle.loads(pickle.dumps(cached))
@@ -74,7 +120,7 @@ def test_other_processes_of_the_host_have_it(tmp_path):
 from bagua_hvd.data import CachedDataset
 class Nothing:
     def __getitem__(self, i): raise AssertionError(i)
-print(sum(CachedDataset(Nothing(), {str(tmp_path)!r})[i][1] for i in range(10)))
+print(sum(CachedDataset(Nothing(), {str(tmp_path)!r}, "squares")[i][1] for i in range(10)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "45", done.stderr
@@ -82,7 +128,7 @@ print(sum(CachedDataset(Nothing(), {str(tmp_path)!r})[i][1] for i in range(10)))
 
 def test_workers_of_a_loader(tmp_path):
     data = pytest.importorskip("torch.utils.data")
-    cached = CachedDataset(Squares(40), tmp_path)
+    cached = CachedDataset(Squares(40), tmp_path, "squares")
     for _ in range(2):
         loader = data.DataLoader(cached, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context="fork")
         assert sorted(i for _, numbers in loader for i in numbers.tolist()) == list(range(40))
@@ -92,7 +138,7 @@ def test_workers_of_a_loader(tmp_path):
 
 def test_a_full_cache_keeps_what_it_has(tmp_path):
     squares = Squares(50, size=20_000)       # 8 MB in all
-    cached = CachedDataset(squares, tmp_path, size_limit=4_000_000)
+    cached = CachedDataset(squares, tmp_path, "squares", 4_000_000)
     for _ in range(3):
         assert [cached[i][1] for i in range(50)] == list(range(50))
     kept = len(cached.cache)
@@ -102,7 +148,7 @@ def test_a_full_cache_keeps_what_it_has(tmp_path):
 
 def test_a_full_cache_that_evicts(tmp_path):
     squares = Squares(50, size=20_000)
-    cached = CachedDataset(squares, tmp_path, size_limit=4_000_000, eviction_policy="least-recently-used")
+    cached = CachedDataset(squares, tmp_path, "squares", 4_000_000, eviction_policy="least-recently-used")
     for i in range(50):
         cached[i]
     loaded = len(squares.loaded)
@@ -113,7 +159,7 @@ def test_a_full_cache_that_evicts(tmp_path):
 
 
 def test_goes_on_without_its_cache(tmp_path, caplog, monkeypatch):
-    cached = CachedDataset(Squares(), tmp_path)
+    cached = CachedDataset(Squares(), tmp_path, "squares")
 
     def full(*args):
         raise OSError(28, "No space left on device")

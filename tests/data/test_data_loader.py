@@ -83,6 +83,20 @@ def test_epochs(make, queue_size):
     assert (threading.current_thread() in loader.threads) == (queue_size == 0)
 
 
+@pytest.mark.parametrize("queue_size", [0, 2])
+def test_a_batch_may_be_none(queue_size):
+    class Nones(Loader):
+        def _iterate(self):
+            yield from (1, None, 2)
+
+    class Async(AsyncDataLoaderMixin, Nones):
+        pass
+
+    loader = Async(queue_size)
+    assert [list(loader), list(loader)] == [[1, None, 2]] * 2
+    loader.close_async_loader()
+
+
 def test_reads_ahead_as_far_as_the_queue_goes(make):
     loader = make(5, count=3)
     iterator = iter(loader)

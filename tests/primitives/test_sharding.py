@@ -1,4 +1,7 @@
 """Reduce-scatter and all-gather of codes against what the codecs say of each part."""
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -51,6 +54,19 @@ def equations():
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, equations, env={"HOROVOD_ELASTIC": "1"}, timeout=110)
+
+
+def page():
+    """The code of docs/sharding.md, as it stands there: all weights become 1, since a step halves what is missing."""
+    code, = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/sharding.md").read_text(), re.DOTALL)
+    found = {}
+    exec(code, found)
+    assert len(found["weights"]) == 1000 * basics.size() and abs(found["weights"] - 1).max() < 0.02
+
+
+def test_code_of_the_page(run_ranks):
+    pytest.importorskip("torch")
+    run_ranks(2, page)
 
 
 def bytes_of_codes():

@@ -3,7 +3,8 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
 
-from bagua_hvd.ray import Coordinator, RayExecutor  # noqa: E402
+from bagua_hvd.ray import Coordinator, ElasticRayExecutor, RayExecutor  # noqa: E402
+from bagua_hvd.ray.messages import _first_cause  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(600)]
 START_SECONDS = 300         # two ranks that import torch, on a busy machine
@@ -96,19 +97,83 @@ def test_a_rank_that_raises_does_not_hold_up_the_others(executor):
         executor.run(main)
 
 
-def test_a_rank_that_dies_is_an_error(executor):
-    def main():
-        import os
+@pytest.mark.parametrize("call", ["run", "execute"])
+def test_the_error_is_that_of_the_rank_that_failed_first(executor, monkeypatch, call):
+    """Though the other's, a consequence, comes earlier; and nobody is left waiting."""
+    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", str(START_SECONDS))
+
+    def main(executable=None):
+        import time
+
+        import torch
 
         import bagua_hvd.torch as hvd
 
         hvd.init()
         if hvd.rank() == 1:
-            os._exit(7)
+            hvd.barrier()
+            hvd.shutdown()          # the others hear of it before the driver does
+            time.sleep(2)
+            raise KeyError("of rank 1")
+        hvd.barrier()
+        hvd.allreduce(torch.ones(2))
+
+    executor.start()
+    with pytest.raises(KeyError, match="of rank 1"):
+        getattr(executor, call)(main)
+
+
+def test_a_rank_whose_execute_raises_does_not_hold_up_the_others(executor):
+    def main(executable):
+        import torch
+
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise ValueError("rank one is ill")
+        hvd.allreduce(torch.ones(1))
+
+    executor.start()
+    with pytest.raises(ValueError, match="rank one is ill"):
+        executor.execute(main)
+    assert ray.get(executor.run_remote(lambda: 1), timeout=START_SECONDS) == [1, 1]
+    with pytest.raises(ZeroDivisionError):
+        executor.execute_single(lambda executable: 1 / 0)
+
+
+@pytest.mark.parametrize("because_of, cause", [
+    ({0: None}, (0, True)), ({0: 1}, (0, False)), ({0: 1, 1: None}, (1, True)), ({0: 1, 1: 2}, (1, False)),
+    ({2: 0, 0: 1, 1: 0}, (2, True)),        # each by the other's account: the first
+])
+def test_first_cause(because_of, cause):
+    class Error(Exception):
+        def __init__(self, rank):
+            self.cause = Exception()
+            self.cause.bagua_hvd_because_of = rank
+
+    assert _first_cause({rank: Error(before) for rank, before in because_of.items()}) == cause
+
+
+def test_a_rank_that_dies_is_an_error_that_names_it(executor, monkeypatch):
+    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", str(START_SECONDS))
+
+    def main():
+        import os
+        import signal
+        import time
+
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
         hvd.barrier()
 
     executor.start()
-    with pytest.raises(Exception, match="rank 1 was lost|died"):
+    with pytest.raises(ray.exceptions.RayActorError, match="^rank 1 died. The actor died unexpectedly"):
         executor.run(main)
 
 
@@ -139,6 +204,12 @@ def test_no_room():
 def test_numbers_that_exclude_each_other(arguments, words):
     with pytest.raises(ValueError, match=words):
         RayExecutor(RayExecutor.create_settings(), **arguments)
+
+
+def test_settings_may_be_left_to_the_defaults():
+    RayExecutor(None, num_workers=2).shutdown()
+    RayExecutor(None, min_workers=2).shutdown()
+    ElasticRayExecutor(None).shutdown()
 
 
 def test_coordinator_of_interleaved_ranks():

@@ -37,6 +37,18 @@ def test_example(run, framework, algorithm, tmp_path):
     assert ranks == "2" and float(accuracy) >= 88
 
 
+def test_code_of_the_page(run, tmp_path):
+    pytest.importorskip("tensorflow")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/ray.md").read_text(), re.DOTALL))
+    code = code.replace("num_workers=4)).fit()", "num_workers=2), run_config=ray.train.RunConfig(storage_path="
+                        f"'{tmp_path}')).fit()")
+    code = code.replace("num_workers=4", "num_workers=2").replace("timeout_s=30", "timeout_s=300")
+    code = code.replace("    model = prepare_model(", "    assert torch.distributed.get_backend() == 'bagua'\n"
+                        "    model = prepare_model(")
+    output = run("-c", f"import ray\n{code}\nprint(results)")
+    assert output.splitlines()[-1] == "[(0, 3), (1, 3)]"
+
+
 def test_rays_horovod_trainer_of_v1(run, tmp_path):
     code = """
 import bagua_hvd.as_horovod

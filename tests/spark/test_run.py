@@ -1,6 +1,7 @@
 """spark.run() on local[2]: results, output, failures; nothing is left behind, and Spark repeats nothing."""
 import io
 import os
+import sys
 import time
 
 import pytest
@@ -43,7 +44,10 @@ def test_as_many_ranks_as_spark_has_slots(spark):
     assert len(bagua_hvd.spark.run(os.getpid, stdout=io.StringIO())) == spark.sparkContext.defaultParallelism == 2
 
 
-@pytest.mark.parametrize("how, words", [("raise", "ValueError: of rank 1"), ("exit", "Exit code: 7")])
+@pytest.mark.parametrize("how, words", [
+    ("raise", "ValueError: of rank 1"), ("exit", "Exit code: 7"),
+    ("kill", r"(?s)Exit code: 137.*SIGKILL"),
+    ("kill its task", "Rank 1: Spark's task on 127.0.0.1 is gone, and the rank with it: the executor was killed")])
 def test_a_rank_that_fails_ends_the_job(spark, tmp_path, how, words):
     def main(folder):
         import os
@@ -58,6 +62,9 @@ def test_a_rank_that_fails_ends_the_job(spark, tmp_path, how, words):
         if hvd.rank() == 1:
             if how == "exit":
                 os._exit(7)
+            if how.startswith("kill"):
+                os.kill(os.getpid() if how == "kill" else os.getppid(), 9)
+                time.sleep(600)
             raise ValueError("of rank 1")
         time.sleep(600)         # a rank that does not notice
 
@@ -72,10 +79,26 @@ def test_a_rank_that_fails_ends_the_job(spark, tmp_path, how, words):
         time.sleep(0.1)
 
 
-def test_no_room(spark):
+def test_no_room(spark, monkeypatch):
+    monkeypatch.setattr("bagua_hvd.spark.runner._NOTICE_SECONDS", 0)
+    said = io.StringIO()
     with pytest.raises(TimeoutException, match="3 tasks at once for 2 s"):
-        bagua_hvd.spark.run(os.getpid, num_proc=3, start_timeout=2)
+        bagua_hvd.spark.run(os.getpid, num_proc=3, start_timeout=2, stderr=said)
+    assert said.getvalue().count("waiting until Spark starts 3 tasks at once, for 2 s at most") == 1
     assert len(bagua_hvd.spark.run(os.getpid, num_proc=2)) == 2
+
+
+def test_another_python(spark, monkeypatch, tmp_path):
+    """As where PYSPARK_PYTHON is not set: Spark takes some python3, without the packages of this environment."""
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("this Python is not of a virtual environment")
+    outside = tmp_path / "python3"
+    outside.write_text(f'#!/bin/sh\ncd /\nexec {os.path.realpath(sys.executable)} "$@"\n')
+    outside.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(outside))
+    with pytest.raises(RuntimeError, match=f"run '{outside}', which has no module .*: set PYSPARK_PYTHON") as raised:
+        bagua_hvd.spark.run(os.getpid, num_proc=2)
+    assert "\tat " not in str(raised.value)
 
 
 def test_what_is_refused(spark, monkeypatch):

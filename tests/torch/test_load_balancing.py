@@ -3,6 +3,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.torch.elastic.state import SamplerStateHandler
@@ -104,12 +105,19 @@ def test_function_of_a_sample_is_called_once_for_each():
     assert {"".join(sorted(words[i] for i in row)) for row in sampler.chunks} == {"acc", "bbbdddd"}
 
 
+def test_function_of_a_sample_may_give_tensors():
+    sampler = Sampler(["a", "bbb"], lambda word: torch.tensor([float(len(word))], requires_grad=True), 2, 0)
+    assert sampler.complexities.tolist() == [1, 3]
+
+
 @pytest.mark.parametrize("options, sentence", [
     ({}, "either complexity_fn"),
     ({"complexity_fn": len, "complexities": [1, 2]}, "either complexity_fn"),
     ({"complexities": [1, 2, 3]}, r"shape \(3,\) for 2 samples"),
     ({"complexities": [1, float("nan")]}, "sample 1 is nan"),
     ({"complexities": [float("inf"), 1]}, "sample 0 is inf"),
+    ({"complexity_fn": lambda sample: None}, "complexity_fn gives None for sample 0"),
+    ({"complexity_fn": lambda sample: torch.ones(2)}, r"complexity_fn gives tensor\(\[1., 1.\]\) for sample 0"),
     ({"complexities": [1, 2], "random_level": 1.5}, "random_level is 1.5"),
     ({"complexities": [1, 2], "rank": 2}, "rank is 2 of 2"),
 ])

@@ -1,4 +1,6 @@
 """What is around the operations: groups of some ranks, works and futures, timeouts, refusals, the start."""
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -266,3 +268,22 @@ def test_groups_of_four_ranks(run_group):
 @pytest.mark.parametrize("function", [works, timeouts, options, under_gloo, under_baguarun])
 def test_two_ranks(run_group, function):
     run_group(2, function)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="torch before 2.5 loads no entry points")
+def test_torch_knows_the_backend_by_itself():
+    """Nothing of ours is imported, and but for its registration nothing is loaded before there is a group."""
+    code = """
+import sys
+import torch
+import torch.distributed as dist
+assert "BAGUA" in dist.Backend._plugins, "reinstall the package: its entry point torch.backends is missing"
+assert not [name for name in sys.modules if name.startswith(("bagua_hvd.torch", "bagua_hvd.job"))]
+dist.init_process_group("bagua", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [1, 1]
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -1,85 +1,176 @@
 """Rows as Parquet: written by Spark, read by the ranks with pyarrow, each its own equal share."""
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+_NUMBERS = ("boolean", "byte", "short", "integer", "long", "float", "double")
+_MARKED = re.compile("<bagua_hvd>(.*?)</bagua_hvd>", re.DOTALL)      # our words within an error of Spark's
+_MISSING = "the column has missing values: fill them in, or leave these rows out"
 
-def write(df: Any, store: Any, columns: Sequence[str], validation: Any, seed: int, parts: int) -> None:
-    """Writes a DataFrame's columns to the store, Spark's vectors as arrays.
+
+class Source:
+    """The columns of a DataFrame that ranks read, Spark's vectors as arrays of float32.
 
     Args:
-        validation: see params. parts: files of each part, one for each rank.
+        columns: {name: shape or None}, see column(). flag: the column that is true for validation; None: there is none.
     Raises:
-        ValueError: no such column, or a fraction that is none.
+        ValueError: no such column, a type that is no number, no rows; the first row as column().
+    Attributes:
+        sample: the first row, {column: array}.
     """
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql.functions import col
 
-    flag = validation if isinstance(validation, str) else None
-    missing = [name for name in [*columns, *([flag] if flag else [])] if name not in df.columns]
-    if missing:
-        raise ValueError(f"the DataFrame has no columns {', '.join(missing)}; it has {', '.join(df.columns)}")
-    if flag is None and validation is not None and not 0 < validation < 1:
-        raise ValueError(f"validation={validation!r}: give a fraction between 0 and 1, or the name of a column")
-    kinds = {field.name: field.dataType.typeName() for field in df.schema.fields}
-    chosen = [vector_to_array(col(name), "float32").alias(name) if kinds[name].startswith("vector") else col(name)
-              for name in columns]
-    if flag is not None:
-        where = col(flag).cast("boolean")
-        train, val = df.where(~where), df.where(where)
-    elif validation is not None:
-        train, val = df.randomSplit([1 - validation, validation], seed)
-    else:
-        train, val = df, None
-    for part, path in ((train, store.get_train_data_path()), (val, store.get_val_data_path())):
-        if part is not None:
-            part.select(chosen).repartition(parts).write.mode("overwrite").parquet(store.spark_path(path))
+    def __init__(self, df: Any, columns: dict[str, Any], flag: str | None) -> None:
+        import pyarrow as pa
+        from pyspark.ml.functions import vector_to_array
+        from pyspark.sql.functions import col
+
+        missing = [name for name in [*columns, *([flag] if flag else [])] if name not in df.columns]
+        if missing:
+            raise ValueError(f"the DataFrame has no columns {', '.join(missing)}; it has {', '.join(df.columns)}")
+        kinds = {field.name: field.dataType for field in df.schema.fields}
+        if flag is not None and kinds[flag].typeName() not in _NUMBERS:
+            raise ValueError(f"validation={flag!r}: the column is of type {kinds[flag].simpleString()}; it must be "
+                             "boolean, or a number that is not 0 for the rows to validate with")
+        self._df, self._flag = df, flag
+        self._columns = {}
+        for name in columns:
+            kind = kinds[name]
+            if kind.typeName().startswith("vector"):
+                self._columns[name] = vector_to_array(col(name), "float32")
+                continue
+            if (kind.elementType if kind.typeName() == "array" else kind).typeName() not in _NUMBERS:
+                raise _no_number(name, kind.simpleString())
+            self._columns[name] = col(name)
+        first = df.select([value.alias(name) for name, value in self._columns.items()]).first()
+        if first is None:
+            raise ValueError("the DataFrame has no rows")
+        self.sample = {name: column(name, pa.array([first[name]]), shape) for name, shape in columns.items()}
+        self._lengths = {name: len(first[name]) for name in columns if isinstance(first[name], list)}
+
+    def write(self, train: str, val: str | None, fraction: float, seed: int, parts: int) -> None:
+        """Writes Parquet; Spark checks each row meanwhile.
+
+        Args:
+            train, val: folders, as Spark is told of them; val None: no rows for validation. fraction: of the rows for
+                validation, where no column tells. parts: files of each folder.
+        Raises:
+            ValueError: a row with a missing value, or an array of another length than the first row's.
+        """
+        if val is None:
+            parted = [(self._df, train)]
+        elif self._flag is not None:
+            flagged = self._flagged()
+            parted = [(self._df.where(flagged), val), (self._df.where(~flagged), train)]
+        else:
+            rest, validation = self._df.randomSplit([1 - fraction, fraction], seed)
+            parted = [(validation, val), (rest, train)]
+        try:
+            for df, path in parted:
+                df.select(list(self._checked())).repartition(parts).write.parquet(path)
+        except Exception as error:
+            words = _MARKED.search(str(error))
+            if words is None:
+                raise
+            raise ValueError(words[1]) from None
+
+    def _flagged(self):
+        from pyspark.sql.functions import col, when
+
+        flag = col(self._flag).cast("boolean")
+        return when(flag.isNull(), _raised(f"validation={self._flag!r}: {_MISSING}")).otherwise(flag)
+
+    def _checked(self):
+        from pyspark.sql.functions import exists, lit, size, when
+
+        for name, value in self._columns.items():
+            wrong = value.isNull()
+            if name in self._lengths:
+                wrong = wrong | exists(value, lambda element: element.isNull())
+            checked = when(wrong, _raised(_missing(name)))
+            if name in self._lengths:
+                checked = checked.when(size(value) != lit(self._lengths[name]), _raised(_ragged(name)))
+            yield checked.otherwise(value).alias(name)
 
 
-def column(values: Any, shape: Sequence[int] | None = None) -> np.ndarray:
+def _raised(text):
+    from pyspark.sql.functions import lit, raise_error
+
+    return raise_error(lit(f"<bagua_hvd>{text}</bagua_hvd>"))
+
+
+def _missing(name):
+    return f"column {name!r}: {_MISSING}"
+
+
+def _ragged(name):
+    return f"column {name!r}: the rows have different lengths: pad them"
+
+
+def _no_number(name, kind):
+    return ValueError(f"column {name!r} is of type {kind}: cast it to a number, or an array of numbers (double becomes "
+                      "float32)")
+
+
+def column(name: str, values: Any, shape: Any = None) -> np.ndarray:
     """A column as an array, rows first: float64 as float32, lists of one length as rows.
 
     Args:
-        values: pyarrow.ChunkedArray or Array. shape: to be given to the result; None: as it is.
+        name: for errors. values: pyarrow.ChunkedArray or Array. shape: of the result, its first number without effect;
+            None: as it is.
     Raises:
-        ValueError: rows of different lengths, or missing values.
+        ValueError: missing values, rows of different lengths or of another size than the shape's, or no numbers.
     """
     import pyarrow as pa
+    import pyarrow.compute
 
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    rows, width = len(values), None
     if values.null_count:
-        raise ValueError("a column has missing values: fill them in, or leave these rows out")
-    rows = len(values)
-    listed = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
-    flat = (values.flatten() if listed else values).to_numpy(zero_copy_only=False)
-    if listed and (rows == 0 or len(flat) % rows or len(set(np.diff(values.offsets.to_numpy()))) > 1):
-        raise ValueError("the rows of a column have different lengths: pad them")
-    array = flat.reshape(rows, -1) if listed else flat
+        raise ValueError(_missing(name))
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        widths = pa.compute.unique(pa.compute.list_value_length(values)).to_pylist()
+        if len(widths) != 1:
+            raise ValueError(_ragged(name))
+        width, values = widths[0], values.flatten()
+        if values.null_count:
+            raise ValueError(_missing(name))
+    array = values.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in "biuf":
+        raise _no_number(name, values.type)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
-    return array if shape is None else array.reshape(-1, *shape[1:])
+    if width is not None:
+        array = array.reshape(rows, width)
+    if shape is None:
+        return array
+    try:
+        return array.reshape(rows, *shape[1:])
+    except ValueError:
+        raise ValueError(f"column {name!r}: the shape {list(shape)} does not fit rows of {width or 1} numbers"
+                         ) from None
 
 
 class Rows:
     """A rank's share of the rows of a folder of Parquet: as many for each rank, the remainder is left out.
 
     Args:
-        columns: {name: shape or None}, see column().
+        columns: {name: shape or None}, see column(). purpose: of the rows, for errors.
     Raises:
         ValueError: fewer rows than ranks.
     Attributes:
         count: rows of this rank, the same for all.
     """
 
-    def __init__(self, dataset: Any, columns: dict[str, Any], rank: int, size: int) -> None:
+    def __init__(self, dataset: Any, columns: dict[str, Any], rank: int, size: int, purpose: str = "train") -> None:
         self._columns = columns
         groups = [group for fragment in sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
                   for group in fragment.split_by_row_group()]
         lengths = [group.row_groups[0].num_rows for group in groups]
         self.count = sum(lengths) // size
         if self.count == 0:
-            raise ValueError(f"{sum(lengths)} rows for {size} ranks: take fewer ranks, or more rows")
+            raise ValueError(f"{sum(lengths)} rows for {size} ranks to {purpose} with: take fewer ranks, or more rows")
         first, last = rank * self.count, (rank + 1) * self.count
         self._parts = []        # (row group, its first row, its rows), of this rank
         begin = 0
@@ -100,7 +191,7 @@ class Rows:
         held: dict[str, np.ndarray] | None = None
         for group, low, length in parts:
             table = group.to_table(columns=list(self._columns)).slice(low, length)
-            rows = {name: column(table.column(name), shape) for name, shape in self._columns.items()}
+            rows = {name: column(name, table.column(name), shape) for name, shape in self._columns.items()}
             if random is not None:
                 order = random.permutation(length)
                 rows = {name: array[order] for name, array in rows.items()}

@@ -37,7 +37,10 @@ class HorovodModel(Keywords, Model):
         from pyspark.sql.functions import col, pandas_udf
         from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
 
-        names = [f"{label}__output" for label in self.value("label_cols")]
+        labels = self.value("label_cols")
+        names = self.value("output_cols") or [f"{label}__output" for label in labels]
+        if len(names) != len(labels):
+            raise ValueError(f"output_cols={names!r}: give one name for each of the labels {', '.join(labels)}")
         features, shapes, make = self.value("feature_cols"), self.value("input_shapes"), self.predictor()
         kinds = {field.name: field.dataType.typeName() for field in dataset.schema.fields}
 
@@ -47,8 +50,8 @@ class HorovodModel(Keywords, Model):
             function = make()
             for part in parts:
                 columns = part if isinstance(part, tuple) else (part,)
-                outputs = function([_array(series, shape) for series, shape in zip(
-                    columns, shapes or [None] * len(columns), strict=True)])
+                outputs = function([_array(name, series, shape) for name, series, shape in zip(
+                    features, columns, shapes or [None] * len(columns), strict=True)])
                 yield pd.DataFrame({name: list(np.asarray(output, np.float32).reshape(len(columns[0]), -1))
                                     for name, output in zip(names, outputs, strict=True)})
 
@@ -72,14 +75,17 @@ def _typed(predict, count):
     return predict
 
 
-def _array(series, shape):
+def _array(name, series, shape):
     import pyarrow as pa
 
-    return data.column(pa.Array.from_pandas(series), shape)
+    return data.column(name, pa.Array.from_pandas(series), shape)
 
 
 class HorovodEstimator(Keywords, Estimator):
-    """fit() writes the rows to the store, and trains on the ranks. Subclasses give job() and made()."""
+    """fit() writes the rows to a folder of its own in the store, trains on the ranks, and removes the folder.
+
+    Subclasses give job() and made().
+    """
 
     def job(self) -> tuple[Any, dict[str, str]]:
         """(what train() gets, environment variables of the ranks). ValueError: parameters are missing or wrong."""
@@ -89,26 +95,46 @@ class HorovodEstimator(Keywords, Estimator):
         """The model, from what rank 0 returned; its `content` goes to the store."""
         raise NotImplementedError
 
+    def check(self, sample: dict[str, np.ndarray]) -> None:
+        """ValueError: the model does not take this row. Does nothing, unless overridden."""
+
     def fit_on_parquet(self) -> HorovodModel:
         """As fit(), with what lies in the store's folder already."""
-        return self._train(self._backend())
+        store = self.value("store")
+        validated = self.value("validation") is not None
+        return self._train(self._backend(), store.get_train_data_path(),
+                           store.get_val_data_path() if validated else None)
 
     def _backend(self):
         for name in ("model", "store", "feature_cols", "label_cols", *self.required):
             if self.value(name) is None:
                 raise ValueError(f"{type(self).__name__} needs {name}=")
-        num_proc, backend = self.value("num_proc"), self.value("backend")
-        if num_proc is not None and backend is not None:
-            raise ValueError("num_proc and backend exclude each other: give the backend its number of processes")
-        return backend or SparkBackend(num_proc)
+        given = {name: self.value(name) for name in ("num_proc", "start_timeout") if self.value(name) is not None}
+        backend = self.value("backend")
+        if given and backend is not None:
+            raise ValueError(f"{' and '.join(given)} and backend exclude each other: give the backend its number of "
+                             "processes and its start_timeout")
+        return backend or SparkBackend(**given)
 
     required: tuple[str, ...] = ()
 
     def _fit(self, dataset):
-        backend = self._backend()
-        data.write(dataset, self.value("store"), list(self._columns()), self.value("validation"),
-                   self.value("random_seed"), backend.num_processes())
-        return self._train(backend)
+        backend, store, validation = self._backend(), self.value("store"), self.value("validation")
+        flag = validation if isinstance(validation, str) else None
+        if flag is None and validation is not None and not 0 < validation < 1:
+            raise ValueError(f"validation={validation!r}: give a fraction between 0 and 1, or the name of a column")
+        source = data.Source(dataset, self._columns(), flag)
+        self.check(source.sample)
+        fit = uuid.uuid4().hex      # several fits may use the store at the same time
+        train, val = store.get_train_data_path(fit), store.get_val_data_path(fit) if validation is not None else None
+        try:
+            source.write(store.spark_path(train), val and store.spark_path(val), validation, self.value("random_seed"),
+                         backend.num_processes())
+            return self._train(backend, train, val)
+        finally:
+            for path in (train, val):
+                if path is not None:
+                    store.remove(path)
 
     def _columns(self):
         """{name: shape} of all that ranks read."""
@@ -120,15 +146,16 @@ class HorovodEstimator(Keywords, Estimator):
             columns.update(zip(names, shapes or [None] * len(names), strict=True))
         return columns
 
-    def _train(self, backend):
-        run_id = self.value("run_id") or f"run_{uuid.uuid4().hex[:12]}"
+    def _train(self, backend, train_path, val_path):
+        run_id, store = self.value("run_id") or f"run_{uuid.uuid4().hex[:12]}", self.value("store")
         train, env = self.job()
-        task = Task(self.value("store"), self._columns(), self.value("validation") is not None, {
+        task = Task(store, self._columns(), train_path, val_path, {
             name: self.value(name) for name in self.table if name not in ("store", "backend", "model", "run_id")})
+        task.rows(0, backend.num_processes())       # refuses too few rows before a rank starts
         # One pickle, so that an optimizer keeps the model's own parameters.
         result = backend.run(train, (task,), env=env)[0]
         model = self.made(result, run_id)
-        self.value("store").write(self.value("store").get_checkpoint_path(run_id), result["content"])
+        store.write(store.get_checkpoint_path(run_id), result["content"])
         return model
 
 
@@ -136,11 +163,13 @@ class Task:
     """What a rank trains with.
 
     Args:
-        store, columns: see Rows. validated: whether there are rows for validation. params: {name: value}.
+        store, columns: see Rows. train_path, val_path: folders of the store; val_path None: no validation.
+        params: {name: value}.
     """
 
-    def __init__(self, store: Any, columns: dict[str, Any], validated: bool, params: dict[str, Any]) -> None:
-        self._store, self._columns, self._validated = store, columns, validated
+    def __init__(self, store: Any, columns: dict[str, Any], train_path: str, val_path: str | None,
+                 params: dict[str, Any]) -> None:
+        self._store, self._columns, self._train_path, self._val_path = store, columns, train_path, val_path
         self.params = params
 
     def __getattr__(self, name: str) -> Any:
@@ -151,9 +180,10 @@ class Task:
 
     def rows(self, rank: int, size: int) -> tuple[data.Rows, data.Rows | None]:
         """(to train with, to validate with or None)."""
-        train, val = self._store.get_train_data_path(), self._store.get_val_data_path()
-        return (data.Rows(self._store.dataset(train), self._columns, rank, size),
-                data.Rows(self._store.dataset(val), self._columns, rank, size) if self._validated else None)
+        def rows(path, purpose):
+            return data.Rows(self._store.dataset(path), self._columns, rank, size, purpose)
+
+        return rows(self._train_path, "train"), None if self._val_path is None else rows(self._val_path, "validate")
 
     def epoch(self, rows: data.Rows, epoch: int) -> Any:
         """The batches of an epoch, at most train_steps_per_epoch."""

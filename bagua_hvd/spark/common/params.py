@@ -4,19 +4,26 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
 
+from bagua_hvd.spark.common.saving import Saved
+
 _Class = TypeVar("_Class", bound=type)
 
-MODEL = {
+_SHARED = {
     "model": (None, "the model"),
     "feature_cols": (None, "columns that the model gets, in this order: numbers, arrays of one length, or vectors"),
     "label_cols": (None, "columns that its outputs are compared with"),
     "input_shapes": (None, "the shape of each feature column for the model, -1 for the rows; None: as it is"),
     "run_id": (None, "name of the run in the store; None: a new one"),
 }
+MODEL = {
+    **_SHARED,
+    "output_cols": (None, "columns that transform() adds, one for each label; None: <label>__output"),
+}
 ESTIMATOR = {
-    **MODEL,
+    **_SHARED,
     "num_proc": (None, "ranks; None: the backend's"),
     "backend": (None, "a Backend; None: SparkBackend(num_proc)"),
+    "start_timeout": (None, "seconds to wait until Spark has room for all ranks; None: HOROVOD_SPARK_START_TIMEOUT"),
     "store": (None, "a Store"),
     "label_shapes": (None, "as input_shapes, of the labels"),
     "validation": (None, "a fraction of the rows, or the name of a column that is true for them"),
@@ -55,12 +62,11 @@ def with_params(table: dict[str, tuple[Any, str]]) -> Callable[[_Class], _Class]
     return add
 
 
-class Keywords:
+class Keywords(Saved):
     """A constructor whose keywords are the parameters; a mixin before Spark ML's classes."""
 
     table: dict[str, tuple[Any, str]]
-    _set: Any           # of Spark ML's Params
-    _setDefault: Any
+    _setDefault: Any    # of Spark ML's Params
     getOrDefault: Any
 
     def __init__(self, **kwargs: Any) -> None:

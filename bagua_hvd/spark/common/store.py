@@ -1,6 +1,7 @@
 """Where estimators keep their data and what comes of a run: folders on a file system that driver and executors share.
 
-    PREFIX/intermediate_train_data, intermediate_val_data     Parquet, overwritten by each fit()
+    PREFIX/intermediate_train_data, intermediate_val_data     Parquet for fit_on_parquet()
+    PREFIX/intermediate_train_data.ID, ...                    Parquet of one fit(), which removes it
     PREFIX/runs/RUN/checkpoint, logs                          the model of a run
 """
 import os
@@ -116,6 +117,12 @@ class FilesystemStore(Store):
         filesystem.create_dir(posixpath.dirname(below))
         with filesystem.open_output_stream(below) as file:
             file.write(content)
+
+    def remove(self, path: str) -> None:
+        """Removes a folder with all that is in it; none is no error."""
+        if self.exists(path):
+            filesystem, below = self._open(path)
+            filesystem.delete_dir(below)
 
     def write_text(self, path: str, text: str) -> None:
         """As write(), in UTF-8."""

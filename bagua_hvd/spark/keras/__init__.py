@@ -42,8 +42,26 @@ def from_bytes(content: bytes, custom_objects: dict[str, Any] | None) -> Any:
         return keras.saving.load_model(path, custom_objects, compile=False)
 
 
+class _Packed:
+    """How save() and load() treat what is of Keras."""
+
+    def packed(self, params: dict[str, Any]) -> dict[str, Any]:
+        import keras
+
+        ways = {"model": to_bytes, "optimizer": keras.saving.serialize_keras_object}
+        return {name: ways[name](value) if name in ways and value is not None else value
+                for name, value in params.items()}
+
+    def unpacked(self, params: dict[str, Any]) -> dict[str, Any]:
+        import keras
+
+        ways = {"model": from_bytes, "optimizer": keras.saving.deserialize_keras_object}
+        return {name: ways[name](value, params.get("custom_objects")) if name in ways and value is not None else value
+                for name, value in params.items()}
+
+
 @with_params({**MODEL, **_OBJECTS})
-class KerasModel(HorovodModel):
+class KerasModel(_Packed, HorovodModel):
     """A trained keras.Model; getModel() is it, getHistory() what `fit` returned as `history`."""
 
     def predictor(self) -> Any:
@@ -64,7 +82,7 @@ class KerasModel(HorovodModel):
 
 
 @with_params(_PARAMS)
-class KerasEstimator(HorovodEstimator):
+class KerasEstimator(_Packed, HorovodEstimator):
     """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
 
     Ranks use the backend of Keras that the driver does. Several feature columns are a tuple of inputs.

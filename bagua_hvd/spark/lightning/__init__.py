@@ -11,7 +11,7 @@ from typing import Any
 
 from bagua_hvd.spark.common.estimator import HorovodEstimator
 from bagua_hvd.spark.common.params import ESTIMATOR, with_params
-from bagua_hvd.spark.torch import TorchModel, loaded
+from bagua_hvd.spark.torch import TorchModel, loaded, refuse_integers
 
 __all__ = ["TorchEstimator", "TorchModel"]
 
@@ -36,6 +36,9 @@ class TorchEstimator(HorovodEstimator):
             return _train(module, task)
 
         return train, {}
+
+    def check(self, sample: Any) -> None:
+        refuse_integers(self.value("model"), {name: sample[name] for name in self.value("feature_cols")})
 
     def made(self, result: Any, run_id: str) -> TorchModel:
         return TorchModel(

@@ -59,10 +59,40 @@ class TorchEstimator(HorovodEstimator):
 
         return train, {}
 
+    def check(self, sample: Any) -> None:
+        refuse_integers(self.value("model"), {name: sample[name] for name in self.value("feature_cols")})
+
     def made(self, result: Any, run_id: str) -> TorchModel:
         return TorchModel(
             result["history"], model=loaded(self.value("model"), result["content"]), run_id=run_id,
             **{name: self.value(name) for name in ("feature_cols", "label_cols", "input_shapes")})
+
+
+def refuse_integers(model: Any, features: dict[str, Any]) -> None:
+    """ValueError: the model does not take these columns, but would, if those of integers were floats.
+
+    Args:
+        features: {column: array of one row}.
+    """
+    import copy
+
+    import torch
+
+    whole = [name for name, array in features.items() if array.dtype.kind != "f"]
+    if not whole:
+        return
+    model = copy.deepcopy(model).cpu().eval()
+
+    def refusal(dtype):
+        try:
+            with torch.no_grad():
+                model(*(torch.tensor(array, dtype=dtype) for array in features.values()))
+        except Exception as error:
+            return error
+
+    if (error := refusal(None)) is not None and refusal(torch.float32) is None:
+        raise ValueError(f"the model takes no integers ({error}), as they are in the columns {', '.join(whole)}: cast "
+                         "them to double, or to arrays of double")
 
 
 def loaded(model: Any, content: bytes) -> Any:

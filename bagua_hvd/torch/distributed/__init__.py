@@ -1,17 +1,14 @@
-"""The torch.distributed backend "bagua": importing this module registers it.
+"""The torch.distributed backend "bagua". torch 2.5 and newer knows it by itself, older ones when this is imported.
 
-    import bagua_hvd.torch.distributed
     torch.distributed.init_process_group("bagua")           # or "cpu:bagua,cuda:nccl"
 
 docs/torch-distributed.md.
 """
-from torch.distributed import Backend as _Backend
-
-from bagua_hvd.torch.distributed.group import ProcessGroup, create
+from bagua_hvd import register_with_torch as _register
+from bagua_hvd.torch.distributed.group import ProcessGroup
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.start import process_set_of
 
 __all__ = ["Options", "ProcessGroup", "process_set_of"]
 
-if "BAGUA" not in _Backend._plugins:
-    _Backend.register_backend("bagua", create, extended_api=True, devices=["cpu", "cuda"])
+_register()
