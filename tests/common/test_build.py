@@ -149,6 +149,8 @@ def test_a_release_gives_readme_and_metadata_its_address(tmp_path):
     assert not [link for link in links if not link.startswith(f"{address}/")]
     assert {f"{address}/actions/workflows/tests.yml", f"{address}/actions/workflows/tests.yml/badge.svg",
             f"{address}/blob/v1.2.3/LICENSE", f"{address}/raw/v1.2.3/docs/time-to-quality.svg"} <= set(links)
+    page = (tmp_path / "README.md").read_text()
+    assert "pip install bagua_hvd" in page and "release yet" not in page and "from this folder" not in page
     about = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     assert about["project"]["urls"]["Homepage"] == address
     assert about["project"]["scripts"]
