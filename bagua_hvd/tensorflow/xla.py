@@ -15,6 +15,10 @@ from bagua_hvd.tensorflow.native_ops import library
 # The token of the last wait, by graph.
 _tokens: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
+_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall",
+               "StatefulPartitionedCall"}
+_NUMBERS = {tf.float64, tf.float32, tf.float16, tf.bfloat16, tf.int64, tf.int32, tf.bool}
+
 missing = library.bhvd_tf_xla_missing()
 
 
@@ -72,6 +76,12 @@ def _after():
     return [] if graph is None else [_tokens[graph]]
 
 
+def _conditions():
+    """A result of each condition, loop and call in this graph."""
+    found = [op.outputs for op in tf.compat.v1.get_default_graph().get_operations() if op.type in _CONDITIONS]
+    return [numbers[0] for outputs in found if (numbers := [each for each in outputs if each.dtype in _NUMBERS])]
+
+
 def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, root_rank=0, prescale_factor=1.0,
                postscale_factor=1.0):
     """The results of a collective whose output shapes are known; of join and barrier an int32 scalar.
@@ -96,8 +106,8 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
 
 
 def exchange(bridge_id, tensors, indices, again):
-    """The twin of Bridge.exchange. again: puts come after the wait before."""
-    after = _after() if again else []
+    """The twin of Bridge.exchange. again: puts come after the wait before, which may be in a condition or loop."""
+    after = [*_after(), *_conditions()] if again else []
     running = [
         _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor, *after], [tf.int64, tf.int64], [[1], [1]])[0]
         for index, tensor in zip(indices, tensors, strict=True)

@@ -37,9 +37,7 @@ def micro_batches(jit):
     @tf.function(jit_compile=jit)
     def step(x, y):
         first, *rest = zip(tf.split(x, PARTS), tf.split(y, PARTS), strict=True)
-        # Within a condition in graphs; what XLA compiles has but one order there, that of data.
-        sums = part(*first) if jit else tf.cond(tf.reduce_all(x < 1e6), lambda: part(*first),
-                                                lambda: list(map(tf.zeros_like, variables)))
+        sums = tf.cond(tf.reduce_all(x < 1e6), lambda: part(*first), lambda: list(map(tf.zeros_like, variables)))
         for pair in rest:
             sums = [total + gradient for total, gradient in zip(sums, part(*pair), strict=True)]
         optimizer.apply_gradients(zip(sums, variables, strict=True))

@@ -143,17 +143,22 @@ def _train(model, task):
         means = {name: sum(each[name] for each in measured) / len(measured) for name in measured[0]}
         return {name: hvd.allreduce(torch.tensor(mean), name=f"mean.{name}").item() for name, mean in means.items()}
 
+    def update():
+        optimizer.step()
+        optimizer.zero_grad()
+
     history = []
     for epoch in range(task.epochs):
         model.train()
         measured = []
-        for number, batch in enumerate(task.epoch(rows, epoch), 1):
+        for batch in task.epoch(rows, epoch):
             loss, metrics = measure(batch)
             loss.backward()
-            if number % task.backward_passes_per_step == 0:
-                optimizer.step()
-                optimizer.zero_grad()
             measured.append({"loss": loss.item(), **metrics})
+            if len(measured) % task.backward_passes_per_step == 0:
+                update()
+        if len(measured) % task.backward_passes_per_step:
+            update()        # of the batches that are left
         entry = {"epoch": epoch, "train": averages(measured)}
         if optimizer.algorithm.asynchronous:
             optimizer.algorithm.abort()

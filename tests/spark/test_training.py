@@ -1,0 +1,50 @@
+"""What a rank of TorchEstimator trains, without Spark."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark", reason="Spark is not installed: pip install pyspark pyarrow pandas")
+torch = pytest.importorskip("torch")
+
+PASSES, BATCHES, EPOCHS = 2, 5, 2
+
+
+def batches(rank):
+    random = np.random.default_rng(rank)
+    return [{"x": random.normal(size=(4, 2)).astype("float32"), "y": random.normal(size=(4, 1)).astype("float32")}
+            for _ in range(BATCHES)]
+
+
+def linear():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def incomplete_windows():
+    """The batches that are left at the end of an epoch make a step by themselves."""
+    from bagua_hvd.spark.torch import _train
+
+    model, optimizer = linear()
+    _train(model, SimpleNamespace(
+        use_gpu=False, gradient_compression=None, optimizer=optimizer, algorithm=None, backward_passes_per_step=PASSES,
+        loss=torch.nn.functional.mse_loss, loss_weights=None, rows=lambda rank, size: (batches(rank), None),
+        epoch=lambda rows, epoch: rows, feature_cols=["x"], label_cols=["y"], metrics=[], epochs=EPOCHS, callbacks=[],
+        verbose=0))
+    alone, optimizer = linear()
+    for _ in range(EPOCHS):
+        for number in range(BATCHES):
+            for rank in range(2):
+                batch = batches(rank)[number]
+                loss = torch.nn.functional.mse_loss(alone(torch.tensor(batch["x"])), torch.tensor(batch["y"]))
+                (loss / 2).backward()
+            if number % PASSES == PASSES - 1 or number == BATCHES - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    for mine, theirs in zip(alone.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_incomplete_windows(run_ranks):
+    run_ranks(2, incomplete_windows)
