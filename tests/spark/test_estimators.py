@@ -139,7 +139,7 @@ def test_keras(frame, store, tmp_path):
         metrics=["mae"], feature_cols=["features"], label_cols=["y"], validation=0.2, batch_size=10, epochs=6,
         verbose=0)
     estimator = saved(estimator, tmp_path)
-    assert estimator.getOptimizer().learning_rate == pytest.approx(0.1) and estimator.getBatchSize() == 10
+    assert float(estimator.getOptimizer().learning_rate) == pytest.approx(0.1) and estimator.getBatchSize() == 10
     fitted = assembled(estimator).fit(frame)
     check(saved(fitted, tmp_path), frame)
     history = fitted.stages[-1].getHistory()

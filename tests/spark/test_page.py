@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install pyspark pyarrow pandas")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
