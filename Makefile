@@ -27,7 +27,7 @@ FILES := --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-long lint asan tsan ubsan fuzz soak coverage bench faults wheels docs constraints clean
 
-# A small network on two ranks, exactly and with 8-bit communication: a table, a picture, and what to try next.
+# A small network on two ranks over an emulated network of 100 Mbit/s, with three algorithms: a table and a picture.
 demo: $(VENV)/tried
 	$(BIN)/python examples/demo.py
 
@@ -78,8 +78,6 @@ faults: $(VENV)/built
 
 # build/site: the documentation. Its tutorials are run, its reference is read from the modules, and warnings are errors.
 docs: $(VENV)/built
-	$(BIN)/python -c 'import latex2mathml, material, mkdocstrings' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group docs
 	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m mkdocs build --strict --config-file .ci/mkdocs.yml
 
 # dist/: the sdist and a wheel for each machine, checked. Needs no C compiler: zig comes from the package index.
@@ -102,7 +100,8 @@ $(VENV)/release/built: pyproject.toml $(CONSTRAINTS)
 $(VENV)/tried: pyproject.toml $(CONSTRAINTS) setup.py build.py $(NATIVE)
 	$(call prepare,$(VENV))
 	$(install_torch)
-	BHVD_BUILD_LTO=0 $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group demo --editable .
+	@echo "Installing torch (about 200 MB) and building the core: a minute or two ..."
+	BHVD_BUILD_LTO=0 $(BIN)/python -m pip install --progress-bar on --constraint $(CONSTRAINTS) --group demo --editable .
 	touch $@
 
 $(VENV)/built: pyproject.toml $(CONSTRAINTS) setup.py build.py $(NATIVE)

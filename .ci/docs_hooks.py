@@ -1,11 +1,12 @@
-"""What `make docs` does beyond mkdocs: pages with commands are run, equations become MathML, decisions get their menu.
+"""What `make docs` does beyond mkdocs: pages with commands are run, equations become MathML, pictures part of the page.
 
-In a page that has a code block with a title, such a block is a file of that name; a block of the language `console` is
-run, line by line after `$ `, in a folder with these files, and is shown with what it printed. A command that fails ends
-the build. A picture that a command made there is shown where the page has an image without a folder in its name. In a
-page of reference/, `::: module *` is every public name of the module; Ray and Spark need not be installed for that.
-Equations are written as GitHub shows them: blocks of the language `math`, and $`...`$ within a line. "(decision 9)"
-becomes a link.
+In a page that has a code block with a title, such a block is a file of that name. A block of the language `console`,
+unless a comment before it says why not, is run, line by line after `$ `, in a folder with these files, and is shown
+with what it printed. A command that fails ends the build. A picture that a command made there is shown where the page
+has an image without a folder in its name. SVGs become part of the page, so that they have its colours. In a page of
+reference/, `::: module *` is every public name of the module, the usual ones first; Ray and Spark need not be installed
+for that. Equations are written as GitHub shows them: blocks of the language `math`, and $`...`$ within a line.
+"(decision 9)" becomes a link.
 """
 import functools
 import html
@@ -24,10 +25,21 @@ from pathlib import Path
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
-BLOCK = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'(?P<reason>^<!-- not run: [^\n]* -->\n+)?'
+                   r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.(?:svg|png))\)")
+SVG = re.compile(r"^!\[(?P<text>[^\]]*)\]\((?P<name>[\w./-]+\.svg)\)$", re.MULTILINE)
 EQUATION = re.compile(r"^```math\n(?P<block>.*?)^```$|\$`(?P<inline>[^`]+)`\$", re.MULTILINE | re.DOTALL)
 DECISION = re.compile(r"(?<!\[)\bdecision (\d+)\b(?!\])")
+# In the reference these come first, in this order.
+USUAL = ("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
+         "DistributedOptimizer", "DistributedGradientTape", "broadcast_parameters", "broadcast_optimizer_state",
+         "broadcast_variables", "broadcast_global_variables", "load_model", "broadcast_object", "allreduce",
+         "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "SyncBatchNorm",
+         "SyncBatchNormalization", "consensus", "statistics", "Compression", "run", "TorchState",
+         "TensorFlowKerasState", "KerasState", "ElasticSampler", "add_process_set", "remove_process_set",
+         "ProcessSet", "Auto", "GradientAllReduce", "ByteGrad", "Rotated", "PowerSGD", "OneBitAdam", "DiLoCo",
+         "Async")
 SECONDS = 300       # for one command
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -76,20 +88,13 @@ def on_startup(**_):
             importlib.import_module(f"bagua_hvd.{name}")
 
 
-def on_config(config):
-    """Decisions have a menu of their own, by the titles of their pages."""
-    pages = sorted(Path(config["docs_dir"]).glob("decisions/*.md"))
-    titles = {page: page.read_text().partition("\n")[0].removeprefix("# ").replace("`", "") for page in pages}
-    config["nav"].append({"Decisions": [{title: f"decisions/{page.name}"} for page, title in titles.items()]})
-    return config
-
-
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reference/"):
         return re.sub(r"^::: (\S+) \*$", lambda all_of: "\n".join(
             f"::: {path}" for path in public_names(all_of[1])), markdown, flags=re.MULTILINE)
     if any(block["title"] for block in BLOCK.finditer(markdown)):
         markdown = run_page(markdown, page, config, files)
+    markdown = with_pictures(markdown, Path(config["docs_dir"], page.file.src_uri).parent)
     return DECISION.sub(lambda named: link(named, page, config), EQUATION.sub(mathml, markdown))
 
 
@@ -112,16 +117,16 @@ def run_page(markdown, page, config, files):
         shown = BLOCK.sub(lambda block: executed(block, Path(folder)), markdown)
         for name in IMAGE.findall(markdown):
             made = Path(folder, name)
-            if made.exists():
+            if made.exists() and made.suffix != ".svg":
                 uri = f"{page.file.src_uri.rpartition('/')[0]}/{name}".lstrip("/")
                 files.append(File.generated(config, uri, content=made.read_bytes()))
-    return shown
+        return with_pictures(shown, Path(folder))
 
 
 def executed(block, folder):
     if block["title"]:
         (folder / block["title"]).write_text(block["text"])
-    if block["language"] != "console":
+    if block["language"] != "console" or block["reason"]:
         return block[0]
     shown = []
     for command in re.findall(r"^\$ (.*)$", block["text"], re.MULTILINE):
@@ -132,6 +137,21 @@ def executed(block, folder):
             raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stdout}")
         shown += [f"$ {command}", done.stdout.strip("\n").replace(f"{folder}/", "").replace(f"{ROOT}/", "")]
     return "```console\n" + "\n".join(filter(None, shown)) + "\n```"
+
+
+def with_pictures(markdown, folder):
+    """The SVGs of this folder become part of the page; what is not there stays a link, and so an error of the build."""
+    def shown(image):
+        path = folder / image["name"]
+        return inlined(path.read_text(), image["text"]) if path.exists() else image[0]
+
+    return SVG.sub(shown, markdown)
+
+
+def inlined(svg, text):
+    """A picture as part of the page: grey becomes the colour of its text."""
+    svg = svg[svg.index("<svg"):].replace("#76808a", "currentColor").replace("<svg ", f'<svg aria-label="{text}" ', 1)
+    return f'<figure class="picture">{re.sub(r"<style>@media.*?</style>", "", svg)}</figure>\n'.replace("\n\n", "\n")
 
 
 def mathml(equation):
@@ -147,6 +167,7 @@ def public_names(module):
     offered = {name: value for name, value in vars(importlib.import_module(module)).items()
                if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value))
                and value.__module__.startswith("bagua_hvd") and "<locals>" not in value.__qualname__}
+    usual = {name: place for place, name in enumerate(USUAL)}
     # By itself the name would be that of a module, if there is one beside it.
-    return [f"{value.__module__ if f'{module}.{name}' in sys.modules else module}.{name}"
-            for name, value in sorted(offered.items(), key=lambda item: item[0].lower())]
+    return [f"{offered[name].__module__ if f'{module}.{name}' in sys.modules else module}.{name}"
+            for name in sorted(offered, key=lambda name: (usual.get(name, len(usual)), name.lower()))]

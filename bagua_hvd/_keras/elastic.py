@@ -157,8 +157,11 @@ class UpdateEpochStateCallback(Callback):
         self.state.epoch = self._offset + epoch + 1
 
 
-def runs(translated: Callable[[], Any]) -> Callable[[Callable[..., Any]], Any]:
-    """A front end's decorator `run`. translated: makes a context that turns its errors into HorovodInternalError."""
+def runs(translated: Callable[[], Any], module: str) -> Callable[[Callable[..., Any]], Any]:
+    """A front end's decorator `run`, a function of its module.
+
+    translated: makes a context that turns the front end's errors into HorovodInternalError.
+    """
 
     def run(func: Callable[..., Any]) -> Any:
         """Decorator: `func` goes on when ranks are lost or the hosts change.
@@ -180,7 +183,8 @@ def runs(translated: Callable[[], Any]) -> Callable[[Callable[..., Any]], Any]:
 
         return run_fn(within, reset)
 
+    run.__module__, run.__qualname__ = module, run.__name__     # where the reference finds it
     return run
 
 
-run = runs(translated_errors)
+run = runs(translated_errors, __name__)

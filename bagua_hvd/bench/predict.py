@@ -21,6 +21,7 @@ DDP_NBYTES = 25 << 20
 BLOCK8, BLOCK4, ROTATED2 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32, (2 + 32 / 512) / 32        # of float32's bytes
 GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
 LATE = "until the next step's end"
+EXACT, LAYERS = "gradient_allreduce", 50
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 # Those of the first page, with their defaults.
 WAYS = (
@@ -145,7 +146,7 @@ def step_s(way: str, profile: Profile, network: Network) -> float:
     return profile.forward_s + done + profile.step_s
 
 
-def even_profile(parameters: float, computing_s: float, layers: int = 50) -> Profile:
+def even_profile(parameters: float, computing_s: float, layers: int = LAYERS) -> Profile:
     """Of a model of equal square layers, whose backward pass takes 60 % of the time of a step."""
     width = math.isqrt(round(parameters / layers))
     return Profile(f"{layers} layers", 0.3 * computing_s, 0.6 * computing_s, 0.1 * computing_s,
@@ -153,7 +154,7 @@ def even_profile(parameters: float, computing_s: float, layers: int = 50) -> Pro
 
 
 def _lines(profile: Profile, network: Network):
-    exact = step_s("gradient_allreduce", profile, network)
+    exact = step_s(EXACT, profile, network)
     for way in WAYS:
         seconds = step_s(way, profile, network)
         said = sends(way, network.hosts, profile.parameters, thin(profile))

@@ -289,7 +289,7 @@ class Context:
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
                      "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
                      "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
-                     "negotiation_fanout", "nccl_levels"):
+                     "emulated_byte_ps", "negotiation_fanout", "nccl_levels"):
             setattr(native, name, getattr(options, name))
         for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path",
                      "negotiation"):

@@ -169,7 +169,7 @@ def _ignored(name, kind, meaning):
 SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Training": (
         Variable("BAGUA_ALGORITHM", TEXT, "gradient_allreduce",
-                 "The algorithm of optimizers that name none; see docs/algorithms.md."),
+                 "The algorithm of optimizers that name none; see docs/choose.md."),
         Variable("HOROVOD_AUTOTUNE", FLAG, False,
                  "1: optimizers that would take gradient_allreduce take auto, which chooses the size of buckets."),
         Variable("HOROVOD_AUTOTUNE_LOG", TEXT, None,
@@ -206,6 +206,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "Forces a path of allreduce: shared, ring, doubling, halving or hierarchical. Missing: the quickest."),
         Variable("BAGUA_HVD_STREAMS", integer(0, 8), 0,
                  "TCP connections for data between each two ranks; 0: 1, or 4 where a round trip takes 2 ms or more."),
+        Variable("BAGUA_HVD_EMULATED_MBITS", integer(0), 0,
+                 "Mbit/s that each of these connections sends, to try a slow network; 0: as fast as it can."),
         Variable("BAGUA_HVD_NEGOTIATION", TEXT, None,
                  "star or tree: how ranks reach the coordinator. Missing: a tree beyond 64 ranks."),
         Variable("BAGUA_HVD_NEGOTIATION_FANOUT", integer(1, 1024), 16, "Children of each rank in that tree."),

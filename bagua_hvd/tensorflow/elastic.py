@@ -47,7 +47,7 @@ class translated_errors:
                 raise lost from error
 
 
-run = runs(translated_errors)
+run = runs(translated_errors, __name__)
 
 
 class TensorFlowKerasState(KerasState):

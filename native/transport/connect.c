@@ -183,7 +183,7 @@ static void use_socket(struct channel *channel, int *fd)
 
 // Gives the link what has come of it. What it cannot use is left. The goodbye of a rank may be read before its streams are taken
 // from the listener, and what it sent over them is wanted.
-static void use_arrival(struct link *link, struct arrival *arrival)
+static void use_arrival(const struct connections *c, struct link *link, struct arrival *arrival)
 {
     if (arrival->control >= 0 && link->state == LINK_UNOPENED) {
         link->stream_count = arrival->stream_count;
@@ -195,8 +195,10 @@ static void use_arrival(struct link *link, struct arrival *arrival)
     bool complete = is_of_use;
     for (int i = 0; i < link->stream_count; i++) {
         struct channel *channel = &link->streams[i].channel;
-        if (is_of_use && channel->fd < 0 && arrival->streams[i] >= 0)
+        if (is_of_use && channel->fd < 0 && arrival->streams[i] >= 0) {
+            socket_limit_rate(arrival->streams[i], c->emulated_byte_ps);
             use_socket(channel, &arrival->streams[i]);
+        }
         complete = complete && channel->fd >= 0;
     }
     link->lacks_streams = link->lacks_streams && !complete;
@@ -249,7 +251,7 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
         status = arrival->error.status;
         *k->error = arrival->error;
     } else if (!arrival->is_local) {
-        use_arrival(&k->c->links[arrival->rank], arrival);
+        use_arrival(k->c, &k->c->links[arrival->rank], arrival);
     } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0) {
         const bhvd_status joined = local_join(k, arrival->rank, arrival->control, clock_deadline_ns(HANDSHAKE_MS));
         if (!joined)
@@ -464,7 +466,8 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
 bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,
                              struct bhvd_error *error)
 {
-    *c = (struct connections){.rank = options->rank, .size = options->size, .doorbell = {.fd = -1}, .poller = {.fd = -1}};
+    *c = (struct connections){.rank = options->rank, .size = options->size, .doorbell = {.fd = -1}, .poller = {.fd = -1},
+                              .emulated_byte_ps = options->emulated_byte_ps};
     error_clear(error);
     bhvd_status status = check_options(options, error);
     if (status)
@@ -522,7 +525,7 @@ struct link *connections_take(struct connections *c, struct bhvd_error *error)
     if (arrival->rank >= 0 && !arrival->is_local) {
         link = &c->links[arrival->rank];
         link->is_opening = false;
-        use_arrival(link, arrival);
+        use_arrival(c, link, arrival);
     }
     arrival_destroy(arrival);
     return link;

@@ -52,6 +52,8 @@ bool socket_is_of_this_user(int fd);
 
 // Between the two kernels, as far as the connection knows; 0: it does not.
 int64_t socket_round_trip_ns(int fd);
+// What is sent over fd is spaced to so many bytes a second, at most; 0: it is not.
+void socket_limit_rate(int fd, int64_t byte_ps);
 // Bytes that the kernel sends without an answer to any of them; 0: unknown.
 size_t socket_window(int fd);
 

@@ -16,7 +16,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 def drawn():
     """The picture's floors from the ground up, down to the line where C begins: lists of folders, or files."""
-    picture = PAGE.read_text().split("```")[1].partition("   |")[0]
+    picture = PAGE.read_text().split("```text")[1].partition("```")[0].partition("   |")[0]
     return [re.match(r" ([\w, ]+?)  ", line)[1].split(", ") for line in reversed(picture.strip("\n").splitlines())]
 
 

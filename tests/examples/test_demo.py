@@ -20,17 +20,21 @@ def demo(monkeypatch):
     del sys.modules["demo"]
 
 
-def test_shows_both_algorithms(demo, capsys):
-    demo.main(epochs=3)
+def test_shows_three_algorithms(demo, capsys):
+    demo.main(steps=40, mbits=1000)
     lines = capsys.readouterr().out.splitlines()
-    exact, bytegrad = (next(line.split() for line in lines if line.startswith(name)) for name in demo.ALGORITHMS)
-    assert float(exact[1]) > 80 and float(bytegrad[1]) > 80
-    assert 3 < int(exact[4].replace(",", "")) / int(bytegrad[4].replace(",", "")) < 5
-    assert any("loss over 69 steps" in line for line in lines)
+    rows = [next(line for line in lines if line.startswith(name) and line.endswith(tuple("0123456789"))).split()
+            for name in demo.ALGORITHMS]
+    assert all(float(row[-3]) > 80 for row in rows)
+    exact, *fewer = (int(row[-1].replace(",", "")) for row in rows)
+    assert [round(exact / nbytes) for nbytes in fewer] == [4, 15]
+    assert sum("40 steps in" in line for line in lines) == 3
 
 
-def test_draws_falling_curves_from_corner_to_corner(demo):
-    losses = {name: {"losses": [math.exp(-i / 30) * (1 + j) for i in range(256)]} for j, name in enumerate("ab")}
-    rows = [line.partition("|")[2] for line in demo.picture(losses) if "|" in line]
-    assert len(rows) == demo.HEIGHT
-    assert rows[0][0] == "o" and rows[-1].rstrip()[-1] == "*" and len(rows[-1]) == demo.WIDTH
+def test_draws_falling_curves_over_the_seconds(demo):
+    losses = [math.exp(-i / 30) for i in range(256)]
+    results = {name: {"losses": losses, "seconds": [(i + 1) / rate for i in range(256)]}
+               for name, rate in zip(demo.ALGORITHMS, (1, 2, 4), strict=True)}
+    rows = [line.partition("|")[2] for line in demo.picture(results) if "|" in line]
+    assert len(rows) == demo.HEIGHT and len(rows[-1]) == demo.WIDTH
+    assert rows[0][0] == "#" and [rows[-1].rindex(mark) for mark in "*o+"] == [63, 32, 16]

@@ -1,4 +1,4 @@
-"""The records of the collectives and of training steps, and what docs/performance.md and performance-limits.md say.
+"""The records of the collectives and of training steps, and what docs/performance.md says.
 
     python -m bagua_hvd.bench --record          appends a record "collectives" for each case and backend
     python -m bagua_hvd.bench.train --record    a record "training" for each model and backend
@@ -149,12 +149,8 @@ def _speed(mine, theirs):
 
 
 def faster_than_gloo(folder=records.FOLDER):
-    """The least and the most times as fast, of all allreduces on one host that were measured: "7 to 270"."""
-    cases = {(found.setting["op"], found.setting["nbytes"]) for op in ("allreduce", "many")
-             for found in records.read("collectives", folder, **{**USUAL, "op": op, "backend": "bagua"})}
-    pairs = ([_newest(folder, op=op, nbytes=nbytes, backend=backend) for backend in ("bagua", "gloo")]
-             for op, nbytes in cases)
-    speeds = [speed for speed in (_speed(*pair) for pair in pairs) if speed]
+    """The least and the most times as fast, of the rows of one_host(): "9 to 73"."""
+    speeds = [speed for ours, gloo, _ in _on_one_host(folder).values() if (speed := _speed(ours, gloo))]
     return " to ".join(dict.fromkeys(f"{speed:.0f}" for speed in (min(speeds), max(speeds)))) if speeds else "-"
 
 

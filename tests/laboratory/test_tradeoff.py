@@ -1,7 +1,9 @@
 """tests.laboratory.tradeoff: predictions against what is computed by hand; the small form measures and draws."""
 import importlib
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -93,14 +95,28 @@ def test_what_a_step_late_hides(monkeypatch):
     assert cells[1:-1] == ["2gbit", "1x", "101", "141", "104", "92%", "90%, 95%"]
 
 
-def test_published_figures(monkeypatch):
-    monkeypatch.setattr(page, "speed", lambda way, hosts, rate: f"{way} {hosts} {rate}")
-    line, = (line for line in page.published().splitlines() if "Low-precision" in line)
-    cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    way = "low_precision_decentralized"
-    # 16,000 images where Horovod had 4,500; 2,570 s an epoch and 735; 7 bytes of each weight and rank, and 2.
-    assert cells == ["Low-precision decentralized", "3.6x", "3.5x", f"`{way}`", "3.5x",
-                     *(f"{way} {hosts} 100mbit" for hosts in (2, 4, 8))]
+def test_the_page_recommends_nothing_that_is_outside(monkeypatch):
+    monkeypatch.setattr(page, "CHOICES", (("a network", "diloco", "diloco+8", {"rate": "100mbit"}, None),))
+    with pytest.raises(ValueError, match="diloco is outside on .*images"):
+        page.choose()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_the_figure_in_the_browser_predicts_as_python_does():
+    data = json.loads(page.figure().partition(">")[2].rpartition("</script>")[0])
+    places = [(hosts, rate, latency, parameters, computing) for hosts in (2, 4, 64) for rate in (1e7, 1e9, 1e11)
+              for latency in (0, 1e-3, 0.05) for parameters in (1e6, 25e6, 1e9) for computing in (0.01, 0.2)]
+    script = f"""
+        const {{tradeoffStep}} = require({json.dumps(str(records.ROOT / "docs" / "tradeoff.js"))});
+        const data = {json.dumps(data)};
+        console.log(JSON.stringify({json.dumps(places)}.map(([hosts, rate, latencyS, parameters, computingS]) =>
+            Object.values(data.algorithms).map(algorithm => tradeoffStep(algorithm, data.constants,
+                {{hosts, bytesPerS: rate / 8, latencyS, parameters, computingS}})))));"""
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60, check=True)
+    for (hosts, rate, latency, parameters, computing), row in zip(places, json.loads(done.stdout), strict=True):
+        profile, network = predict.even_profile(parameters, computing), Network(hosts, rate / 8, latency)
+        expected = [predict.step_s(way, profile, network) for way in page.FIGURE.values()]
+        assert row == pytest.approx(expected, rel=1e-9)
 
 
 def test_every_way_is_predicted():

@@ -246,3 +246,25 @@ def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
     outside = sum(word in ("outside", "diverged") for word in words)
     on = f"within on {words.count('within')} of {len(words)}" + (f", outside on {outside}" if outside else "")
     return f"{on}, at worst {far} ({', '.join(key)})"
+
+
+def kept(row: str, optimizer: str | None = None, ranks: str = "4", split: str = "iid") -> str:
+    """How much a row's loss differs from gradient_allreduce's, and on how many tasks that is shown to be within 5 %.
+
+    optimizer: the first letters of its name; None: all. Raises ValueError: the row is outside on some task.
+    """
+    judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items()
+              if name == row and key[1].startswith(optimizer or "")}
+    if bad := [key for key, verdict in judged.items() if verdict.word in ("outside", "diverged")]:
+        raise ValueError(f"{row} is outside on {bad}")
+    changes = [100 * verdict.change for verdict in judged.values()]
+    shown = sum(verdict.word == "within" for verdict in judged.values())
+    return f"{min(changes):+.0f} to {max(changes):+.0f} %; within 5 % on {shown} of {len(judged)} tasks"
+
+
+def spread(row: str, ranks: str = "4", split: str = "iid") -> str:
+    """The least and the most that a row's loss differs from gradient_allreduce's, and where it is outside."""
+    judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
+    changes = [100 * verdict.change for verdict in judged.values()]
+    bad = [", ".join(key) for key, verdict in judged.items() if verdict.word in ("outside", "diverged")]
+    return f"{min(changes):+.0f} to {max(changes):+.0f} %" + (f"; not equivalent: {'; '.join(bad)}" if bad else "")

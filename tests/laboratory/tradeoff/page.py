@@ -4,6 +4,7 @@ Milliseconds per step are those of step_times.py. Each public function is a part
 `<!-- from tradeoff.FUNCTION ... -->`, and its arguments are the texts that stand there (records.py).
 """
 import importlib
+import json
 import statistics
 from typing import Any
 
@@ -12,25 +13,18 @@ from bagua_hvd.bench.predict import bytes_per_s
 from tests.laboratory import profiles, records, step_times
 from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 
-# way -> row of the quality with the same arguments.
-WHICH = {**{name: name for name in ("bytegrad", "powersgd", "topk")}, "topk, 10 %": "topk 10 %",
-         "doublesqueeze": "doublesqueeze",
-         "doublesqueeze, block(4)": "doublesqueeze block(4)",
-         "qadam, gradients_untouched": "qadam", "onebit_adam, gradients_untouched": "onebit_adam",
-         "decentralized": "decentralized",
-         "decentralized, shift_one": "decentralized shift_one",
-         **{name: name for name in ("low_precision_decentralized", "choco")},
-         "local_sgd, 2": "local_sgd", "diloco, 8": "diloco",
-         "streaming_diloco, 8": "streaming_diloco"}
 LATE = "gradient_allreduce, delay"
-# What BAGUA's authors have published: images per second of VGG16 over 10 Gbit/s, and seconds per epoch of BERT-Large
-# over 1 Gbit/s, on 16 machines of 8 GPUs. Read off figures of their documentation; None: not there. Theirs -> our way.
-HOROVOD = 4500, 2570
-PUBLISHED = {
-    "allreduce": ("gradient_allreduce", 4500, None), "Decentralized": ("decentralized, shift_one", 4700, 1505),
-    "Low-precision decentralized": ("low_precision_decentralized", 16000, 735),
-    "ByteGrad": ("bytegrad", 19700, 700), "QAdam": ("qadam, gradients_untouched", 17800, None),
-    "QAdam, 1 bit": ("onebit_adam, gradients_untouched", None, 75), "Async": ("async", 28950, 61)}
+# Of the interactive figure: a name without arguments, and its way.
+FIGURE = {**{name: name for name in ("gradient_allreduce", "bytegrad", "rotated", "powersgd")},
+          "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco, 8", "async": "async, at once"}
+# Of docs/choose.md: network, name, our way, where speed() finds it, and with which optimizers; None: with all.
+CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
+    ("one host, or 10 Gbit/s and more", "gradient_allreduce", "gradient_allreduce", {}, None),
+    ("1 Gbit/s", "bytegrad", "bytegrad", {"rate": "1gbit"}, None),
+    ("100 Mbit/s, any optimizer", "rotated", "rotated", {"rate": "100mbit"}, None),
+    ("100 Mbit/s, Adam", "onebit_adam", "onebit_adam+gradients_untouched", {"rate": "100mbit"}, "adam"),
+    ("20 ms between hosts, Adam", "diloco", "diloco+8", {"rate": "1gbit", "delay": "20", "pace": "10"}, "adam"),
+)
 # Of summary() and of the picture above it.
 FEW = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
 
@@ -72,17 +66,6 @@ def straggler(hosts="4", rate="1gbit", model="resnet18"):
     """ms per step where the last rank computes longer."""
     return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
         rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)})
-
-
-def pace_apart(hosts="4", rate="1gbit", pace="10", model="resnet18"):
-    """ms per step with quicker computing, far from each other, and with one rank that computes longer."""
-    places = {"alike, near": (0.0, 1.0), "20 ms": (20.0, 1.0), "one 4x slower": (0.0, 4.0)}
-    near, *apart = columns = [step_times.newest(
-        rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={}, pace=float(pace))
-        for delay, slow in places.values()]
-    for way in set(near).difference(*apart):
-        del near[way]
-    return _table(dict(zip(places, columns, strict=True)))
 
 
 def pace(rate="1gbit", pace="10", model="resnet18"):
@@ -188,29 +171,32 @@ def milliseconds(way, hosts, rate):
     return f"{step_times.ms(record):.0f}" if record and not step_times.why_not(record) else "?"
 
 
-def which():
-    """How many times as fast as gradient_allreduce, and whether its loss is kept: ways that are rows of the quality."""
-    quality = importlib.import_module("tests.laboratory.quality")
-    places = {"2 hosts, 100 Mbit/s": (2, "100mbit", 1), "8 hosts, 100 Mbit/s": (8, "100mbit", 1),
-              "2 hosts, 1 Gbit/s, computing 10x as fast": (2, "1gbit", 10)}
-    lines = [(f"`{way}`", *(speed(way, hosts, rate, pace=pace) for hosts, rate, pace in places.values()),
-              quality.worst(row))
-             for way, row in WHICH.items()]
-    return report.table(("times as fast", *places, "of the loss, within 5 %"), lines, left=1)
+def choose():
+    """What docs/choose.md recommends: for each network a name, its speed on 4 hosts, and its loss on 4 ranks.
+
+    Raises ValueError: an algorithm is outside the margin on some task, so the page must not recommend it there.
+    """
+    quality = importlib.import_module("tests.laboratory.quality.page")
+    lines = []
+    for network, name, way, place, optimizer in CHOICES:
+        times = speed(way, 4, **place) if place else "1.0x"
+        kept = quality.kept(name, optimizer) if name != predict.EXACT else "this is the reference"
+        lines.append((network, f"`{name}`", times if times != "-" else "not measured", kept))
+    return report.table(("your network", "use", "speed", "loss"), lines, left=4)
 
 
-def published():
-    """How many times as fast as exact averages: what BAGUA's authors have published, and what is measured here."""
-    profile, lines = profiles.load("resnet18"), []
-    for theirs, (way, images, seconds) in PUBLISHED.items():
-        exact, ours = (predict.sends(name, 8, profile.parameters) for name in ("gradient_allreduce", way))
-        lines.append((theirs, f"{images / HOROVOD[0]:.1f}x" if images else "",
-                      f"{HOROVOD[1] / seconds:.1f}x" if seconds else "", f"`{way}`",
-                      f"{exact.nbytes / ours.nbytes:.1f}x" if ours.nbytes else "any",
-                      *(speed(way, hosts, "100mbit") for hosts in ("2", "4", "8"))))
-    lines.append(("", "", "", "`none`", "any", *(speed("none", hosts, "100mbit") for hosts in ("2", "4", "8"))))
-    return report.table(("published", "VGG16, 10 Gbit/s", "BERT-Large, 1 Gbit/s", "here", "fewer bytes, 8 hosts",
-                         "2 hosts", "4 hosts", "8 hosts"), lines, left=1)
+def figure() -> str:
+    """What docs/tradeoff.js computes with: of each name what it sends, by bench.predict, and what its loss was."""
+    quality = importlib.import_module("tests.laboratory.quality.page")
+    found: dict[str, dict[str, Any]] = {}
+    for name, way in FIGURE.items():
+        few, many = (predict.sends(way, n, 1) for n in (2, 16))
+        losses = "the reference" if name == predict.EXACT else quality.spread(name)
+        found[name] = {"elements": few.nbytes / 4, "thin": predict.sends(way, 2, 0, 1).nbytes / 4, "rounds": few.rounds,
+                       "grows": many.rounds > few.rounds, "when": few.when, "period": few.period, "loss": losses}
+    constants = {"framing": predict.FRAMING, "bucket": predict.BUCKET_NBYTES, "layers": predict.LAYERS}
+    return ('<script type="application/json" id="tradeoff-records">\n'
+            + json.dumps({"constants": constants, "algorithms": found}, indent=1) + "\n</script>")
 
 
 def summary():

@@ -4,14 +4,14 @@ from contextlib import contextmanager
 from bagua_hvd.bench import predict
 from bagua_hvd.bench.predict import bytes_per_s
 from tests.laboratory import profiles, records, step_times
-from tests.laboratory.tradeoff.page import FEW
 from tests.laboratory.tradeoff.to_quality import sooner
-from tests.laboratory.tradeoff.winners import draw_map
 
 DOCS = records.ROOT / "docs"
-MAPPED = "resnet18", "vgg11", "lstm", "transformer"
-QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "topk", "doublesqueeze",
-                 "onebit_adam, gradients_untouched", "choco", "decentralized, shift_one")
+CURVE = "ddp", "gradient_allreduce", "bytegrad", "powersgd", "onebit_adam, gradients_untouched"
+QUALITY_CURVE = ("gradient_allreduce", "bytegrad", "onebit_adam, gradients_untouched")
+STYLE = records.ROOT / ".ci" / "matplotlibrc"
+# Of the page's own text; an SVG that stands alone asks the reader's system whether it is dark.
+DARK = "<style>@media (prefers-color-scheme: dark) {svg:root {color: #e6edf3}}</style>"
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 
 
@@ -43,9 +43,16 @@ def draw_steps(path, columns, ylabel="ms per step", title=""):
     pyplot.close(figure)
 
 
+def themed(text: str) -> str:
+    """An SVG whose grey parts have the colour of the text around it."""
+    head, svg, rest = text[text.index("<svg"):].partition(">")
+    rest = rest.replace("#76808a", "currentColor").replace("*{", "svg *{")
+    return f'{head} fill="currentColor" role="img"{svg}{DARK}{rest}'
+
+
 @contextmanager
 def _over_bandwidth(path, mbits, ylabel, values, title):
-    """Gives the panel of a figure in this file; both axes are logarithmic.
+    """Gives the panel of a figure in this SVG file; both axes are logarithmic.
 
     Args:
         mbits, values: that the axes name. values: {value: what it is called}.
@@ -55,20 +62,30 @@ def _over_bandwidth(path, mbits, ylabel, values, title):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    pyplot.rcParams["svg.fonttype"] = "none"
-    pyplot.rcParams["svg.hashsalt"] = "bagua_hvd"       # the same records make the same file
-    figure, panel = pyplot.subplots(figsize=(7, 3.6))
-    yield panel
-    panel.set(xscale="log", yscale="log", xlabel="Mbit/s", ylabel=ylabel, title=title)
-    panel.set_xticks(mbits, [f"{mbit:,}" for mbit in mbits])
-    panel.set_yticks(list(values), list(values.values()))
-    panel.minorticks_off()
-    panel.title.set_fontsize(9)
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=7, ncols=2, frameon=False, loc="upper right")
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith("svg") else None)
-    pyplot.close(figure)
+    with pyplot.rc_context(fname=STYLE):    # the same records make the same file
+        figure, panel = pyplot.subplots(figsize=(7, 3.6))
+        yield panel
+        panel.set(xscale="log", yscale="log", xlabel="Mbit/s", ylabel=ylabel)
+        panel.set_title(title, fontsize=10, loc="left")
+        panel.set_xticks(mbits, [f"{mbit:,}" for mbit in mbits])
+        panel.set_yticks(list(values), list(values.values()))
+        panel.minorticks_off()
+        panel.margins(x=0.02)
+        panel.legend(fontsize=9, loc="upper right")
+        figure.savefig(path, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        pyplot.close(figure)
+    path.write_text(themed(path.read_text()))
+
+
+# The accent for the algorithm of the first choice, the text's own colour for full gradients.
+MARKED = {"gradient_allreduce": ("#76808a", "s", "-"), "bytegrad": ("#0f9b8e", "o", "-"),
+          "onebit_adam, gradients_untouched": ("#0f9b8e", "^", "--"), "powersgd": ("#0f9b8e", "D", ":"),
+          "ddp": ("#76808a", "x", ":")}
+
+
+def _look(way):
+    color, marker, line = MARKED[way]
+    return {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
 
 
 def draw_curve(path, hosts=2, model="resnet18"):
@@ -76,39 +93,39 @@ def draw_curve(path, hosts=2, model="resnet18"):
     import numpy as np
 
     profile, rates = profiles.load(model), np.logspace(7.7, 10, 60)
-    title = f"{model}, {profile.parameters / 1e6:.1f} M parameters, {hosts} hosts: points measured, lines predicted"
+    title = f"{model}, {profile.parameters / 1e6:.1f} M parameters, {hosts} hosts. Points measured, lines predicted"
     values = {value: f"{value:,}" for value in (250, 500, 1000, 2000, 4000, 8000)}
     with _over_bandwidth(path, [100, 300, 1000, 2000, 10000], "ms per step", values, title) as panel:
-        for way in FEW:
-            line, = panel.plot(rates / 1e6, [1e3 * predict.step_s(way, profile, predict.Network(hosts, rate / 8))
-                                             for rate in rates], alpha=0.4)
+        for way in CURVE:
+            look = _look(way)
+            panel.plot(rates / 1e6, [1e3 * predict.step_s(way, profile, predict.Network(hosts, rate / 8))
+                                     for rate in rates], alpha=0.5, **{**look, "marker": ""})
             for rate in RATES:
                 record = step_times.newest(rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model,
                                            environment={}).get(way)
                 if record and not step_times.why_not(record):
                     middle, (low, high) = step_times.ms(record), step_times.spread(record)
                     panel.errorbar(8e-6 * bytes_per_s(rate), middle, [[max(0, middle - low)], [max(0, high - middle)]],
-                                   marker="o", markersize=5, color=line.get_color())
-            panel.plot([], [], marker="o", color=line.get_color(), label=way)
+                                   **{**look, "linestyle": ""})
+            panel.plot([], [], label=way, **look)
 
 
 def draw_time_to_quality(path, hosts=2, model="resnet18"):
     """sooner() over the bandwidth: points measured, joined. Ways for which no record says it are left out."""
-    title = f"time to the loss of gradient_allreduce: {model} on {hosts} hosts"
+    title = f"Time to the loss of full gradients: {model} on {hosts} hosts"
     values = {value: f"{value}x" for value in (1, 2, 4, 8, 16)}
-    with _over_bandwidth(path, [100, 300, 1000, 2000], "times as soon", values, title) as panel:
+    with _over_bandwidth(path, [100, 300, 1000, 2000], "times faster", values, title) as panel:
         for way in QUALITY_CURVE:
             points = [(8e-6 * bytes_per_s(rate), times) for rate in RATES
                       if (times := sooner(way, rate, hosts, model))]        # neither unknown nor never
             if points:
-                panel.plot(*zip(*points, strict=True), marker="o", markersize=5, label=way)
+                panel.plot(*zip(*points, strict=True), label=way, **_look(way))
 
 
 def draw_documentation():
     """The pictures of the documentation, from its records."""
     draw_curve(DOCS / "tradeoff.svg")
     draw_time_to_quality(DOCS / "time-to-quality.svg")
-    draw_map(DOCS / "results" / "tradeoff-map.png", [profiles.load(model) for model in MAPPED])
     columns = {}
     for rate in ("1gbit", "100mbit"):
         found = step_times.newest(rate=rate, hosts=8, delay_ms=0.0, slow=1.0, model="resnet18", environment={})

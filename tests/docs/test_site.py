@@ -1,0 +1,27 @@
+"""The site is built as by `make docs`: links, anchors, and the pages whose commands it runs, for a minute."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+for module in ("latex2mathml", "material", "mkdocstrings"):
+    pytest.importorskip(module, reason="`pip install --group docs`")
+for module in ("torch", "tensorflow", "lightning"):
+    pytest.importorskip(module)
+
+
+def test_the_site(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for name in ("BAGUA_EXACT_STEPS", "BAGUA_EXACT_BITS"):      # of the tests (conftest.py)
+        environment.pop(name, None)
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ".ci/mkdocs.yml",
+                           "--site-dir", tmp_path], cwd=ROOT, env=environment, capture_output=True, text=True,
+                          timeout=880)
+    assert done.returncode == 0, done.stdout + done.stderr
+    home = (tmp_path / "index.html").read_text()
+    assert "<svg" in home and "rank 0 of 2: loss" in home, "a picture, and what the script printed"
+    assert "tradeoff.js" in (tmp_path / "choose.html").read_text()
