@@ -107,7 +107,7 @@ $(VENV)/tried: pyproject.toml $(CONSTRAINTS) setup.py build.py $(NATIVE)
 $(VENV)/built: pyproject.toml $(CONSTRAINTS) setup.py build.py $(NATIVE)
 	$(call prepare,$(VENV))
 	$(install_torch)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group dev --editable .
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group dev --group docs --editable .
 	# By itself: it would bring another TensorFlow along, the one for GPUs.
 	$(BIN)/python -m pip install --quiet --no-deps "tf_keras==2.21.0; python_version < '3.14'"
 	# A PyTorch for GPUs brings it along: it and TensorFlow each have an LLVM, and a process that loads both crashes.
