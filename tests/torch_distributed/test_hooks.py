@@ -16,7 +16,10 @@ from torch_group import start
 BEYOND_GRADIENTS = {
     "async", "auto", "choco", "decentralized", "diloco", "lamb", "local_adam", "local_sgd",
     "low_precision_decentralized", "onebit_adam", "push_sum", "qadam", "streaming_diloco", "zero_one_adam"}
-# Whose models are equal after each step.
+# torch joins gloo's threads when the last DDP of a group is collected. It holds the GIL there, for which one of these
+# threads may wait: it lets go of a tensor. So a DDP stays until the process ends.
+KEPT = []
+# Whose models are not equal after each step.
 APART = {"async", "choco", "decentralized", "diloco", "local_adam", "local_sgd", "push_sum", "streaming_diloco"}
 
 
@@ -56,6 +59,8 @@ def spread(net):
 def every_algorithm(file, backend):
     rank, size = start(file, backend)
     reference = model()
+    if backend == "gloo":
+        KEPT.append(reference)
     optimizer = torch.optim.Adam(reference.parameters(), 0.01)
     first = train(reference, optimizer, rank, 1)
     train(reference, optimizer, rank, 19, 1)
