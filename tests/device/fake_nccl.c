@@ -1,4 +1,4 @@
-/* A stand-in for libnccl.so.2, for tests on machines without GPUs; in one library with fake_cuda.c. It is no NCCL and
+/* A fake libnccl.so.2, for tests on machines without GPUs; in one library with fake_cuda.c. It is no NCCL and
  * measures nothing: it does the collectives that native/gpu/nccl_run.c asks for, between threads or processes of one
  * machine, through a shared mailbox for each ordered pair of ranks.
  *
@@ -6,6 +6,9 @@
  *   - Calls answer ncclInProgress, as a communicator that does not block may: what they do is put on the stream only when
  *     somebody asks for the communicator's state. An event recorded too early is a wrong result.
  *   - It refuses calls without a current context, or that mix groups.
+ *   - ncclCommAbort returns when the GPU has done all that it was given, as freeing memory does; so it never returns while
+ *     another communicator's kernel hangs. From 2.22 on the aborts of a group are one.
+ *   - BHVD_FAKE_NCCL_SLOW_MS=n: a communicator, and its first collective, are in progress for so long.
  *   - BHVD_FAKE_NCCL_FAIL_AFTER=n: the n-th group of this process reports an error of a peer, and hangs on all ranks until the
  *     communicator is aborted. BHVD_FAKE_NCCL_HANG=1: an error nobody reports. BHVD_FAKE_NCCL_VERSION: what it says it is. */
 #define _GNU_SOURCE
@@ -17,6 +20,7 @@
 #include <string.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fake_cuda.h"
@@ -41,7 +45,8 @@ struct shared {
 struct comm {
     struct shared *shared;
     int rank, size;
-    atomic_int aborted, error, running, finalized;
+    atomic_int aborted, error, running, finalized, used;
+    _Atomic int64_t busy_until_ms;
     struct group *late;                 /* to be put on the stream when the state is asked for */
     struct comm *next;                  /* of all there ever were */
 };
@@ -62,7 +67,7 @@ struct group {
 };
 
 static _Thread_local struct group *open_group;
-static _Thread_local int depth;
+static _Thread_local int depth, aborts;
 static atomic_int groups;
 static _Atomic(struct comm *) comms;    /* never freed: a stream may still come to one */
 
@@ -226,8 +231,17 @@ static int number(const char *variable)
     return text ? atoi(text) : 0;
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 static void launch(struct group *group)
 {
+    if (!atomic_exchange(&group->comm->used, 1))
+        atomic_store(&group->comm->busy_until_ms, now_ms() + number("BHVD_FAKE_NCCL_SLOW_MS"));
     if (atomic_fetch_add(&groups, 1) + 1 == number("BHVD_FAKE_NCCL_FAIL_AFTER")) {
         group->hangs = 1;
         if (!number("BHVD_FAKE_NCCL_HANG"))
@@ -247,6 +261,10 @@ API int ncclGroupEnd(void)
     struct group *group = open_group;
     if (depth-- <= 0)
         return INVALID_USAGE;
+    if (!depth && aborts) {
+        aborts = 0;
+        fake_cuda_wait_for_device();
+    }
     if (depth || !group)
         return SUCCESS;
     open_group = NULL;
@@ -355,6 +373,7 @@ API int ncclCommInitRankConfig(struct comm **out, int size, struct unique_id id,
     comm->next = atomic_load(&comms);
     while (!atomic_compare_exchange_weak(&comms, &comm->next, comm)) {
     }
+    atomic_store(&comm->busy_until_ms, now_ms() + number("BHVD_FAKE_NCCL_SLOW_MS"));
     *out = comm;
     atomic_fetch_add(&comm->shared->joined, 1);
     return IN_PROGRESS;
@@ -363,7 +382,8 @@ API int ncclCommInitRankConfig(struct comm **out, int size, struct unique_id id,
 API int ncclCommGetAsyncError(struct comm *comm, int *error)
 {
     struct group *late = comm->late;
-    *error = atomic_load(&comm->shared->joined) < comm->size ? IN_PROGRESS : atomic_load(&comm->error);
+    const int waits = atomic_load(&comm->shared->joined) < comm->size || now_ms() < atomic_load(&comm->busy_until_ms);
+    *error = waits ? IN_PROGRESS : atomic_load(&comm->error);
     if (late) {
         comm->late = NULL;
         *error = IN_PROGRESS;
@@ -387,13 +407,19 @@ API int ncclCommDestroy(struct comm *comm)
 
 API int ncclCommAbort(struct comm *comm)
 {
+    int version;
+    ncclGetVersion(&version);
     atomic_store(&comm->aborted, 1);
+    if (depth && version >= 22200)
+        aborts++;
+    else
+        fake_cuda_wait_for_device();
     return SUCCESS;
 }
 
 API const char *ncclGetErrorString(int result)
 {
-    return result == REMOTE_ERROR ? "remote process exited or there was a network error" : "some error of the stand-in";
+    return result == REMOTE_ERROR ? "remote process exited or there was a network error" : "some error of the fake";
 }
 
 API const char *ncclGetLastError(struct comm *comm)
@@ -402,5 +428,5 @@ API const char *ncclGetLastError(struct comm *comm)
     return "the stand-in was told to fail";
 }
 
-/* Of the stand-in only: groups that this process has launched. */
+/* Of the fake only: groups that this process has launched. */
 API int fake_nccl_groups(void) { return atomic_load(&groups); }

@@ -1,47 +1,32 @@
 """The kernels for the GPU.
 
-Two things can be known without one: that NVRTC compiles the source for each architecture; and that the very same
-source, compiled for the CPU by emulation.cpp, gives the bytes of the C kernels, for all kinds of values and sizes.
-That is an emulation of the arithmetic: what a GPU does with it, and how fast, is not measured here (docs/gpu.md).
+Two things can be known without one: that NVRTC compiles the source for each architecture; and that the code it makes,
+run on the CPU (ptx.py), gives the bytes of the C kernels, for all kinds of values and sizes, touches only its own
+memory, and has no races. How fast a GPU runs it is not measured here (docs/gpu.md).
 Where there is a GPU, and CuPy, it runs the same tests.
 """
-import ctypes
 import functools
-import glob
-import importlib.util
 import itertools
 import re
 import runpy
 import subprocess
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+import nvrtc
 from bagua_hvd.core import device_kernels, native, vectors
-from bagua_hvd.core.device_kernels import OPTIONS, SOURCE
+from bagua_hvd.core.device_kernels import SOURCE
 from bagua_hvd.core.native import ffi, lib
-from device_arrays import ROOT, Emulation, missing_gpu
-from elements import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from low_precision import Codec, chunks, mix
+from device_arrays import ROOT, emulation, missing_gpu
+from kernel_launches import CODED, FIRST, KINDS, SEED, TYPES, Cut, launch_encode, values
+from low_precision import mix
 
 COUNTS = [0, 1, 3, 4, 5, 33, 512, 1027]
-TYPES = {"f32": FLOAT32, "f64": FLOAT64, "f16": FLOAT16, "bf16": BFLOAT16}
 build = runpy.run_path(str(ROOT / "build.py"))
 
 
 # -------------------------------------------------------------------------------------------------------- compilation
-
-
-@functools.cache
-def nvrtc():
-    """NVRTC of the package nvidia-cuda-nvrtc-*, which needs no GPU."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in glob.glob(f"{folder}/**/libnvrtc.so.*", recursive=True):
-            if "alt" not in path:
-                return ctypes.CDLL(path)
-    return None
 
 
 def test_the_source_is_what_was_built():
@@ -52,44 +37,23 @@ def test_the_source_is_what_was_built():
 @pytest.mark.parametrize("architecture", [
     *(pytest.param(older, marks=pytest.mark.long) for older in ("sm_70", "sm_80")), "sm_90"])
 def test_nvrtc_compiles(architecture):
-    if nvrtc() is None:
+    if nvrtc.library() is None:
         pytest.skip("no NVRTC: install nvidia-cuda-nvrtc-cu12")
-    supported, count = (ctypes.c_int * 64)(), ctypes.c_int()
-    assert nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)) == 0
-    assert nvrtc().nvrtcGetSupportedArchs(supported) == 0
-    if int(architecture[3:]) not in supported[:count.value]:
+    if not nvrtc.knows(architecture):
         pytest.skip(f"this NVRTC does not know {architecture}")
-    program = ctypes.c_void_p()
-    source = SOURCE.read_text().encode()
-    assert nvrtc().nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None) == 0
-    options = [f"--gpu-architecture={architecture}".encode(), *(option.encode() for option in OPTIONS)]
-    code = nvrtc().nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-    assert code == 0, _text(program, "nvrtcGetProgramLog")
-    ptx = _text(program, "nvrtcGetPTX")
+    ptx = nvrtc.compiled(SOURCE.read_text(), architecture).ptx
     assert sorted(re.findall(r"\.entry (\w+)\(", ptx)) == sorted(kernel_names())
     assert "fma." not in ptx, "a fused multiply-add rounds otherwise than the CPU"
-
-
-def _text(program, function):
-    size = ctypes.c_size_t()
-    assert getattr(nvrtc(), f"{function}Size")(program, ctypes.byref(size)) == 0
-    text = ctypes.create_string_buffer(size.value)
-    assert getattr(nvrtc(), function)(program, text) == 0
-    return text.value.decode()
 
 
 # ---------------------------------------------------------------------------------------------------------- emulation
 
 
 @functools.cache
-def emulation():
-    return Emulation()
-
-
-@functools.cache
 def kernel_names():
     """Of all kernels: what the preprocessor makes of the macros in the source."""
-    names = subprocess.run(["nm", "-D", "--defined-only", emulation().path], capture_output=True, text=True, check=True)
+    command = ["nm", "-D", "--defined-only", str(emulation().path)]
+    names = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line.split("emulate_")[1] for line in names.stdout.splitlines() if "emulate_" in line]
 
 
@@ -133,91 +97,6 @@ def pointer(array):
 
 def bytes_equal(got, expected):
     np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
-
-
-def values(type, count, kind, offset=0):
-    """An array of `count` elements, `offset` elements past an address at which vectors may lie."""
-    rng = np.random.default_rng([count, len(kind)])
-    x = rng.standard_normal(count) * {"tiny": 1e-41, "huge": 1e37}.get(kind, 3)
-    if kind == "constant":
-        x[:] = -2.5
-    if kind == "zeros":
-        x = np.where(np.arange(count) % 2, 0.0, -0.0)
-    if kind in ("nan", "inf") and count:
-        x[rng.integers(count)] = {"nan": np.nan, "inf": -np.inf}[kind]
-    if kind == "offset":
-        x = x / 1000 + 5
-    element = TYPES[type]
-    memory = np.empty(64 + (count + offset) * element.storage.itemsize, np.uint8)
-    begin = -memory.ctypes.data % 64
-    out = memory[begin:len(memory) - (64 - begin)].view(element.storage)[offset:]
-    out[:] = element.store(x)
-    return out
-
-
-KINDS = ["normal", "nan", "inf", "tiny", "huge", "constant", "zeros", "offset"]
-
-
-class Cut(NamedTuple):
-    """A vector in chunks and segments (native/kernel/segments.h), and where their codes lie."""
-
-    codec: Codec
-    type: str
-    count: int
-    chunks: int
-    segment: int
-
-    @property
-    def strides(self):
-        """Bytes from one chunk's codes to the next one's, and from one segment's to the next one's."""
-        size = self.codec.size(self.dtype, min(self.longest, self.segment))
-        return -(-self.longest // self.segment) * size, size
-
-    @property
-    def longest(self):
-        return -(-self.count // self.chunks)
-
-    @property
-    def dtype(self):
-        return TYPES[self.type].name
-
-    def parts(self):
-        """(slice of the vector, offset of the code) of every segment that is not empty."""
-        chunk_stride, segment_stride = self.strides
-        for k, (begin, end) in enumerate(chunks(self.count, self.chunks)):
-            for s, at in enumerate(range(begin, end, self.segment)):
-                yield slice(at, min(at + self.segment, end)), k * chunk_stride + s * segment_stride
-
-    def grid(self, per_segment):
-        return self.chunks * -(-self.longest // self.segment) * per_segment
-
-
-CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
-         Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS), Codec("ternary", lib.BHVD_CODEC_TERNARY),
-         Codec("qsgd", lib.BHVD_CODEC_QSGD), Codec("qsgd", lib.BHVD_CODEC_QSGD, 7)]
-SEED, FIRST = 99, 1000
-
-
-def launch_encode(launch, cut, src, per_segment=2, threads=32):
-    """The codes of all segments by the codec's kernels, one launch after the other."""
-    chunk_stride, segment_stride = cut.strides
-    kernel = cut.codec.name.removesuffix("_rms")
-    codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
-    option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
-    if kernel == "qsgd":
-        per_segment = -(-min(cut.segment, cut.count) // 512)
-    ranges = np.zeros(max(cut.grid(per_segment) * 24, cut.grid(-(-cut.segment // 512)) * 8), np.uint8)
-
-    def run(step, per_segment):
-        launch(f"{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
-               cut.count, cut.chunks, cut.segment, per_segment, ranges, option, SEED, FIRST)
-
-    if kernel in ("minmax_uint8", "ternary"):
-        run("minmax_uint8_ranges", per_segment)
-    run(f"{kernel}_encode", per_segment)
-    if kernel in ("sign", "qsgd"):
-        run(f"{kernel}_header", 1)
-    return codes
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -374,5 +253,5 @@ def test_copy_spans():
         expected[at:at + source.size] = source
         pieces += -(-source.size // 16384)
         at += source.size + i % 8
-    emulation().launch("copy_spans", pieces, 64, table, len(sizes))
+    emulation().launch("copy_spans", pieces, 64, table, len(sizes), reachable=(*sources, dst))
     bytes_equal(dst, expected)

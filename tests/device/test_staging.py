@@ -9,7 +9,7 @@ import pytest
 
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.device import COPY_SPANS
-from device_arrays import Emulation, FakePlacement, fake_cuda, fake_device, names, sums_overwritten_in_flight
+from device_arrays import FakePlacement, emulation, fake_cuda, fake_device, names, sums_overwritten_in_flight
 from values import make
 from world import DTYPES, World, result, view
 
@@ -176,7 +176,7 @@ def test_pinned_memory_is_used_again(world):
 
 def test_many_tensors_take_one_launch(world):
     """With the kernel of a device, here compiled for the CPU: a group is copied out and back by one launch each."""
-    kernels = Emulation()
+    kernels = emulation()
 
     def call(rank, context):
         placement = FakePlacement()

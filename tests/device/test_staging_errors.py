@@ -37,10 +37,9 @@ def test_what_cannot_be_posted(world):
         array, values = placement.array(np.ones(4, np.float32)), np.ones(4, np.float32)
         with pytest.raises(ValueError, match="different devices"):
             context.post(native.ALLREDUCE, "two", [array.view(array), view(values, "float32", "in place")])
-        fake_cuda().set_capturing(placement.current, True)
-        with pytest.raises(HorovodInternalError, match="while a CUDA graph is being captured"):
+        with fake_cuda().capture(placement.current), pytest.raises(
+                HorovodInternalError, match="while a CUDA graph is being captured"):
             context.post(native.ALLREDUCE, "captured", [array.view(array)])
-        fake_cuda().set_capturing(placement.current, False)
         with pytest.raises(HorovodInternalError, match="cannot be written to a GPU directly"):
             context.post(native.ALLGATHER, "direct", [array.view(placement.empty((4 * world.n,), "float32"))])
         context.post(native.BARRIER, "together").wait()

@@ -25,7 +25,10 @@ static struct {
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_synchronize)(void *stream);
     int (*stream_destroy)(void *stream);
-    void (*set_devices)(int count);
+    int (*retain)(void **context, int device);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    void *(*kernel)(const void *function);
     int (*nccl_groups)(void);
 } driver;
 
@@ -53,27 +56,30 @@ static void gpu_load(void)
     *(void **)&driver.stream_create = gpu_function("cuStreamCreate");
     *(void **)&driver.stream_synchronize = gpu_function("cuStreamSynchronize");
     *(void **)&driver.stream_destroy = gpu_function("cuStreamDestroy_v2");
-    *(void **)&driver.set_devices = gpu_function("fake_cuda_set_devices");
+    *(void **)&driver.retain = gpu_function("cuDevicePrimaryCtxRetain");
+    *(void **)&driver.push = gpu_function("cuCtxPushCurrent_v2");
+    *(void **)&driver.pop = gpu_function("cuCtxPopCurrent_v2");
+    *(void **)&driver.kernel = gpu_function("fake_cuda_kernel");
     *(void **)&driver.nccl_groups = gpu_function("fake_nccl_groups");
     CHECK_EQ(driver.init(0), 0);
-    driver.set_devices(RANKS);
 }
 
 // dst = factor * src, as tests/device/kernels.cu's scale_f32.
-static void scale_f32(unsigned blocks, unsigned threads, void **params)
+static int scale_f32(unsigned blocks, unsigned threads, void **params, int (*reaches)(uint64_t address, size_t nbytes))
 {
     float *dst = (float *)(*(uintptr_t *)params[0] & ~GPU_TAG);
     const float *src = (const float *)(*(uintptr_t *)params[1] & ~GPU_TAG);
     const double factor = *(double *)params[2];
     const uint64_t count = *(uint64_t *)params[3];
-    (void)blocks, (void)threads;
+    (void)blocks, (void)threads, (void)reaches;
     for (uint64_t i = 0; i < count; i++)
         dst[i] = src[i] * (float)factor;
+    return 0;
 }
 
 // struct fake_function of fake_cuda.c. Only float32 is scaled in the tests.
 static struct {
-    void (*run)(unsigned blocks, unsigned threads, void **params);
+    int (*run)(unsigned blocks, unsigned threads, void **params, int (*reaches)(uint64_t address, size_t nbytes));
     int param_count;
 } scale_function = {scale_f32, 4};
 
@@ -85,9 +91,13 @@ static void gpu_open_all(void)
                                               .nccl_libraries = driver.path};
         struct bhvd_error error;
         CHECK_STATUS(bhvd_device_create(&options, &gpus[rank].device, &error), BHVD_OK);
+        void *context;
+        CHECK_EQ(driver.retain(&context, rank), 0);
+        CHECK_EQ(driver.push(context), 0);
         for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
-            CHECK_STATUS(bhvd_device_set_kernel(gpus[rank].device, kernel, &scale_function), BHVD_OK);
+            CHECK_STATUS(bhvd_device_set_kernel(gpus[rank].device, kernel, driver.kernel(&scale_function)), BHVD_OK);
         CHECK_EQ(driver.stream_create(&gpus[rank].stream, 0), 0);
+        CHECK_EQ(driver.pop(&context), 0);
     }
 }
 

@@ -5,6 +5,7 @@ says how fast one is.
 """
 import ctypes
 import functools
+import hashlib
 import itertools
 import math
 import os
@@ -18,6 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+import nvrtc
+import ptx
 from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import device, device_kernels, native
 from bagua_hvd.core.device import KERNELS, Device, DeviceView, Placement
@@ -57,24 +60,41 @@ class FakeCuda:
 
     def __init__(self):
         self.handle = ctypes.CDLL(fake_cuda_path())
-        self.handle.fake_cuda_launches.restype = self.handle.fake_cuda_link_bytes.restype = ctypes.c_uint64
+        for name in ("launches", "link_bytes", "pinned_bytes"):
+            getattr(self.handle, f"fake_cuda_{name}").restype = ctypes.c_uint64
+        self.handle.fake_cuda_kernel.restype = ctypes.c_void_p
         self._check(self.handle.cuInit(0))
-        self.context = ctypes.c_void_p()
-        self._check(self.handle.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0))
 
     @staticmethod
     def _check(code):
-        assert code == 0, f"the stand-in answered {code}"
+        assert code == 0, f"the fake driver returned {code}"
 
-    def allocate(self, nbytes):
+    @contextmanager
+    def current(self, index):
+        """Within, the context of this GPU is the thread's current one."""
+        context = ctypes.c_void_p()
+        self._check(self.handle.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
+        self._check(self.handle.cuCtxPushCurrent_v2(context))
+        try:
+            yield
+        finally:
+            self._check(self.handle.cuCtxPopCurrent_v2(ctypes.byref(context)))
+
+    def allocate(self, nbytes, index=0):
         out = ctypes.c_void_p()
-        self._check(self.handle.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(nbytes or 1)))
+        with self.current(index):
+            self._check(self.handle.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(nbytes or 1)))
         return out.value
 
-    def stream(self):
+    def stream(self, index=0):
         out = ctypes.c_void_p()
-        self._check(self.handle.cuStreamCreate(ctypes.byref(out), 0))
+        with self.current(index):
+            self._check(self.handle.cuStreamCreate(ctypes.byref(out), 0))
         return out.value
+
+    def kernel(self, function):
+        """The handle of a struct fake_function in the current context, or that of GPU 0."""
+        return self.handle.fake_cuda_kernel(ctypes.c_void_p(function))
 
     def copy(self, dst, src, nbytes, stream):
         """In the order of the stream; the host's memory must live until it is synchronized."""
@@ -94,8 +114,12 @@ class FakeCuda:
         """How many bytes were asked to be copied between the host and devices."""
         return self.handle.fake_cuda_link_bytes()
 
+    def pinned_bytes(self):
+        """How much pinned memory there is now."""
+        return self.handle.fake_cuda_pinned_bytes()
+
     def nccl_groups(self):
-        """How many groups the stand-in for NCCL has launched in this process."""
+        """How many groups the fake NCCL has launched in this process."""
         return self.handle.fake_nccl_groups()
 
     @contextmanager
@@ -110,15 +134,18 @@ class FakeCuda:
     def hold(self, stream):
         """Stops the stream until the function that it returns is called."""
         event = ctypes.c_void_p()
-        self._check(self.handle.cuCtxPushCurrent_v2(self.context))
-        self._check(self.handle.cuEventCreate(ctypes.byref(event), 2))
-        self._check(self.handle.cuCtxPopCurrent_v2(ctypes.byref(self.context)))
+        with self.current(0):
+            self._check(self.handle.cuEventCreate(ctypes.byref(event), 2))
         self.handle.fake_cuda_hold(ctypes.c_void_p(stream), event)
         elsewhere = self.stream()
         return lambda: self._check(self.handle.cuEventRecord(event, ctypes.c_void_p(elsewhere)))
 
-    def set_capturing(self, stream, capturing):
-        self.handle.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
+    @contextmanager
+    def capture(self, stream):
+        """Within, a graph is captured from the stream in the global mode, the default. Afterwards it must be valid."""
+        self.handle.fake_cuda_begin_capture(ctypes.c_void_p(stream))
+        yield
+        self._check(self.handle.fake_cuda_end_capture(ctypes.c_void_p(stream)))
 
 
 @functools.cache
@@ -134,20 +161,21 @@ def fake_device():
 
 @functools.cache
 def own_device(index, kernels=True):
-    """A GPU of a rank's own, with NCCL; with kernels compiled for the CPU."""
+    """A GPU of a rank's own, with NCCL; with kernels that run on the CPU."""
     device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
     return _with_kernels(device) if kernels else device
 
 
 def _with_kernels(device):
-    emulation = Emulation()
-    device.set_kernels({number: emulation.handle(name) for name, number in KERNELS.items()}, emulation)
+    kernels = emulation()
+    with fake_cuda().current(device.index):
+        device.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     return device
 
 
 @functools.cache
 def fake_device_with_kernels():
-    """A GPU that all ranks share, without NCCL, with kernels compiled for the CPU."""
+    """A GPU that all ranks share, without NCCL, with kernels that run on the CPU."""
     return _with_kernels(Device(0, files=fake_cuda_path(), nccl=""))
 
 
@@ -162,7 +190,7 @@ class FakePlacement(Placement):
     def __init__(self, device=None):
         super().__init__(device or fake_device())
         self.cuda = fake_cuda()
-        self.current = self.cuda.stream()
+        self.current = self.cuda.stream(self.device.index)
         self._alive = []                # what the stream still reads
 
     def stream(self):
@@ -182,7 +210,7 @@ class FakePlacement(Placement):
 
     def empty(self, shape, dtype):
         nbytes = math.prod(shape) * storage(dtype).itemsize
-        return DeviceArray(self, self.cuda.allocate(nbytes), tuple(shape), dtype)
+        return DeviceArray(self, self.cuda.allocate(nbytes, self.device.index), tuple(shape), dtype)
 
 
 def sums_overwritten_in_flight(placement, rank, context, steps):
@@ -276,37 +304,80 @@ class DeviceFrontend(Frontend):
 class _Function(ctypes.Structure):
     """struct fake_function."""
 
-    _fields_ = [("run", ctypes.CFUNCTYPE(None, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p))),
-                ("param_count", ctypes.c_int)]
+    _fields_ = [("run", ctypes.c_void_p), ("param_count", ctypes.c_int)]
 
 
 class Emulation:
-    """native/device/kernels.cu compiled for the CPU (tests/device/emulation.cpp)."""
+    """native/device/kernels.cu as NVRTC compiles it, run on the CPU (ptx.py).
 
-    def __init__(self):
-        compiler = shutil.which("g++") or shutil.which("c++")
-        if compiler is None:
-            pytest.skip("no C++ compiler for the emulation of kernels")
-        command = [compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden",
-                   f"-I{ROOT / 'native'}", f"-I{ROOT / 'native' / 'include'}", str(HERE / "emulation.cpp")]
-        native_files = [path for folder in ("device", "kernel") for path in (ROOT / "native" / folder).iterdir()]
-        self.path = str(compiled("emulation.so", command, [HERE / "emulation.cpp", *native_files]))
-        self._library = ctypes.CDLL(self.path)
+    Args:
+        source: other CUDA code.
+        counts: instructions and accesses are counted.
+        edit: a function that changes the PTX.
+    """
+
+    def __init__(self, source=None, counts=False, edit=None):
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if nvrtc.library() is None:
+            pytest.skip("no NVRTC: install nvidia-cuda-nvrtc-cu12")
+        command = [compiler, "-O1", "-w", "-shared", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off",
+                   "-U_FORTIFY_SOURCE", *(["-DPTX_COUNTS"] if counts else [])]
+        self.source = source = source or device_kernels.SOURCE.read_text()
+        edited = [edit(nvrtc.compiled(source, "compute_90").ptx)] if edit else []
+        parts = (source, ptx.RUNTIME.read_text(), Path(ptx.__file__).read_text(), *command, *edited)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        self.path = BUILT / f"kernels-{digest}.so"
+        if not self.path.exists():
+            BUILT.mkdir(parents=True, exist_ok=True)
+            code = self.path.with_suffix(f".{os.getpid()}.c")
+            code.write_text(ptx.translate(edited[0] if edit else nvrtc.compiled(source, "compute_90").ptx))
+            compiled(self.path.name, [*command, str(code), "-lm"], [])
+            code.unlink()
+        self._library = ctypes.CDLL(str(self.path))
+        self._library.ptx_launch.restype = ctypes.c_char_p
 
     def handle(self, name):
-        """What the stand-in takes for a CUfunction."""
-        return ctypes.addressof(self._function(name))
+        """What the fake driver takes for a CUfunction, in the current context."""
+        return fake_cuda().kernel(ctypes.addressof(self._function(name)))
 
     def _function(self, name):
         return _Function.in_dll(self._library, f"emulate_{name}")
 
-    def launch(self, name, blocks, threads, *arguments):
-        """Runs a kernel on this thread. Arguments: arrays, ints (uint64_t) and floats (double)."""
+    def launch(self, name, blocks, threads, *arguments, reachable=()):
+        """Runs a kernel on this thread, and raises AssertionError where it would fail on a GPU.
+
+        Args:
+            arguments: arrays, ints (uint64_t) and floats (double).
+            reachable: arrays that the kernel may touch besides.
+        """
         function = self._function(name)
         assert function.param_count == len(arguments)
         words = [ctypes.c_double(a) if isinstance(a, float)
                  else ctypes.c_uint64(a if isinstance(a, int) else a.ctypes.data) for a in arguments]
-        function.run(blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)))
+        arrays = [a for a in (*arguments, *reachable) if isinstance(a, np.ndarray)]
+        ranges = np.array([(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays], np.uint64)
+        fault = self._library.ptx_launch(
+            ctypes.byref(function), blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)),
+            ctypes.c_void_p(ranges.ctypes.data), ctypes.c_size_t(len(arrays)))
+        assert fault is None, fault.decode()
+
+    def counts(self):
+        """Since the last call: a dict with the fields of struct counts (ptx_runtime.h)."""
+        self._library.ptx_counts.restype = _Counts
+        counts = self._library.ptx_counts()
+        return {name: getattr(counts, name) for name, _ in _Counts._fields_}
+
+
+class _Counts(ctypes.Structure):
+    """struct counts."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("instructions", "bytes_read", "bytes_written", "sectors_read",
+                                                     "sectors_written", "requests")]
+
+
+@functools.cache
+def emulation():
+    return Emulation()
 
 
 @functools.cache

@@ -1,0 +1,95 @@
+"""What tests launch the kernels of native/device/kernels.cu on: values, and vectors in chunks and segments."""
+from typing import NamedTuple
+
+import numpy as np
+
+from bagua_hvd.core.native import lib
+from elements import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from low_precision import Codec, chunks
+
+TYPES = {"f32": FLOAT32, "f64": FLOAT64, "f16": FLOAT16, "bf16": BFLOAT16}
+
+
+def values(type, count, kind, offset=0):
+    """An array of `count` elements, `offset` elements past an address at which vectors may lie."""
+    rng = np.random.default_rng([count, len(kind)])
+    x = rng.standard_normal(count) * {"tiny": 1e-41, "huge": 1e37}.get(kind, 3)
+    if kind == "constant":
+        x[:] = -2.5
+    if kind == "zeros":
+        x = np.where(np.arange(count) % 2, 0.0, -0.0)
+    if kind in ("nan", "inf") and count:
+        x[rng.integers(count)] = {"nan": np.nan, "inf": -np.inf}[kind]
+    if kind == "offset":
+        x = x / 1000 + 5
+    element = TYPES[type]
+    memory = np.empty(64 + (count + offset) * element.storage.itemsize, np.uint8)
+    begin = -memory.ctypes.data % 64
+    out = memory[begin:len(memory) - (64 - begin)].view(element.storage)[offset:]
+    out[:] = element.store(x)
+    return out
+
+
+KINDS = ["normal", "nan", "inf", "tiny", "huge", "constant", "zeros", "offset"]
+
+
+class Cut(NamedTuple):
+    """A vector in chunks and segments (native/kernel/segments.h), and where their codes lie."""
+
+    codec: Codec
+    type: str
+    count: int
+    chunks: int
+    segment: int
+
+    @property
+    def strides(self):
+        """Bytes from one chunk's codes to the next one's, and from one segment's to the next one's."""
+        size = self.codec.size(self.dtype, min(self.longest, self.segment))
+        return -(-self.longest // self.segment) * size, size
+
+    @property
+    def longest(self):
+        return -(-self.count // self.chunks)
+
+    @property
+    def dtype(self):
+        return TYPES[self.type].name
+
+    def parts(self):
+        """(slice of the vector, offset of the code) of every segment that is not empty."""
+        chunk_stride, segment_stride = self.strides
+        for k, (begin, end) in enumerate(chunks(self.count, self.chunks)):
+            for s, at in enumerate(range(begin, end, self.segment)):
+                yield slice(at, min(at + self.segment, end)), k * chunk_stride + s * segment_stride
+
+    def grid(self, per_segment):
+        return self.chunks * -(-self.longest // self.segment) * per_segment
+
+
+CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
+         Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS), Codec("ternary", lib.BHVD_CODEC_TERNARY),
+         Codec("qsgd", lib.BHVD_CODEC_QSGD), Codec("qsgd", lib.BHVD_CODEC_QSGD, 7)]
+SEED, FIRST = 99, 1000
+
+
+def launch_encode(launch, cut, src, per_segment=2, threads=32):
+    """The codes of all segments by the codec's kernels, one launch after the other."""
+    chunk_stride, segment_stride = cut.strides
+    kernel = cut.codec.name.removesuffix("_rms")
+    codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
+    option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
+    if kernel == "qsgd":
+        per_segment = -(-min(cut.segment, cut.count) // 512)
+    ranges = np.zeros(max(cut.grid(per_segment) * 24, cut.grid(-(-cut.segment // 512)) * 8), np.uint8)
+
+    def run(step, per_segment):
+        launch(f"{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
+               cut.count, cut.chunks, cut.segment, per_segment, ranges, option, SEED, FIRST)
+
+    if kernel in ("minmax_uint8", "ternary"):
+        run("minmax_uint8_ranges", per_segment)
+    run(f"{kernel}_encode", per_segment)
+    if kernel in ("sign", "qsgd"):
+        run(f"{kernel}_header", 1)
+    return codes
