@@ -2,11 +2,8 @@
 // of the C kernels, from the same headers, and so are the bytes.
 //
 // Conventions, so that a launch needs no signature: every parameter is 8 bytes (pointer, uint64_t or double); grids and
-// blocks are one-dimensional, blocks of at most 256 threads; vectors are used where the addresses allow it.
+// blocks are one-dimensional, blocks of whole warps, at most 256 threads; vectors are used where the addresses allow it.
 // A GPU makes NaNs of one kind, the CPU keeps the bits of an operand: where one may be stored, it is written as NAN.
-//
-// tests/device compiles this very file for the CPU too (emulation.h), hence no warp functions: threads of a block meet in
-// __syncthreads() alone.
 #include "device/spans.h"
 #include "kernel/codec_random.h"
 #include "kernel/codec_sums.h"
@@ -20,39 +17,67 @@
 
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name
 
-enum { BLOCK_MAX = 256, VECTOR = 4 };
+enum { BLOCK_MAX = 256, VECTOR = 4, WARP = 32 };
 
 __device__ static uint64_t first_index() { return (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ static uint64_t all_threads() { return (uint64_t)gridDim.x * blockDim.x; }
 
-// One element type: how it lies in memory, and in which type it is computed with.
+// One element type: how it lies in memory, and in which type it is computed with. Typed accesses: of memory whose type the
+// compiler does not know it loads and stores single bytes.
 struct f32 {
     typedef float stored, real;
-    __device__ static real load(const void *p) { return load_f32(p); }
-    __device__ static void store(void *p, real x) { store_f32(p, x); }
+    __device__ static real load(const stored *p) { return *p; }
+    __device__ static void store(stored *p, real x) { *p = x; }
 };
 struct f64 {
     typedef double stored, real;
-    __device__ static real load(const void *p) { return load_f64(p); }
-    __device__ static void store(void *p, real x) { store_f64(p, x); }
+    __device__ static real load(const stored *p) { return *p; }
+    __device__ static void store(stored *p, real x) { *p = x; }
 };
 struct f16 {
     typedef uint16_t stored;
     typedef float real;
-    __device__ static real load(const void *p) { return load_f16(p); }
-    __device__ static void store(void *p, real x) { store_f16(p, x); }
+    __device__ static real load(const stored *p) { return float16_to_float(*p); }
+    __device__ static void store(stored *p, real x) { *p = float16_from_float(x); }
 };
 struct bf16 {
     typedef uint16_t stored;
     typedef float real;
-    __device__ static real load(const void *p) { return load_bf16(p); }
-    __device__ static void store(void *p, real x) { store_bf16(p, x); }
+    __device__ static real load(const stored *p) { return bfloat16_to_float(*p); }
+    __device__ static void store(stored *p, real x) { *p = bfloat16_from_float(x); }
 };
 
 // VECTOR elements that are loaded and stored at once.
 template <class T> struct alignas(VECTOR * sizeof(T)) vector {
     T at[VECTOR];
 };
+
+// In words as long as can be, by intrinsics: left to itself the compiler accesses the elements one by one where there are
+// branches, each lane another 32 bytes at a time.
+template <int nbytes> struct word { typedef uint4 type; };
+template <> struct word<8> { typedef uint2 type; };
+template <> struct word<4> { typedef unsigned type; };
+
+template <class T> __device__ vector<T> load_vector(const T *p)
+{
+    typedef typename word<sizeof(vector<T>)>::type word;
+    vector<T> out;
+    for (int i = 0; i < (int)(sizeof out / sizeof(word)); i++) {
+        const word w = __ldcg((const word *)p + i);
+        memcpy((char *)&out + i * sizeof w, &w, sizeof w);
+    }
+    return out;
+}
+
+template <class T> __device__ void store_vector(T *p, const vector<T> &in)
+{
+    typedef typename word<sizeof(vector<T>)>::type word;
+    for (int i = 0; i < (int)(sizeof in / sizeof(word)); i++) {
+        word w;
+        memcpy(&w, (const char *)&in + i * sizeof w, sizeof w);
+        __stcg((word *)p + i, w);
+    }
+}
 
 template <class T> __device__ bool is_aligned(const void *p) { return (size_t)p % sizeof(vector<T>) == 0; }
 
@@ -77,11 +102,11 @@ __device__ void map(void *dst, const void *src, uint64_t count, F f)
         count, is_aligned<typename D::stored>(dst) && is_aligned<typename S::stored>(src),
         [&](uint64_t i) { D::store(to + i, f(S::load(from + i))); },
         [&](uint64_t i) {
-            const vector<typename S::stored> in = *(const vector<typename S::stored> *)(from + i);
+            const vector<typename S::stored> in = load_vector(from + i);
             vector<typename D::stored> out;
             for (int k = 0; k < VECTOR; k++)
                 D::store(&out.at[k], f(S::load(&in.at[k])));
-            *(vector<typename D::stored> *)(to + i) = out;
+            store_vector(to + i, out);
         },
         first_index(), all_threads());
 }
@@ -127,7 +152,7 @@ KERNEL(copy_spans)(const struct device_span *table, uint64_t count)
         to[i] = from[i];
 }
 
-// ------------------------------------------------------------------------------------------------------- scale, cast
+// ------------------------------------------------------------------------------------------------------------- scale
 
 // kernel.h: scale. f32, f16, bf16: the factor rounded to float32 first.
 #define SCALE(type)                                                                             \
@@ -140,19 +165,6 @@ SCALE(f32)
 SCALE(f64)
 SCALE(f16)
 SCALE(bf16)
-
-// kernel.h: to_float, from_float, and the codecs float16 and bfloat16 of float32.
-#define CAST(from, to)                                                                          \
-    KERNEL(cast_##from##_##to)(void *dst, const void *src, uint64_t count)                      \
-    {                                                                                           \
-        map<to, from>(dst, src, count, [](from::real x) { return (to::real)x; });               \
-    }
-CAST(f16, f32)
-CAST(bf16, f32)
-CAST(f64, f32)
-CAST(f32, f16)
-CAST(f32, bf16)
-CAST(f32, f64)
 
 // -------------------------------------------------------------------------------------------------- error feedback
 
@@ -234,28 +246,3 @@ CODEC_KERNELS(minmax_uint8)
 CODEC_KERNELS(sign)
 CODEC_KERNELS(ternary)
 CODEC_KERNELS(qsgd)
-
-// ---------------------------------------------------------------------------------- arithmetic of algorithms, float32
-
-// m = beta m + (1 - beta) g
-KERNEL(momentum)(float *m, const float *g, double beta, double rest, uint64_t count)
-{
-    const float b = (float)beta, r = (float)rest;
-    for (uint64_t i = first_index(); i < count; i += all_threads())
-        m[i] = b * m[i] + r * g[i];
-}
-
-// dst = wa a + wb b
-KERNEL(weighted_average)(float *dst, const float *a, const float *b, double wa, double wb, uint64_t count)
-{
-    const float p = (float)wa, q = (float)wb;
-    for (uint64_t i = first_index(); i < count; i += all_threads())
-        dst[i] = p * a[i] + q * b[i];
-}
-
-// x += mean - sent: what a round that ran in the background found, applied to weights that moved on meanwhile.
-KERNEL(apply_delta)(float *x, const float *mean, const float *sent, uint64_t count)
-{
-    for (uint64_t i = first_index(); i < count; i += all_threads())
-        x[i] += mean[i] - sent[i];
-}

@@ -2,51 +2,43 @@
 
 template <class real> __device__ void store_scale(uint8_t *header, real scale)
 {
-    memcpy(header, &scale, sizeof scale);
+    *(real *)header = scale;
 }
 
 template <class real> __device__ real load_scale(const uint8_t *header)
 {
-    real scale;
-    memcpy(&scale, header, sizeof scale);
+    const real scale = *(const real *)header;
     return scale == scale ? scale : (real)NAN;
 }
 
 // ------------------------------------------------------------------------------------------------------------- sign
 
-// The bits, and the sums of CODEC_SUMS_BLOCK elements each, as many at a time as there are CODEC_SUMS threads for one: a double
-// for each in `sums`, those of a segment one after the other.
-template <class T> __device__ void sign_encode(const struct coded &coded, const void *src, double *sums, bool squares,
-                                               uint64_t per_segment)
+// The bits, and the sum of each CODEC_SUMS_BLOCK elements, in `sums`. Half a warp takes one such block, element i of it in lane
+// i mod CODEC_SUMS: as codec_sums.h adds them. Its 32 words of 16 bits are kept by its lanes, two by each.
+template <class T> __device__ void sign_encode(const struct coded &coded, const void *src, double *sums, bool squares)
 {
-    enum { AT_ONCE = BLOCK_MAX / CODEC_SUMS, COUNT = AT_ONCE * CODEC_SUMS_BLOCK };
-    __shared__ double parts[AT_ONCE][CODEC_SUMS];
+    typedef typename T::real real;
     const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
-    uint8_t *bits = coded.code + CODEC_HEADER;
-    const uint64_t count = coded.part.count;
-    for (uint64_t begin = coded.block * COUNT; begin < count; begin += per_segment * COUNT) {
-        const uint64_t stop = count - begin < COUNT ? count : begin + COUNT, blocks = codec_sums_blocks(stop - begin);
-        for (uint64_t at = begin / 8 + threadIdx.x; at < (begin + COUNT) / 8 && at < sign_bits_size(count);
-             at += blockDim.x) {
-            unsigned byte = 0;
-            for (uint64_t i = 8 * at; i < 8 * at + 8 && i < count; i++)
-                byte |= (unsigned)(T::load(from + i) < 0) << i % 8;
-            bits[at] = (uint8_t)byte;
+    uint32_t *words = (uint32_t *)(coded.code + CODEC_HEADER);
+    const uint64_t count = coded.part.count, blocks = codec_sums_blocks(count);
+    const unsigned half = threadIdx.x % WARP / CODEC_SUMS, j = threadIdx.x % CODEC_SUMS;
+    for (uint64_t pair = coded.first / WARP; 2 * pair < blocks; pair += coded.step / WARP) {
+        const uint64_t block = 2 * pair + half, begin = block * CODEC_SUMS_BLOCK;
+        double part = 0;
+        uint32_t word = 0;
+        for (unsigned k = 0; k < CODEC_SUMS_BLOCK / CODEC_SUMS; k++) {
+            const uint64_t i = begin + k * CODEC_SUMS + j;
+            const real x = i < count ? T::load(from + i) : 0;
+            const double magnitude = fabs((double)x);
+            const uint32_t negative = __ballot_sync(0xffffffff, x < 0) >> half * CODEC_SUMS & 0xffff;
+            word |= k / 2 == j ? negative << k % 2 * 16 : 0;
+            part += squares ? magnitude * magnitude : magnitude;
         }
-        for (unsigned t = threadIdx.x; t < blocks * CODEC_SUMS; t += blockDim.x) {
-            const unsigned block = t / CODEC_SUMS, j = t % CODEC_SUMS;
-            const uint64_t first = begin + block * CODEC_SUMS_BLOCK, end = first + CODEC_SUMS_BLOCK;
-            double part = 0;
-            for (uint64_t i = first + j; i < end && i < stop; i += CODEC_SUMS) {
-                const double magnitude = fabs((double)T::load(from + i));
-                part += squares ? magnitude * magnitude : magnitude;
-            }
-            parts[block][j] = part;
-        }
-        __syncthreads();
-        for (unsigned block = threadIdx.x; block < blocks; block += blockDim.x)
-            sums[begin / CODEC_SUMS_BLOCK + block] = codec_sums_total(parts[block]);
-        __syncthreads();
+        part = sum_of_half_warp(part);
+        if (j == 0 && block < blocks)
+            sums[block] = part;
+        if (sizeof word * (begin / 32 + j) < sign_bits_size(count))
+            words[begin / 32 + j] = word;
     }
 }
 
@@ -86,15 +78,13 @@ template <class T> struct sign_decoder {
         : bits(code + CODEC_HEADER), scale(rounded<T>(load_scale<real>(code)))
     {
     }
-    __device__ real element(uint64_t i) const
-    {
-        const bool negative = bits[i / 8] >> i % 8 & 1;
-        return negative && scale == scale ? -scale : scale;
-    }
+    __device__ real value(unsigned negative) const { return negative & 1 && scale == scale ? -scale : scale; }
+    __device__ real element(uint64_t i) const { return value(bits[i / 8] >> i % 8); }
     __device__ void four(uint64_t i, real *out) const
     {
+        const unsigned byte = bits[i / 8];
         for (int j = 0; j < VECTOR; j++)
-            out[j] = element(i + j);
+            out[j] = value(byte >> (i % 8 + j));
     }
 };
 
@@ -121,16 +111,15 @@ __device__ void ternary_encode(const struct coded &coded, const void *src, const
         store_scale(header, s);
     }
     const uint64_t blocks = ternary_blocks_size(count) / sizeof(struct ternary_block);
-    for (uint64_t b = coded.first; b < blocks; b += coded.step) {
-        struct ternary_block block = {0, 0};
-        for (uint64_t i = b * TERNARY_BLOCK; i < (b + 1) * TERNARY_BLOCK && i < count; i++) {
-            const real x = T::load(from + i), magnitude = x < 0 ? -x : x;
-            const float u = codec_uniform(codec_key(seed, i), (uint32_t)i);
-            const bool kept = is_finite && ternary_is_kept(magnitude, s, u);
-            block.kept |= (uint32_t)kept << i % TERNARY_BLOCK;
-            block.negative |= (uint32_t)(kept && x < 0) << i % TERNARY_BLOCK;
-        }
-        ((struct ternary_block *)(header + CODEC_HEADER))[b] = block;
+    const struct codec_key key = codec_key(seed, 0);    // segments are shorter than 2^32
+    const unsigned lane = threadIdx.x % WARP;
+    for (uint64_t b = coded.first / WARP; b < blocks; b += coded.step / WARP) {
+        const uint64_t i = b * TERNARY_BLOCK + lane;
+        const real x = i < count ? T::load(from + i) : 0, magnitude = x < 0 ? -x : x;
+        const bool kept = is_finite && ternary_is_kept(magnitude, s, codec_uniform(key, (uint32_t)i));
+        const struct ternary_block block = {__ballot_sync(0xffffffff, kept), __ballot_sync(0xffffffff, kept && x < 0)};
+        if (lane == 0)
+            ((struct ternary_block *)(header + CODEC_HEADER))[b] = block;
     }
 }
 
@@ -143,16 +132,18 @@ template <class T> struct ternary_decoder {
         : blocks((const struct ternary_block *)(code + CODEC_HEADER)), scale(rounded<T>(load_scale<real>(code)))
     {
     }
-    __device__ real element(uint64_t i) const
+    __device__ real value(const struct ternary_block &block, unsigned bit) const
     {
-        const struct ternary_block *block = blocks + i / TERNARY_BLOCK;
-        const real magnitude = block->kept >> i % TERNARY_BLOCK & 1 || scale != scale ? scale : 0;
-        return block->negative >> i % TERNARY_BLOCK & 1 && scale == scale ? -magnitude : magnitude;
+        const real magnitude = block.kept >> bit & 1 || scale != scale ? scale : 0;
+        return block.negative >> bit & 1 && scale == scale ? -magnitude : magnitude;
     }
+    __device__ real element(uint64_t i) const { return value(blocks[i / TERNARY_BLOCK], i % TERNARY_BLOCK); }
     __device__ void four(uint64_t i, real *out) const
     {
+        const uint2 words = ((const uint2 *)blocks)[i / TERNARY_BLOCK];
+        const struct ternary_block block = {words.x, words.y};
         for (int j = 0; j < VECTOR; j++)
-            out[j] = element(i + j);
+            out[j] = value(block, i % TERNARY_BLOCK + j);
     }
 };
 
@@ -162,7 +153,7 @@ template <class T> struct ternary_decoder {
     KERNEL(sign_encode_##type)(ENCODE_PARAMETERS)                                                                 \
     {                                                                                                             \
         const struct coded coded = ENCODED;                                                                       \
-        sign_encode<type>(coded, src, SUMS, option != 0, per_segment);                                            \
+        sign_encode<type>(coded, src, SUMS, option != 0);                                                         \
     }                                                                                                             \
     KERNEL(sign_header_##type)(ENCODE_PARAMETERS)                                                                 \
     {                                                                                                             \

@@ -63,7 +63,7 @@ template <class T> __device__ void minmax_ranges(const struct coded &coded, cons
     for_elements(
         coded.part.count, is_aligned<stored>(from), [&](uint64_t i) { take(T::load(from + i)); },
         [&](uint64_t i) {
-            const vector<stored> in = *(const vector<stored> *)(from + i);
+            const vector<stored> in = load_vector(from + i);
             for (int k = 0; k < VECTOR; k++)
                 take(T::load(&in.at[k]));
         },
@@ -107,17 +107,17 @@ __device__ void minmax_encode(const struct coded &coded, const void *src, const 
         coded.part.count, is_aligned<stored>(from) && is_aligned<uint8_t>(codes),
         [&](uint64_t i) { codes[i] = code(T::load(from + i)); },
         [&](uint64_t i) {
-            const vector<stored> in = *(const vector<stored> *)(from + i);
+            const vector<stored> in = load_vector(from + i);
             vector<uint8_t> out;
             for (int j = 0; j < VECTOR; j++)
                 out.at[j] = code(T::load(&in.at[j]));
-            *(vector<uint8_t> *)(codes + i) = out;
+            store_vector(codes + i, out);
         },
         coded.first, coded.step);
     if (coded.first == 0) {
         codec_header_init(header, MINMAX_UINT8_VERSION, range.is_finite);
-        T::store(header, mn);
-        T::store(header + sizeof(stored), mx);
+        T::store((stored *)header, mn);
+        T::store((stored *)header + 1, mx);
         for (uint64_t i = coded.part.count; i < codec_padded(coded.part.count); i++)
             codes[i] = 0;
     }
@@ -130,9 +130,9 @@ template <class T> struct minmax_uint8_decoder {
     bool constant;
     struct minmax<real> grid;
 
-    __device__ minmax_uint8_decoder(const uint8_t *code, uint64_t) : codes(code + CODEC_HEADER), mn(T::load(code))
+    __device__ minmax_uint8_decoder(const uint8_t *code, uint64_t) : codes(code + CODEC_HEADER), mn(T::load((const typename T::stored *)code))
     {
-        const real mx = T::load(code + sizeof(typename T::stored));
+        const real mx = T::load((const typename T::stored *)code + 1);
         constant = !(mx > mn);
         if (!constant)
             grid.set(mn, mx);
@@ -141,7 +141,7 @@ template <class T> struct minmax_uint8_decoder {
     __device__ real element(uint64_t i) const { return value(codes[i]); }
     __device__ void four(uint64_t i, real *out) const
     {
-        const vector<uint8_t> in = *(const vector<uint8_t> *)(codes + i);
+        const vector<uint8_t> in = load_vector(codes + i);
         for (int j = 0; j < VECTOR; j++)
             out[j] = value(in.at[j]);
     }

@@ -1,4 +1,4 @@
-// Codec qsgd. Part of kernels.cu. A block of threads encodes QSGD_BLOCK elements.
+// Codec qsgd. Part of kernels.cu. Half a warp encodes QSGD_BLOCK elements.
 
 // The arithmetic of qsgd.h by the type of its numbers.
 template <class real> struct qsgd;
@@ -39,58 +39,60 @@ template <class real> struct qsgd_code {
     }
 };
 
-// The first 16 threads sum in the order of codec_sums.h.
+// Lane j of each half sums elements j mod CODEC_SUMS, as codec_sums.h does, and encodes four neighbours at a time.
 template <class T> __device__ void qsgd_encode(const struct coded &coded, const void *src, int levels, uint64_t seed)
 {
     typedef typename T::real real;
-    __shared__ double parts[CODEC_SUMS];
-    __shared__ real norm;
-    const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
-    const struct qsgd_code<real> code(coded.code, coded.part.count);
-    const uint64_t begin = coded.block * QSGD_BLOCK, end = begin + QSGD_BLOCK;
-    if (begin >= coded.part.count)
-        return;
-    const uint64_t stop = end < coded.part.count ? end : coded.part.count;
-    if (threadIdx.x < CODEC_SUMS) {
+    typedef typename T::stored stored;
+    const stored *from = (const stored *)src + coded.part.begin;
+    const uint64_t count = coded.part.count;
+    const struct qsgd_code<real> code(coded.code, count);
+    const struct codec_key key = codec_key(seed, 0);    // segments are shorter than 2^32
+    const unsigned half = threadIdx.x % WARP / CODEC_SUMS, j = threadIdx.x % CODEC_SUMS;
+    const bool vectors = is_aligned<stored>(from);
+    for (uint64_t pair = coded.first / WARP; 2 * pair * QSGD_BLOCK < count; pair += coded.step / WARP) {
+        const uint64_t block = 2 * pair + half, begin = block * QSGD_BLOCK, end = begin + QSGD_BLOCK;
         double part = 0;
-        for (uint64_t i = begin + threadIdx.x; i < stop; i += CODEC_SUMS) {
-            const double x = T::load(from + i);
+        for (uint64_t i = begin + j; i < end; i += CODEC_SUMS) {
+            const double x = i < count ? T::load(from + i) : 0;
             part += x * x;
         }
-        parts[threadIdx.x] = part;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const real found = qsgd<real>::norm(codec_sums_total(parts), levels, largest_element<T>());
-        norm = found == found ? found : (real)NAN;
-        code.norms[coded.block] = norm;
-    }
-    __syncthreads();
-    const real scale = qsgd<real>::scale(norm, levels);
-    for (uint64_t i = begin + threadIdx.x; i < stop; i += blockDim.x) {
-        const real x = T::load(from + i);
-        const float u = codec_uniform(codec_key(seed, i), (uint32_t)i);
-        const int q = norm > 0 ? qsgd<real>::quantize(x < 0 ? -x : x, scale, levels, u) : 0;
-        code.codes[i] = (int8_t)(x < 0 ? -q : q);
+        const double squares = __shfl_sync(0xffffffff, sum_of_half_warp(part), 0, CODEC_SUMS);
+        const real found = qsgd<real>::norm(squares, levels, largest_element<T>()), norm = found == found ? found : (real)NAN;
+        const real scale = qsgd<real>::scale(norm, levels);
+        if (j == 0 && begin < count)
+            code.norms[block] = norm;
+        auto quantized = [&](real x, uint64_t i) {
+            const float u = codec_uniform(key, (uint32_t)i);
+            const int q = norm > 0 ? qsgd<real>::quantize(x < 0 ? -x : x, scale, levels, u) : 0;
+            return (int8_t)(x < 0 ? -q : q);
+        };
+        for (uint64_t i = begin + VECTOR * j; i < end && i < count; i += VECTOR * CODEC_SUMS) {
+            if (vectors && i + VECTOR <= count) {
+                const vector<stored> in = load_vector(from + i);
+                vector<int8_t> out;
+                for (int k = 0; k < VECTOR; k++)
+                    out.at[k] = quantized(T::load(&in.at[k]), i + k);
+                store_vector(code.codes + i, out);
+                continue;
+            }
+            for (uint64_t k = i; k < i + VECTOR && k < count; k++)
+                code.codes[k] = quantized(T::load(from + k), k);
+        }
     }
 }
 
 // Afterwards, one block of threads for each segment: the header, and zeros up to the ends of norms and codes.
 template <class real> __device__ void qsgd_header(const struct coded &coded, uint64_t levels)
 {
-    __shared__ int nans;
+    int found = 0;
     const uint64_t count = coded.part.count, blocks = count / QSGD_BLOCK + (count % QSGD_BLOCK != 0);
     const struct qsgd_code<real> code(coded.code, count);
     if (!count)
         return;
-    if (threadIdx.x == 0)
-        nans = 0;
-    __syncthreads();
-    for (uint64_t i = threadIdx.x; i < blocks; i += blockDim.x) {
-        if (code.norms[i] != code.norms[i])
-            nans = 1;                   // by whomever: all write the same
-    }
-    __syncthreads();
+    for (uint64_t i = threadIdx.x; i < blocks; i += blockDim.x)
+        found |= code.norms[i] != code.norms[i];
+    const int nans = __syncthreads_or(found);
     if (threadIdx.x != 0)
         return;
     codec_header_init(coded.code, QSGD_VERSION, !nans);
@@ -107,15 +109,18 @@ template <class T> struct qsgd_decoder {
     real step;
 
     __device__ qsgd_decoder(const uint8_t *at, uint64_t count) : code(at, count), step(1 / (real)at[QSGD_LEVELS_AT]) {}
-    __device__ real element(uint64_t i) const
+    __device__ real value(int8_t q, real norm) const
     {
-        const real x = qsgd<real>::dequantize(code.codes[i], step, code.norms[i / QSGD_BLOCK]);
+        const real x = qsgd<real>::dequantize(q, step, norm);
         return x == x ? x : (real)NAN;
     }
+    __device__ real element(uint64_t i) const { return value(code.codes[i], code.norms[i / QSGD_BLOCK]); }
     __device__ void four(uint64_t i, real *out) const
     {
+        const vector<int8_t> in = load_vector(code.codes + i);
+        const real norm = code.norms[i / QSGD_BLOCK];
         for (int j = 0; j < VECTOR; j++)
-            out[j] = element(i + j);
+            out[j] = value(in.at[j], norm);
     }
 };
 

@@ -21,6 +21,14 @@ __device__ static struct coded coded_of(const void *codes, uint64_t chunk_stride
     return coded;
 }
 
+// The total of codec_sums.h, in the first lane of each half of a warp.
+__device__ static double sum_of_half_warp(double part)
+{
+    for (int w = CODEC_SUMS / 2; w > 0; w /= 2)
+        part += __shfl_down_sync(0xffffffff, part, w, CODEC_SUMS);
+    return part;
+}
+
 // All encoding kernels take the same. src: the vector; ranges: scratch memory, three elements for each block (minmax_uint8,
 // ternary), or a double for every CODEC_SUMS_BLOCK elements of the longest segment (sign); option: what the codec takes
 // besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
@@ -43,10 +51,12 @@ template <class Decoder, class T> __device__ void decode_segment(const struct co
             decoder.four(i, in);
             for (int j = 0; j < VECTOR; j++)
                 T::store(&out.at[j], in[j]);
-            *(vector<typename T::stored> *)(to + i) = out;
+            store_vector(to + i, out);
         },
         coded.first, coded.step);
 }
+
+enum { SUM_GROUPS = 4 };        // of VECTOR elements, for which a thread makes each rank's decoder once: it divides in float64
 
 // dst = factor * the sum over ranks, each element rounded to the type before it is added, in float32 and in the order of
 // the ranks; their codes lie rank_stride apart.
@@ -59,28 +69,39 @@ __device__ void decode_sum_segment(const struct coded &coded, void *dst, uint64_
         const float scaled = factor == 1.0 ? total : total * by;
         return (typename T::real)(scaled == scaled ? scaled : NAN);
     };
-    for_elements(
-        coded.part.count, is_aligned<typename T::stored>(to),
-        [&](uint64_t i) {
-            float total = 0;
-            for (uint64_t r = 0; r < ranks; r++)
-                total = (float)(total + rounded<T>(Decoder(coded.code + r * rank_stride, coded.part.count).element(i)));
-            T::store(to + i, finish(total));
-        },
-        [&](uint64_t i) {
-            float total[VECTOR] = {0, 0, 0, 0};
-            for (uint64_t r = 0; r < ranks; r++) {
+    const uint64_t count = coded.part.count, groups = is_aligned<typename T::stored>(to) ? count / VECTOR : 0;
+    for (uint64_t begin = coded.first; begin < groups; begin += SUM_GROUPS * coded.step) {
+        float total[SUM_GROUPS][VECTOR] = {};
+        for (uint64_t r = 0; r < ranks; r++) {
+            const Decoder decoder(coded.code + r * rank_stride, count);
+#pragma unroll                          // so that totals are in registers
+            for (int k = 0; k < SUM_GROUPS; k++) {
+                const uint64_t g = begin + k * coded.step;
                 typename T::real in[VECTOR];
-                Decoder(coded.code + r * rank_stride, coded.part.count).four(i, in);
+                if (g >= groups)
+                    break;
+                decoder.four(g * VECTOR, in);
                 for (int j = 0; j < VECTOR; j++)
-                    total[j] = (float)(total[j] + rounded<T>(in[j]));
+                    total[k][j] = (float)(total[k][j] + rounded<T>(in[j]));
             }
+        }
+#pragma unroll
+        for (int k = 0; k < SUM_GROUPS; k++) {
+            const uint64_t g = begin + k * coded.step;
             vector<typename T::stored> out;
+            if (g >= groups)
+                break;
             for (int j = 0; j < VECTOR; j++)
-                T::store(&out.at[j], finish(total[j]));
-            *(vector<typename T::stored> *)(to + i) = out;
-        },
-        coded.first, coded.step);
+                T::store(&out.at[j], finish(total[k][j]));
+            store_vector(to + g * VECTOR, out);
+        }
+    }
+    for (uint64_t i = groups * VECTOR + coded.first; i < count; i += coded.step) {
+        float total = 0;
+        for (uint64_t r = 0; r < ranks; r++)
+            total = (float)(total + rounded<T>(Decoder(coded.code + r * rank_stride, count).element(i)));
+        T::store(to + i, finish(total));
+    }
 }
 
 // dst += what is decoded, each element rounded to the type, in float32.
@@ -96,11 +117,11 @@ template <class Decoder, class T> __device__ void decode_add_segment(const struc
         coded.part.count, is_aligned<float>(to), [&](uint64_t i) { add(to + i, decoder.element(i)); },
         [&](uint64_t i) {
             typename T::real in[VECTOR];
-            vector<float> out = *(const vector<float> *)(to + i);
+            vector<float> out = load_vector(to + i);
             decoder.four(i, in);
             for (int j = 0; j < VECTOR; j++)
                 add(&out.at[j], in[j]);
-            *(vector<float> *)(to + i) = out;
+            store_vector(to + i, out);
         },
         coded.first, coded.step);
 }

@@ -79,8 +79,6 @@ def launch_encode(launch, cut, src, per_segment=2, threads=32):
     kernel = cut.codec.name.removesuffix("_rms")
     codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
     option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
-    if kernel == "qsgd":
-        per_segment = -(-min(cut.segment, cut.count) // 512)
     ranges = np.zeros(max(cut.grid(per_segment) * 24, cut.grid(-(-cut.segment // 512)) * 8), np.uint8)
 
     def run(step, per_segment):
