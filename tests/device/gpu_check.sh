@@ -1,69 +1,120 @@
 #!/bin/sh
-# Everything that needs a GPU, on a machine that has one; see docs/gpu.md. Usage: tests/device/gpu_check.sh [FOLDER]
-# FOLDER: where the raw output goes, one file for each step; docs/results/gpu/<date> unless given.
-# The steps go on after a failure; the exit code is the number of those that failed.
+# Everything that needs a GPU, on a machine that has one; see docs/results/gpu.md.
+#
+#     tests/device/gpu_check.sh [--long | --rehearse] [FOLDER]
+#
+#     no option    at most 8 minutes: the kernels' bytes, bandwidths, NCCL with one rank, collectives, encoded ones, training
+#     --long       the rest: more ranks, all algorithms, compute-sanitizer; several GPUs, where there are
+#     --rehearse   both on a machine without a GPU, with fakes of driver, NCCL and CuPy: shows this script's own mistakes
+#
+# The steps go on after failures, and each has a limit of time. At the end: a summary of at most 40 lines, then the last lines
+# of what failed. The raw output goes to FOLDER (docs/results/gpu/<date>), one file for each step. The exit code is the
+# number of steps that failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+mode=quick
+case ${1:-} in --long | --rehearse) mode=${1#--} && shift ;; esac
 out=${1:-docs/results/gpu/$(date -u +%Y-%m-%d)}
-mkdir -p "$out"
 python=${PYTHON:-python3}
+mkdir -p "$out"
+summary=$out/summary.txt
+: >"$summary"
+begun=$(date +%s)
+limit=480 slack=1
+[ $mode = quick ] || limit=3600
+[ $mode != rehearse ] || slack=10       # processors run the kernels
 failed=0
-export PIP_BREAK_SYSTEM_PACKAGES=1      # the machine is for this alone
-
-step() {                                # name, command...
-    name=$1
-    shift
-    echo "== $name: $*"
-    echo "$(date -u +%Y-%m-%dT%H:%M:%SZ) $*" >"$out/$name.log"
-    if "$@" >>"$out/$name.log" 2>&1; then echo "   ok"; else
-        echo "   FAILED, see $out/$name.log"
-        failed=$((failed + 1))
-    fi
-    tail -n 15 "$out/$name.log"
-}
-
-if [ -d .wheels ]; then
-    step install $python -m pip install --no-index --find-links .wheels cffi setuptools cloudpickle psutil PyYAML pytest \
-        pytest-timeout hypothesis
-fi
-step build $python setup.py -q build_clib build_ext --inplace
-PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-export PYTHONPATH OMP_NUM_THREADS=1
+export PIP_BREAK_SYSTEM_PACKAGES=1 OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 run="$python -m bagua_hvd.runner.launch"
 
-step versions sh -c "date -u; uname -a; nvidia-smi; $python -m pip list; $run --check-build"
-# Without a GPU too: stand-ins, emulation, NVRTC.
-step stand-ins $python -m pytest -q tests/device tests/torch/test_cuda_view.py -k 'not test_gpu.py and not gpu-'
-# The codecs' bytes on the GPU against the C codecs'.
-step kernels $python -m pytest -v tests/device/test_kernels.py -k gpu
-# Collectives of every dtype, encoded ones, streams, training, on 1, 2 and 4 ranks that share the GPU, against the CPU's results.
-BAGUA_HVD_NCCL=0
-export BAGUA_HVD_NCCL
-step staged $python -m pytest -v tests/device/test_gpu.py -k 'not nccl'
-unset BAGUA_HVD_NCCL
-# A communicator of one rank; more need more GPUs.
-step nccl1 $python -m pytest -v -s tests/device/test_gpu.py -k nccl
-gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
-if [ "$gpus" -gt 1 ]; then
-    step "nccl$gpus" env NCCL_DEBUG=INFO $run -np "$gpus" $python tests/device/gpu_training.py
-    step "nccl${gpus}allreduce" $run -np "$gpus" $python -m tests.laboratory.device
-fi
-# Bandwidths: a copy, encode and decode of 256 MiB (to aim for: 80 % of the copy), pack of ResNet-50's gradients (70 %).
-step bench $python -m tests.laboratory.device
-for ranks in 1 2 4; do
-    step "allreduce$ranks" env BAGUA_HVD_NCCL=0 $run -np $ranks $python -m tests.laboratory.device
-done
-for ranks in 2 4; do
-    step "training$ranks" $run -np $ranks $python tests/device/gpu_training.py
-done
-if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck synccheck; do
-        step "sanitizer-$tool" compute-sanitizer --tool $tool --error-exitcode 1 $python -m pytest -q \
-            tests/device/test_kernels.py -k gpu
+line() { printf '%s\n' "$*" >>"$summary"; }
+
+# name, seconds at most, command. What it came to is its last line, or those with a bandwidth.
+step() {
+    name=$1 seconds=$(($2 * slack))
+    shift 2
+    left=$((limit - $(date +%s) + begun))
+    [ $left -ge "$seconds" ] || seconds=$left
+    if [ "$seconds" -lt 5 ]; then
+        failed=$((failed + 1))
+        line "NOT RUN  $name: no time is left"
+        return
+    fi
+    start=$(date +%s)
+    echo "$(date -u +%Y-%m-%dT%H:%M:%SZ) $*" >"$out/$name.log"
+    timeout -k 10 "$seconds" "$@" >>"$out/$name.log" 2>&1
+    code=$?
+    word=ok
+    if [ $code -ne 0 ]; then
+        failed=$((failed + 1)) word=FAILED
+        failures="${failures:-} $name"
+        [ $code -lt 124 ] || word="FAILED (after $seconds s)"
+    fi
+    line "$(printf '%-8s %-14s %3d s  %s' "$word" "$name" $(($(date +%s) - start)) "$(tail -n 1 "$out/$name.log" | cut -c1-90)")"
+    [ $code -ne 0 ] || grep -E 'GB/s|allreduce of .* us' "$out/$name.log" | cut -c1-100 >>"$summary"
+}
+
+# The same for what only PyTorch with CUDA can do.
+on_gpu() {
+    if [ $mode = rehearse ]; then line "-        $1: needs PyTorch with CUDA, not rehearsed"; else step "$@"; fi
+}
+
+quick() {
+    # The codecs' bytes on the GPU against the C codecs'; then each kernel's bandwidth beside the copy's: aim for 80 %.
+    step kernels 150 $python -m pytest -q -p no:cacheprovider tests/device/test_kernels.py -k "$kernels"
+    step bandwidths 60 $python -m tests.laboratory.device $bandwidths
+    # Every dtype, encoded operations, order of streams, on ranks that share the GPU, against the CPU's results.
+    on_gpu nccl1 60 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py -k nccl
+    on_gpu staged2 120 env BAGUA_HVD_NCCL=0 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py \
+        -k 'not nccl and not algorithms and 2'
+    on_gpu allreduce2 40 env BAGUA_HVD_NCCL=0 $run -np 2 $python -m tests.laboratory.device
+    step training2 60 $run -np 2 $python tests/device/gpu_training.py --device $device --steps $steps \
+        --algorithms gradient_allreduce bytegrad qadam decentralized low_precision_decentralized
+}
+
+long() {
+    on_gpu staged 600 env BAGUA_HVD_NCCL=0 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py -k 'not nccl'
+    step fakes 900 $python -m pytest -q -p no:cacheprovider tests/device tests/torch/test_cuda_view.py \
+        -k "not test_gpu.py and not gpu- and $fakes"
+    for ranks in 1 4; do
+        on_gpu "allreduce$ranks" 60 env BAGUA_HVD_NCCL=0 $run -np $ranks $python -m tests.laboratory.device
     done
-    step sanitizer-job compute-sanitizer --target-processes all --error-exitcode 1 $python -m pytest -q \
-        tests/device/test_gpu.py -k 'collectives and 1'
-else
-    echo "== sanitizer: not run, there is no compute-sanitizer" | tee "$out/sanitizer.log"
+    on_gpu training4 600 $run -np 4 $python tests/device/gpu_training.py
+    gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+    if [ "$gpus" -gt 1 ]; then
+        on_gpu "nccl$gpus" 300 env NCCL_DEBUG=INFO $run -np "$gpus" $python tests/device/gpu_training.py
+        on_gpu "allreduces$gpus" 60 $run -np "$gpus" $python -m tests.laboratory.device
+    fi
+    if command -v compute-sanitizer >/dev/null; then
+        for tool in memcheck racecheck synccheck; do
+            on_gpu sanitizer-$tool 300 compute-sanitizer --tool $tool --error-exitcode 1 $python -m pytest -q \
+                -p no:cacheprovider tests/device/test_kernels.py -k gpu
+        done
+    else
+        line "-        sanitizer: there is no compute-sanitizer"
+    fi
+}
+
+device=cuda steps=100 bandwidths="" kernels=gpu fakes=test
+if [ -d .wheels ]; then
+    step install 60 $python -m pip install --no-index --find-links .wheels cffi setuptools cloudpickle psutil PyYAML pytest \
+        pytest-timeout hypothesis
 fi
+step build 120 $python setup.py -q build_clib build_ext --inplace
+if [ $mode = rehearse ]; then
+    device=cpu steps=30 kernels="gpu and scale" bandwidths="--nbytes 1048576 --runs 1" fakes="(copy_spans or missing or hazards and window)"
+    BAGUA_HVD_LIBCUDA=$($python -c "import sys; sys.path.insert(0, 'tests/support'); import device_arrays; print(device_arrays.fake_cuda_path())")
+    PYTHONPATH=$PWD/tests/device/rehearsal:$PYTHONPATH
+    export BAGUA_HVD_LIBCUDA BAGUA_HVD_LIBNCCL="$BAGUA_HVD_LIBCUDA"
+fi
+step versions 60 sh -c "date -u; uname -a; nvidia-smi; $python -m pip list; $run --check-build"
+[ $mode = long ] || quick
+[ $mode = quick ] || long
+
+echo "gpu_check.sh, $mode, $(date -u +%Y-%m-%dT%H:%M:%SZ), $(($(date +%s) - begun)) s: $failed failed"
+head -n 39 "$summary"
+for name in ${failures:-}; do
+    echo "== $name: the last lines of $out/$name.log"
+    tail -n 25 "$out/$name.log"
+done
 exit $failed

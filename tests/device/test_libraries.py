@@ -82,4 +82,4 @@ print(opened() - before)
 @pytest.mark.skipif(not missing_gpu(), reason="there is a GPU, and the laboratory measures it")
 def test_the_laboratory_says_what_is_missing():
     with pytest.raises(SystemExit, match="nothing can be measured here: "):
-        laboratory.main()
+        laboratory.main([])

@@ -4,6 +4,7 @@
 tests.laboratory.device`), whose ranks may share a GPU. Bandwidths count all bytes read and written, the copy's
 too, and are the median of RUNS timings by the GPU's own events. Every result is checked against the C kernels.
 """
+import argparse
 import statistics
 
 import numpy as np
@@ -12,7 +13,7 @@ from bagua_hvd.bench.rank import human_nbytes, resnet50_counts
 from bagua_hvd.core import device, device_kernels, native, variables
 from bagua_hvd.core.native import ffi, lib
 
-NBYTES = 256 << 20
+NBYTES = 256 << 20              # unless --nbytes says otherwise, and --runs
 RUNS = 20
 THREADS = 256
 # Blocks of threads of a launch: several times what any GPU runs at once.
@@ -202,8 +203,14 @@ def measure_job(sizes):
     hvd.shutdown()
 
 
-def main():
+def main(arguments=None):
     """The program."""
+    global NBYTES, RUNS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nbytes", type=int, default=NBYTES, help="of the vector that is copied and encoded")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    args = parser.parse_args(arguments)
+    NBYTES, RUNS = args.nbytes, args.runs
     if why := missing():
         raise SystemExit(f"nothing can be measured here: {why}")
     if variables.given("HOROVOD_SIZE"):
