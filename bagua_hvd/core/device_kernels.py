@@ -28,7 +28,8 @@ class Kernels:
     def __init__(self, index):
         import cupy
 
-        with cupy.cuda.Device(index):
+        self._device = cupy.cuda.Device(index)
+        with self._device:
             self._module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
             self._module.compile()
 
@@ -38,4 +39,5 @@ class Kernels:
 
     def handle(self, name):
         """The driver's handle of the kernel, an int; it lives as long as this object."""
-        return self._module.get_function(name).kernel.ptr
+        with self._device:              # in whose context CuPy loads a kernel: the current one's at its first use
+            return self._module.get_function(name).kernel.ptr

@@ -4,6 +4,7 @@ import inspect
 import re
 import textwrap
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,3 +81,24 @@ def _cache(f):
         return known[key]
 
     return cached
+
+
+def in_window(items, start, finish, nbytes, limit=64 << 20):
+    """Runs an operation for each item, in order, with at most about `limit` bytes in flight.
+
+    Tensors of GPUs that go by way of the host each need as much pinned memory, which is kept afterwards.
+
+    Args:
+        items: iterable. start: called with an item, returns what `finish` is called with. nbytes: the bytes of an item.
+    """
+    running, in_flight = deque(), 0
+    for item in items:
+        size = nbytes(item)
+        while running and in_flight + size > limit:
+            started, done = running.popleft()
+            finish(started)
+            in_flight -= done
+        running.append((start(item), size))
+        in_flight += size
+    for started, _ in running:
+        finish(started)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from bagua_hvd.collectives import objects
-from bagua_hvd.core.util import doc_from
+from bagua_hvd.core.util import doc_from, in_window
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.compiled import eager
@@ -51,21 +51,27 @@ def _refusal(tensor):
 
 
 def _broadcast_tensors(named, root_rank):
-    named, running = [(name, tensor) for name, tensor in named if tensor is not None], []
+    named = [(name, tensor) for name, tensor in named if tensor is not None]
     for place, (name, tensor) in enumerate(named):      # before anything is sent, for which the other ranks would wait
         reason = _refusal(tensor)
         if reason is not None:
             raise ValueError(f"{name or f'tensor number {place}'} cannot be broadcast: {reason}")
         if not tensor.is_contiguous():
             check_memory(tensor)
-    for name, tensor in named:
+
+    def start(entry):
+        name, tensor = entry
         contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        running.append((broadcast_async_(contiguous, root_rank, name), contiguous, tensor))
-    for handle, contiguous, tensor in running:
+        return broadcast_async_(contiguous, root_rank, name), contiguous, tensor
+
+    def finish(started):
+        handle, contiguous, tensor = started
         synchronize(handle)
         if contiguous.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
             with torch.no_grad():
                 tensor.copy_(contiguous)
+
+    in_window(named, start, finish, lambda entry: entry[1].numel() * entry[1].element_size())
 
 
 class _TensorFacts:

@@ -1,7 +1,9 @@
 // NVIDIA's driver, libcuda.so.1, opened at run time; prototypes of our own, no CUDA header.
 //
 // Uses the device's primary context, which is the one that every framework uses, so that pointers, streams and events of
-// the framework are valid here. Each call makes it current for the calling thread, and puts back what was.
+// the framework are valid here. Each call makes it current for the calling thread, and puts back what was. So it does with the
+// thread's capture mode: while any thread captures a graph in the global mode, the default, a query of an event on another
+// thread would fail and invalidate the graph. No call here touches a stream that is captured (device_ops.stream_is_capturing).
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,7 @@ enum {
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_CAPTURE_NONE = 0,
+    CU_CAPTURE_MODE_RELAXED = 2,
     DRIVER_OLDEST = 11040               // CUDA 11.4: cuStreamIsCapturing and all else that is used here, and H100 soon after
 };
 
@@ -32,6 +35,7 @@ enum {
     X("cuDevicePrimaryCtxRelease_v2", primary_release, (cu_device device))                                       \
     X("cuCtxPushCurrent_v2", context_push, (void *context))                                                      \
     X("cuCtxPopCurrent_v2", context_pop, (void **context))                                                       \
+    X("cuThreadExchangeStreamCaptureMode", exchange_capture_mode, (int *mode))                                   \
     X("cuCtxGetStreamPriorityRange", priority_range, (int *least, int *greatest))                                \
     X("cuMemHostAlloc", host_allocate, (void **memory, size_t nbytes, unsigned flags))                           \
     X("cuMemFreeHost", host_free, (void *memory))                                                                \
@@ -110,9 +114,12 @@ static struct cuda *cuda_of(struct bhvd_device *device) { return (struct cuda *)
     struct cuda *cuda = cuda_of(device);                                    \
     const struct driver *driver = &cuda->driver;                            \
     void *popped;                                                           \
+    int mode = CU_CAPTURE_MODE_RELAXED;                                     \
     cu_result code = driver->context_push(cuda->context);                   \
     if (!code) {                                                            \
+        driver->exchange_capture_mode(&mode);                               \
         code = driver->call;                                                \
+        driver->exchange_capture_mode(&mode);                               \
         driver->context_pop(&popped);                                       \
     }
 

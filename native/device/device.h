@@ -5,7 +5,6 @@
 //     cpu.c       the host's memory as a device, at once: the definition, for tests of what stands on it
 //     buffer.c    memory that is kept between operations
 //     nccl.c      NVIDIA's collectives, opened at run time
-//     staging.c   operations on tensors of a device: through pinned memory, over the CPU transports
 //
 // Nothing here blocks but what says so. Everything may be called from any thread.
 #ifndef BHVD_DEVICE_H

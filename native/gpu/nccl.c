@@ -16,7 +16,11 @@
 #include "primitive/primitive.h"
 #include "run/hierarchy.h"
 
-enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the peers to close too
+enum {
+    CLOSE_MS = 5000,                    // for what is on the GPU, and for the peers to close too
+    NCCL_GROUPS_ABORTS = 22200,         // the version from which aborts of one group wait for each other
+    ABORT_THREADS = 256
+};
 
 // What a member says about itself; the same bytes on all hosts.
 struct member {
@@ -268,24 +272,81 @@ bhvd_status nccl_settle(struct executor_context *run, struct nccl_group *group)
     return status;
 }
 
-void nccl_look(struct executor_context *run, const struct nccl_group *group)
+// Whether what was enqueued last is on the GPU for too long.
+static bool is_late(const struct executor_context *run, struct nccl_group *group)
+{
+    if (!group->last_ns || clock_now_ns() < group->last_ns + run_gpu_timeout_ns(run))
+        return false;
+    const bool done = group->device->ops->event_query(group->device, group->last->done) != DEVICE_NOT_READY;
+    group->last_ns = done ? 0 : group->last_ns;
+    return !done;
+}
+
+void nccl_look(struct executor_context *run, struct nccl_group *group)
 {
     for (; group; group = group->local) {
         const nccl_result state = group->comm && !run->failure.status ? state_of(group) : NCCL_SUCCESS;
         if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
             nccl_failed(run, group, state, "it failed while tensors were on their way");
+        else if (group->comm && !run->failure.status && is_late(run, group))
+            run_fail(run, BHVD_ERR_TIMEOUT, "rank %d: GPU %d has not finished a collective by NCCL for %.1f s, and NCCL reports no "
+                     "error; the limit is %d times HOROVOD_GLOO_TIMEOUT_SECONDS", run->connections.rank, group->device->index,
+                     (double)run_gpu_timeout_ns(run) / 1e9, GPU_TIMEOUTS);
     }
 }
 
-void nccl_abort(struct nccl_group *group)
+static void *abort_group(void *arg)
 {
-    for (; group; group = group->local) {
-        if (!group->comm || group->device->ops->enter(group->device))
-            continue;
+    struct nccl_group *group = arg;
+    if (group->device->ops->enter(group->device) == 0) {
         group->device->nccl->comm_abort(group->comm);
-        group->comm = NULL;
         group->device->ops->leave(group->device);
     }
+    return NULL;
+}
+
+// With one call of NCCL for all from NCCL_GROUPS_ABORTS on.
+static void abort_together(struct nccl_group *const *groups, int count)
+{
+    struct bhvd_device *device = groups[0]->device;
+    if (device->ops->enter(device))
+        return;
+    device->nccl->group_start();
+    for (int i = 0; i < count; i++)
+        abort_group(groups[i]);
+    device->nccl->group_end();
+    device->ops->leave(device);
+}
+
+// On a thread for each, before.
+static void abort_by_threads(struct nccl_group *const *groups, int count)
+{
+    pthread_t threads[ABORT_THREADS];
+    bool started[ABORT_THREADS];
+    for (int i = 0; i < count; i++)
+        started[i] = pthread_create(&threads[i], NULL, abort_group, groups[i]) == 0;
+    for (int i = 0; i < count; i++) {
+        if (started[i])
+            pthread_join(threads[i], NULL);
+        else
+            abort_group(groups[i]);
+    }
+}
+
+void nccl_abort(struct nccl_group *const *groups, int count)
+{
+    struct nccl_group *all[ABORT_THREADS];
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        for (struct nccl_group *group = groups[i]; group && found < ABORT_THREADS; group = group->local) {
+            if (group->comm)
+                all[found++] = group;
+        }
+    }
+    if (found)
+        (all[0]->device->nccl->version >= NCCL_GROUPS_ABORTS ? abort_together : abort_by_threads)(all, found);
+    for (int i = 0; i < found; i++)
+        all[i]->comm = NULL;
 }
 
 // ------------------------------------------------------------------------------------------------------------- end
@@ -310,21 +371,25 @@ static bool finish(const struct nccl_group *group, int64_t deadline_ns)
     return state == NCCL_SUCCESS;
 }
 
+bool nccl_finish(struct nccl_group *group)
+{
+    bool all = true;
+    for (; group; group = group->local) {
+        group->finished = group->comm && finish(group, clock_deadline_ns(CLOSE_MS));
+        all &= group->finished || !group->comm;
+    }
+    return all;
+}
+
 void nccl_close(struct nccl_group *group)
 {
     if (!group)
         return;
     nccl_close(group->local);
     struct bhvd_device *device = group->device;
-    if (group->comm) {
-        const bool finished = finish(group, clock_deadline_ns(CLOSE_MS));
-        if (device->ops->enter(device) == 0) {
-            if (finished)
-                device->nccl->comm_destroy(group->comm);
-            else
-                device->nccl->comm_abort(group->comm);
-            device->ops->leave(device);
-        }
+    if (group->comm && group->finished && device->ops->enter(device) == 0) {
+        device->nccl->comm_destroy(group->comm);
+        device->ops->leave(device);
     }
     if (device) {
         device_buffer_release(device, group->last);

@@ -28,7 +28,9 @@ struct nccl_group {
     bool encodes;               // all members have those of the codecs too
     struct bhvd_device *device; // held; NULL when not on
     void *comm;                 // NULL: aborted, or not on
-    struct device_buffer *last; // its `done` event is of the last execution
+    struct device_buffer *last; // its `done` event is of the last execution,
+    int64_t last_ns;            // which was enqueued then; 0: it is done
+    bool finished;              // nothing is left to do, here and at the peers
 };
 
 // What a context was asked for (bhvd_context_options.nccl_levels).
@@ -79,11 +81,13 @@ bhvd_status nccl_settle(struct executor_context *run, struct nccl_group *group);
 // Fails the run with NCCL's words.
 bhvd_status nccl_failed(struct executor_context *run, const struct nccl_group *group, int result, const char *what);
 
-// All of these take what is on this host along; NULL is fine. Engine only. Fails the run where NCCL reports an error.
-void nccl_look(struct executor_context *run, const struct nccl_group *group);
-// Ends what is on the GPU, at once.
-void nccl_abort(struct nccl_group *group);
-// The set ends: waits a moment for what is on the GPU.
+// All of these take what is on this host along; NULL is fine. Engine only.
+// Fails the run where NCCL reports an error, or where the GPU has not finished in time what was enqueued last.
+void nccl_look(struct executor_context *run, struct nccl_group *group);
+// Ends what is on the GPU, at once, of all these groups: an abort waits for the GPU, where another group's kernel may hang.
+void nccl_abort(struct nccl_group *const *groups, int count);
+// Before nccl_close: waits a moment for what is on the GPU. False: it has not finished, and is to be aborted.
+bool nccl_finish(struct nccl_group *group);
 void nccl_close(struct nccl_group *group);
 
 #endif

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
+
 // ---------------------------------------------------------------------------------------------------------- errors
 
 bhvd_status nccl_run_checked(struct nccl_run *x, int code)
@@ -123,13 +125,6 @@ static int is_done(struct executor_context *run, void *arg)
     return x->device->ops->event_query(x->device, x->tables->done) != DEVICE_NOT_READY;
 }
 
-// The `done` event of whatever was used, so that nobody else gets it before.
-static int record(struct nccl_run *x, struct device_buffer *buffer)
-{
-    buffer->last = buffer->done;
-    return x->device->ops->event_record(x->device, buffer->done, x->stream);
-}
-
 bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
 {
     int code = 0;
@@ -137,24 +132,25 @@ bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
         return status;
     for (struct device_buffer *buffer = x->scratch, *next; buffer; buffer = next) {
         next = buffer->next;
-        code = code ? code : record(x, buffer);
+        code = code ? code : device_buffer_record(x->device, buffer, x->stream);
         device_buffer_release(x->device, buffer);
     }
     for (int i = 0; i < x->count && !status && !code; i++) {
         struct work *op = x->works[i];
         for (size_t t = 0; t < op->tensor_count && op->staging && !code; t++) {
             if (op->staging->places[t].result)
-                code = record(x, op->staging->places[t].result);
+                code = device_buffer_record(x->device, op->staging->places[t].result, x->stream);
         }
         if (op->staging && !code) {
             op->staging->by_nccl = true;
-            code = record(x, op->staging->buffer);
+            code = device_buffer_record(x->device, op->staging->buffer, x->stream);
         }
     }
     if (x->tables) {
-        code = code ? code : record(x, x->tables);
+        code = code ? code : device_buffer_record(x->device, x->tables, x->stream);
         device_buffer_release(x->device, x->group->last);
         x->group->last = x->tables;
+        x->group->last_ns = clock_now_ns();
     }
     if (!status)
         status = nccl_run_checked(x, code);

@@ -118,8 +118,11 @@ void run_look_at_liveness(struct executor_context *run);
 // the message; -1 when several.
 typedef int (*run_ready_fn)(struct executor_context *run, void *arg);
 bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *arg, int waiting_for);
-// The same for what only a GPU knows, so that the engine looks again and again instead of sleeping.
+// The same for what only a GPU knows, so that the engine looks again and again instead of sleeping. A GPU may be busy for a
+// while with what it was given before, and NCCL's first connections take long: the limit is GPU_TIMEOUTS times as long.
 bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg);
+enum { GPU_TIMEOUTS = 20 };
+int64_t run_gpu_timeout_ns(const struct executor_context *run);
 // Waits until all these messages have moved.
 bhvd_status run_transfers(struct executor_context *run, struct transfer *transfers, int count);
 // Moves what can be moved now. Never blocks.

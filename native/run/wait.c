@@ -12,6 +12,8 @@ enum {
 
 static int64_t timeout_ns(const struct executor_context *run) { return (int64_t)run->timeout_ms * 1000000; }
 
+int64_t run_gpu_timeout_ns(const struct executor_context *run) { return GPU_TIMEOUTS * timeout_ns(run); }
+
 // Changes when a rank of this host moved something over a socket.
 static uint32_t host_activity(const struct executor_context *run)
 {
@@ -22,14 +24,14 @@ static uint32_t host_activity(const struct executor_context *run)
 }
 
 // Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
-static bool stillness_is_over_limit(struct executor_context *run, struct stillness *still)
+static bool stillness_is_over_limit(struct executor_context *run, struct stillness *still, int64_t limit_ns)
 {
     uint64_t moved = run->messages_moved + host_activity(run);
     int64_t now_ns = clock_now_ns();
     bool begins = !still->since_ns || moved != still->moved || run->returned_ns > still->since_ns;
-    if (begins || (now_ns >= still->since_ns + timeout_ns(run) && run->callbacks->others_are_earlier(run->owner)))
+    if (begins || (now_ns >= still->since_ns + limit_ns && run->callbacks->others_are_earlier(run->owner)))
         *still = (struct stillness){now_ns, moved};
-    return now_ns >= still->since_ns + timeout_ns(run);
+    return now_ns >= still->since_ns + limit_ns;
 }
 
 // Before every sleep, and every so often however much moves: frames that tell of life or of other operations may come without
@@ -63,6 +65,9 @@ static int name_awaited(const struct executor_context *run, int waiting_for, cha
 static bhvd_status fail_still(struct executor_context *run, int waiting_for)
 {
     char who[128];
+    if (run->waits_for_gpu)
+        return run_fail(run, BHVD_ERR_TIMEOUT, "rank %d: the GPU has not finished for %.1f s; the limit is %d times "
+                        "HOROVOD_GLOO_TIMEOUT_SECONDS", run->connections.rank, (double)run_gpu_timeout_ns(run) / 1e9, GPU_TIMEOUTS);
     const int rank = name_awaited(run, waiting_for, who, sizeof who);
     return run_blame(run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, rank,
                      "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
@@ -73,7 +78,7 @@ void run_look_at_schedules(struct executor_context *run)
 {
     if (!executor_is_busy(run))
         run->executor.still = (struct stillness){0};
-    else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still))
+    else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still, timeout_ns(run)))
         fail_still(run, tasks_await(run));
 }
 
@@ -81,6 +86,7 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
 {
     int rounds = 0;
     struct stillness still = {0};
+    const int64_t limit_ns = run->waits_for_gpu ? run_gpu_timeout_ns(run) : timeout_ns(run);
     for (uint32_t polls = 1;; polls++) {
         int is_ready = ready(run, arg);
         if (is_ready > 0) {
@@ -94,11 +100,11 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
         bool moved = run->callbacks->poll(run->owner, rounds % SOCKET_ROUNDS == 0);
         if (moved)
             rounds = 0;
-        if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still) && ready(run, arg) <= 0) {
+        if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still, limit_ns) && ready(run, arg) <= 0) {
             return fail_still(run, waiting_for);
         }
         if (!moved || (pause_is_patient(run) && !ready(run, arg)))
-            pause_engine(run, &rounds, still.since_ns ? still.since_ns + timeout_ns(run) : CLOCK_NEVER, ready, arg);
+            pause_engine(run, &rounds, still.since_ns ? still.since_ns + limit_ns : CLOCK_NEVER, ready, arg);
     }
 }
 

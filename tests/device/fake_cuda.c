@@ -54,6 +54,7 @@ struct event {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t recorded, completed;       /* how often */
+    uint64_t asked;                     /* after which record it was asked last whether it is complete */
     struct context *context;
     struct event *next;                 /* of all there ever were */
 };
@@ -107,7 +108,7 @@ static struct {
     atomic_int failed, copies, captures, invalidated, allocations_wait;
     int fail_after, devices;
     struct event *events;               /* never freed: a stream may still come to one */
-    uint64_t launches, link_bytes;
+    uint64_t launches, link_bytes, asked;
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = DEVICES_MAX};
 
 static _Thread_local struct context *stack[STACK_MAX];
@@ -581,6 +582,8 @@ int fake_cuda_is_current(void) { return depth > 0; }
 /* Of the fake only: copies made, kernels launched, bytes asked to be copied between host and device so far. */
 API int fake_cuda_copies(void) { return fake.copies; }
 API uint64_t fake_cuda_launches(void) { return __atomic_load_n(&fake.launches, __ATOMIC_RELAXED); }
+/* Of the fake only: how many records were asked for by cuEventQuery, however often. */
+API uint64_t fake_cuda_asked(void) { return __atomic_load_n(&fake.asked, __ATOMIC_RELAXED); }
 API uint64_t fake_cuda_pinned_bytes(void) { return __atomic_load_n(&fake.pinned_bytes, __ATOMIC_RELAXED); }
 API uint64_t fake_cuda_link_bytes(void) { return __atomic_load_n(&fake.link_bytes, __ATOMIC_RELAXED); }
 
@@ -635,6 +638,9 @@ API int cuEventQuery(void *handle)
     struct event *event = handle;
     const int code = forbidden() ? CAPTURE_UNSUPPORTED : fake.failed;
     pthread_mutex_lock(&event->lock);
+    if (event->asked != event->recorded)
+        __atomic_fetch_add(&fake.asked, 1, __ATOMIC_RELAXED);
+    event->asked = event->recorded;
     int done = event->completed >= event->recorded;
     pthread_mutex_unlock(&event->lock);
     return code ? code : done ? OK : NOT_READY;

@@ -64,6 +64,20 @@ static void gpu_load(void)
     CHECK_EQ(driver.init(0), 0);
 }
 
+// Between them the context of the rank's GPU is the thread's current one.
+static void gpu_enter(int rank)
+{
+    void *context;
+    CHECK_EQ(driver.retain(&context, rank), 0);
+    CHECK_EQ(driver.push(context), 0);
+}
+
+static void gpu_leave(void)
+{
+    void *context;
+    CHECK_EQ(driver.pop(&context), 0);
+}
+
 // dst = factor * src, as tests/device/kernels.cu's scale_f32.
 static int scale_f32(unsigned blocks, unsigned threads, void **params, int (*reaches)(uint64_t address, size_t nbytes))
 {
@@ -91,13 +105,11 @@ static void gpu_open_all(void)
                                               .nccl_libraries = driver.path};
         struct bhvd_error error;
         CHECK_STATUS(bhvd_device_create(&options, &gpus[rank].device, &error), BHVD_OK);
-        void *context;
-        CHECK_EQ(driver.retain(&context, rank), 0);
-        CHECK_EQ(driver.push(context), 0);
+        gpu_enter(rank);
         for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
             CHECK_STATUS(bhvd_device_set_kernel(gpus[rank].device, kernel, driver.kernel(&scale_function)), BHVD_OK);
         CHECK_EQ(driver.stream_create(&gpus[rank].stream, 0), 0);
-        CHECK_EQ(driver.pop(&context), 0);
+        gpu_leave();
     }
 }
 

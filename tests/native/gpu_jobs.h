@@ -233,7 +233,9 @@ static void every_collective(struct job *job, int rank, bhvd_context *ctx)
                                 {.ctx = ctx, .rank = rank, .number = 1}};
     pthread_t thread;
     (void)job;
+    gpu_enter(rank);
     CHECK_EQ(driver.stream_create(&posters[1].stream, 0), 0);
+    gpu_leave();
     pthread_create(&thread, NULL, post_rounds, &posters[1]);
     post_rounds(&posters[0]);
     pthread_join(thread, NULL);

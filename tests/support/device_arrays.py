@@ -60,7 +60,7 @@ class FakeCuda:
 
     def __init__(self):
         self.handle = ctypes.CDLL(fake_cuda_path())
-        for name in ("launches", "link_bytes", "pinned_bytes"):
+        for name in ("launches", "link_bytes", "pinned_bytes", "asked"):
             getattr(self.handle, f"fake_cuda_{name}").restype = ctypes.c_uint64
         self.handle.fake_cuda_kernel.restype = ctypes.c_void_p
         self._check(self.handle.cuInit(0))
@@ -114,6 +114,10 @@ class FakeCuda:
         """How many bytes were asked to be copied between the host and devices."""
         return self.handle.fake_cuda_link_bytes()
 
+    def asked(self):
+        """About how many records of events somebody has asked whether they are complete."""
+        return self.handle.fake_cuda_asked()
+
     def pinned_bytes(self):
         """How much pinned memory there is now."""
         return self.handle.fake_cuda_pinned_bytes()
@@ -144,8 +148,11 @@ class FakeCuda:
     def capture(self, stream):
         """Within, a graph is captured from the stream in the global mode, the default. Afterwards it must be valid."""
         self.handle.fake_cuda_begin_capture(ctypes.c_void_p(stream))
-        yield
-        self._check(self.handle.fake_cuda_end_capture(ctypes.c_void_p(stream)))
+        try:
+            yield
+        finally:
+            code = self.handle.fake_cuda_end_capture(ctypes.c_void_p(stream))
+        self._check(code)
 
 
 @functools.cache
@@ -343,22 +350,24 @@ class Emulation:
     def _function(self, name):
         return _Function.in_dll(self._library, f"emulate_{name}")
 
-    def launch(self, name, blocks, threads, *arguments, reachable=()):
+    def launch(self, name, blocks, threads, *arguments, reachable=(), everywhere=False):
         """Runs a kernel on this thread, and raises AssertionError where it would fail on a GPU.
 
         Args:
             arguments: arrays, ints (uint64_t) and floats (double).
             reachable: arrays that the kernel may touch besides.
+            everywhere: it may touch all memory, and global memory is not checked for races.
         """
         function = self._function(name)
         assert function.param_count == len(arguments)
         words = [ctypes.c_double(a) if isinstance(a, float)
                  else ctypes.c_uint64(a if isinstance(a, int) else a.ctypes.data) for a in arguments]
         arrays = [a for a in (*arguments, *reachable) if isinstance(a, np.ndarray)]
-        ranges = np.array([(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays], np.uint64)
+        ranges = [(0, 1 << 63)] if everywhere else [(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays]
+        ranges = np.array(ranges, np.uint64)
         fault = self._library.ptx_launch(
             ctypes.byref(function), blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)),
-            ctypes.c_void_p(ranges.ctypes.data), ctypes.c_size_t(len(arrays)))
+            ctypes.c_void_p(ranges.ctypes.data), ctypes.c_size_t(len(ranges)), int(not everywhere))
         assert fault is None, fault.decode()
 
     def counts(self):
@@ -381,14 +390,17 @@ def emulation():
 
 
 @functools.cache
-def missing_gpu():
-    """Why tests on a real GPU cannot run here; "" when they can."""
+def missing_kernels():
+    """Why kernels cannot run on a GPU here; "" when they can."""
     _, count, reason = device.cuda_facts()
     if not count:
         return f"no GPU: {reason or 'the driver finds none'}"
-    if not torch.cuda.is_available():
-        return "this PyTorch has no CUDA"
     return "" if device_kernels.available() else "no CuPy to compile kernels"
+
+
+def missing_gpu():
+    """Why tests of tensors on a real GPU cannot run here; "" when they can."""
+    return missing_kernels() or ("" if torch.cuda.is_available() else "this PyTorch has no CUDA")
 
 
 # Marks an address of ordinary memory as one of the device; see fake_cuda.c.

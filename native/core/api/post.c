@@ -71,8 +71,11 @@ static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, c
     if (status || !args->gpu)
         return status;
     status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
+    bool host_waits = way == WAY_LEVELS;        // and so would the other ranks' hosts, if it were announced before
+    for (size_t t = 0; t < args->tensor_count; t++)
+        host_waits |= args->tensors[t].dst_on_host != 0;
     if (!status)
-        op->work.staging->host_waits = way == WAY_LEVELS;
+        op->work.staging->host_waits = host_waits;
     return status;
 }
 

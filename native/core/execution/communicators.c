@@ -2,10 +2,12 @@
 
 #include "gpu/nccl.h"
 
+enum { ABORT_GROUPS = 256 };            // more process sets with communicators than any job has
+
 void communicators_look(bhvd_context *ctx)
 {
     for (int id = 0; id < ctx->sets.high && !ctx->run.failure.status; id++) {
-        const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set)
             nccl_look(&ctx->run, set->nccl);
     }
@@ -13,11 +15,14 @@ void communicators_look(bhvd_context *ctx)
 
 void communicators_abort(bhvd_context *ctx)
 {
-    for (int id = 0; id < ctx->sets.high; id++) {
+    struct nccl_group *groups[ABORT_GROUPS];
+    int count = 0;
+    for (int id = 0; id < ctx->sets.high && count < ABORT_GROUPS; id++) {
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-        if (set)
-            nccl_abort(set->nccl);
+        if (set && set->nccl)
+            groups[count++] = set->nccl;
     }
+    nccl_abort(groups, count);
 }
 
 // Posting threads look at it.
@@ -38,17 +43,30 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
     bhvd_status status = nccl_agree(&ctx->run, &set->group, op, ctx->options.nccl_levels, &group);
     exchange(ctx, set, group);
     if (status)
-        nccl_abort(group);                      // the context failed before the set had the communicator
+        nccl_abort(&group, 1);                  // the context failed before the set had the communicator
     return status;
 }
 
-void communicators_close(bhvd_context *ctx, struct process_set *set) { nccl_close(exchange(ctx, set, NULL)); }
+void communicators_close(bhvd_context *ctx, struct process_set *set)
+{
+    struct nccl_group *group = exchange(ctx, set, NULL);
+    if (!nccl_finish(group))
+        nccl_abort(&group, 1);
+    nccl_close(group);
+}
 
 void communicators_close_all(bhvd_context *ctx)
 {
+    bool finished = true;
+    for (int id = 0; id < ctx->sets.high && finished; id++) {
+        const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        finished = !set || nccl_finish(set->nccl);
+    }
+    if (!finished)
+        communicators_abort(ctx);
     for (int id = 0; id < ctx->sets.high; id++) {
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set)
-            communicators_close(ctx, set);
+            nccl_close(exchange(ctx, set, NULL));
     }
 }

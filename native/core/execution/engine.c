@@ -22,11 +22,16 @@ static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *pos
 {
     struct bhvd_handle *staged = ctx->staged_head, *ready = NULL, **ready_tail = &ready, **staged_tail = &ctx->staged_head;
     struct bhvd_handle *lists[] = {staged, posted};
+    const struct bhvd_device *behind = NULL;        // of which one operation's copies are not done, and so no later one's
     ctx->staged_head = NULL;
     for (int i = 0; i < 2; i++) {
         for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
             struct bhvd_error error;
-            const int is_ready = op->work.staging ? staging_is_ready(op->work.staging, &error) : 1;
+            const struct staging *staging = op->work.staging;
+            const bool in_order = staging && !staging->direct;
+            const bool is_behind = in_order && staging->device == behind;
+            const int is_ready = !staging ? 1 : is_behind ? 0 : staging_is_ready(staging, &error);
+            behind = in_order && !is_ready ? staging->device : behind;
             struct bhvd_handle ***tail = is_ready ? &ready_tail : &staged_tail;
             next = op->next;
             op->next = NULL;
