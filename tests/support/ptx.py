@@ -169,12 +169,14 @@ class _Kernel:
 
     def _mov(self, parts, operands, quoted):
         target, source, kind = operands[0], operands[1], parts[-1]
+        several = _split((target if target.startswith("{") else source).strip("{}"))
+        bits = int(kind[1:] if kind[1:].isdigit() else 0) // len(several)       # of each, the lowest first
         if target.startswith("{"):
-            for i, register in enumerate(_split(target.strip("{}"))):
-                self.assign(register, f"{self.operand(source, 'u64')} >> {32 * i}", "u32")
+            for i, register in enumerate(several):
+                self.assign(register, f"{self.operand(source, 'u64')} >> {bits * i}", f"u{bits}")
         elif source.startswith("{"):
-            low, high = (self.operand(x, "u32") for x in _split(source.strip("{}")))
-            self.assign(target, f"{low} | (uint64_t){high} << 32", kind)
+            parts = (f"(uint64_t){self.operand(x, f'u{bits}')} << {bits * i}" for i, x in enumerate(several))
+            self.assign(target, " | ".join(parts), kind)
         else:
             self.assign(target, self.operand(source, kind), kind)
 
