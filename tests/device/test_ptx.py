@@ -122,8 +122,8 @@ def _barriers(kernel):
 
 
 # Of each kernel that has barriers: its codec, and elements of a segment for which all of them are needed.
-WITH_BARRIERS = {"minmax_uint8_encode": ("minmax_uint8", 1200), "sign_encode": ("sign", 20_000),
-                 "qsgd_encode": ("qsgd", 900)}
+WITH_BARRIERS = {"minmax_uint8_ranges": ("minmax_uint8", 1200), "minmax_uint8_encode": ("minmax_uint8", 1200),
+                 "sign_header": ("sign", 20_000)}
 
 
 @pytest.mark.parametrize("kernel", WITH_BARRIERS)
