@@ -38,7 +38,8 @@ def _options(rank, size, port, secret, path):
         rendezvous_host=_HOST, rendezvous_port=port, scope="bench.world", listen_host=_HOST, host_id=None,
         secret=secret, inproc_world=None, fusion_threshold=1 << 27, cache_capacity=1024,
         start_timeout_ms=START_SECONDS * 1000, timeout_ms=60000, heartbeat_timeout_ms=30000, stall_warning_ms=0,
-        stall_shutdown_ms=0, allreduce_path=path, streams=0, negotiation=None, negotiation_fanout=0, nccl_levels=0)
+        stall_shutdown_ms=0, allreduce_path=path, streams=0, negotiation=None, negotiation_fanout=0, nccl_levels=0,
+        emulated_byte_ps=0)
 
 
 def _private_kib():

@@ -62,7 +62,7 @@ class World:
                 "cache_capacity": 1024, "start_timeout_ms": 20000, "timeout_ms": timeout_ms,
                 "heartbeat_timeout_ms": 0, "stall_warning_ms": 60000, "stall_shutdown_ms": 0,
                 "allreduce_path": paths[rank], "streams": 1, "negotiation": shapes[rank],
-                "negotiation_fanout": 0, "nccl_levels": 0, **options}))
+                "emulated_byte_ps": 0, "negotiation_fanout": 0, "nccl_levels": 0, **options}))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)
