@@ -91,7 +91,8 @@ def in_window(items, start, finish, nbytes, limit=64 << 20):
     Args:
         items: iterable. start: called with an item, returns what `finish` is called with. nbytes: the bytes of an item.
     """
-    running, in_flight = deque(), 0
+    running: deque[tuple[Any, int]] = deque()
+    in_flight = 0
     for item in items:
         size = nbytes(item)
         while running and in_flight + size > limit:
