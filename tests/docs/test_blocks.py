@@ -59,15 +59,18 @@ def test_every_block_says_what_it_is(name):
 
 
 @pytest.mark.parametrize("name", with_python())
-def test_python(name, launcher):
+def test_python(name, launcher, tmp_path):
     if name == "lightning.md":
         pytest.importorskip("lightning.pytorch")
     if name.startswith("keras"):
         pytest.importorskip("keras")
-    # torchrun sets what init_process_group() asks for.
-    by_torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if name == "torch-distributed.md" else []
-    done = launcher.run("-np", 1 if by_torchrun else 2, sys.executable, *by_torchrun, Path(page_blocks.__file__), name,
-                        env={"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}, timeout=200)
+    program, env = [Path(page_blocks.__file__), name], {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    if name == "torch-distributed.md":      # torchrun sets what init_process_group() asks for
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run([*torchrun, *program], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True,
+                              timeout=200)
+    else:
+        done = launcher.run("-np", 2, sys.executable, *program, env=env, timeout=200)
     count = sum(not block.title for block in found(name, "python"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"ran {count} blocks") == 2
