@@ -48,7 +48,9 @@ struct fake_function {
 struct kernel {
     const struct fake_function *function;
     struct context *context;
+    struct kernel *next;            // of those that were made before, so that none is lost
 };
+static struct kernel *_Atomic kernels;
 
 struct event {
     pthread_mutex_t lock;
@@ -567,7 +569,8 @@ API void fake_cuda_set_allocations_wait(int wait) { atomic_store(&fake.allocatio
 API void *fake_cuda_kernel(const struct fake_function *function)
 {
     struct kernel *kernel = malloc(sizeof *kernel);
-    *kernel = (struct kernel){function, current() ? current() : &fake.contexts[0]};
+    *kernel = (struct kernel){function, current() ? current() : &fake.contexts[0], NULL};
+    kernel->next = atomic_exchange(&kernels, kernel);
     return kernel;
 }
 
