@@ -1,6 +1,4 @@
 """The environment variables of the launcher and the user, read once at init into one Options object."""
-import contextlib
-import fcntl
 import ipaddress
 import socket
 import warnings
@@ -8,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.variables import integer
-
-SIOCGIFADDR = 0x8915        # of Linux' if.h
+from bagua_hvd.job import probe
 
 
 @dataclass
@@ -148,23 +145,12 @@ def _listen_host(read, options):
     interfaces = read("HOROVOD_GLOO_IFACE")
     if interfaces is None:
         return local_address_towards(options.rendezvous_host)
-    addresses = interface_addresses()
+    addresses = dict(probe.addresses())
     for interface in interfaces:
         if interface in addresses:
             return addresses[interface]
     known = ", ".join(sorted(addresses))
     raise ValueError(f"environment variable HOROVOD_GLOO_IFACE={','.join(interfaces)!r}: expected one of {known}")
-
-
-def interface_addresses():
-    """The first IPv4 address of each network interface that has one, by the interface's name."""
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):      # it has none
-                answer = fcntl.ioctl(asked, SIOCGIFADDR, name.encode().ljust(256, b"\0"))
-                addresses[name] = socket.inet_ntoa(answer[20:24])
-    return addresses
 
 
 def local_address_towards(host):

@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def addresses(nics=None):
-    """[[interface, IPv4 address], ...] of this host, loopback last; with `nics`, a list of names, of these only."""
+    """[[interface, its first IPv4 address], ...] of this host, loopback last; with `nics`, names, of these only."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

@@ -5,7 +5,8 @@ import socket
 import psutil
 import pytest
 
-from bagua_hvd.job.environment import interface_addresses, local_address_towards, read_options
+from bagua_hvd.job import probe
+from bagua_hvd.job.environment import local_address_towards, read_options
 
 JOB = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
@@ -38,7 +39,7 @@ def test_a_job():
 def test_interfaces_have_the_first_of_their_addresses():
     expected = {name: [address.address for address in found if address.family == socket.AF_INET]
                 for name, found in psutil.net_if_addrs().items()}
-    assert interface_addresses() == {name: found[0] for name, found in expected.items() if found}
+    assert dict(probe.addresses()) == {name: found[0] for name, found in expected.items() if found}
 
 
 def test_settings():
