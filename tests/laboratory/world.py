@@ -15,7 +15,6 @@ import resource
 import socket
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from bagua_hvd.bench import report
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Context
+from bagua_hvd.job.environment import Options
 from bagua_hvd.job.rendezvous import Rendezvous
 
 START_COLUMNS = ("ranks", "start-up s", "CPU s", "descriptors / rank", "of rank 0", "memory / rank KiB", "of rank 0")
@@ -33,13 +33,10 @@ _HOST = "127.0.0.1"
 
 
 def _options(rank, size, port, secret, path):
-    return SimpleNamespace(
-        rank=rank, size=size, local_rank=0, local_size=1, cross_rank=rank, cross_size=size, transport="tcp",
-        rendezvous_host=_HOST, rendezvous_port=port, scope="bench.world", listen_host=_HOST, host_id=None,
-        secret=secret, inproc_world=None, fusion_threshold=1 << 27, cache_capacity=1024,
-        start_timeout_ms=START_SECONDS * 1000, timeout_ms=60000, heartbeat_timeout_ms=30000, stall_warning_ms=0,
-        stall_shutdown_ms=0, allreduce_path=path, streams=0, negotiation=None, negotiation_fanout=0, nccl_levels=0,
-        emulated_byte_ps=0)
+    return Options(
+        rank=rank, size=size, cross_rank=rank, cross_size=size, transport="tcp", rendezvous_host=_HOST,
+        rendezvous_port=port, scope="bench.world", secret=secret, start_timeout_ms=START_SECONDS * 1000,
+        timeout_ms=60000, stall_warning_ms=0, allreduce_path=path, negotiation_fanout=0)
 
 
 def _private_kib():

@@ -2,12 +2,12 @@
 import itertools
 import os
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Context
+from bagua_hvd.job.environment import Options
 from bagua_hvd.job.rendezvous import Rendezvous
 
 DTYPES = {
@@ -54,15 +54,13 @@ class World:
         scope = f"test.{next(_scopes)}"
 
         def create(rank, _):
-            return Context(SimpleNamespace(**{
-                "rank": rank, "size": n, "local_rank": rank, "local_size": n, "cross_rank": 0, "cross_size": 1,
-                "transport": transport, "rendezvous_host": "127.0.0.1", "scope": scope,
-                "rendezvous_port": self._rendezvous.port if self._rendezvous else 0, "listen_host": "127.0.0.1",
-                "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc, "fusion_threshold": 1 << 27,
-                "cache_capacity": 1024, "start_timeout_ms": 20000, "timeout_ms": timeout_ms,
-                "heartbeat_timeout_ms": 0, "stall_warning_ms": 60000, "stall_shutdown_ms": 0,
-                "allreduce_path": paths[rank], "streams": 1, "negotiation": shapes[rank],
-                "emulated_byte_ps": 0, "negotiation_fanout": 0, "nccl_levels": 0, **options}))
+            return Context(Options(**{
+                "rank": rank, "size": n, "local_rank": rank, "local_size": n, "transport": transport,
+                "rendezvous_host": "127.0.0.1", "rendezvous_port": self._rendezvous.port if self._rendezvous else 0,
+                "scope": scope, "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc,
+                "start_timeout_ms": 20000, "timeout_ms": timeout_ms, "heartbeat_timeout_ms": 0,
+                "allreduce_path": paths[rank], "streams": 1, "negotiation": shapes[rank], "negotiation_fanout": 0,
+                **options}))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)
