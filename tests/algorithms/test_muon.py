@@ -32,6 +32,18 @@ def optimizers_of(model, **options):
     return [hvd.DistributedOptimizer(each, **options) for each in made] if options else made
 
 
+def train(model, optimizers, rank):
+    """The loss of the last step, before it."""
+    for step in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = loss_of(model, rank, step)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return loss.item()
+
+
 def reference(n, delay):
     """One process that averages the gradients of all ranks' batches by itself."""
     model = make_model()
@@ -64,12 +76,7 @@ def served():
             first = loss_of(model, 0, 0).item()
             algorithm = made.get(name)
             optimizers = optimizers_of(model, algorithm=copy.deepcopy(algorithm) if algorithm else name, delay=delay)
-            for step in range(STEPS):
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                loss_of(model, rank, step).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
+            train(model, optimizers, rank)
             flat = torch.cat([p.detach().flatten() for p in model.parameters()])
             everyone = hvd.allgather(flat[None], name="same")
             assert flat.isfinite().all() and (everyone == everyone[0]).all(), (name, delay)
@@ -133,25 +140,13 @@ def inner():
                     list(model.parameters())[k].data.copy_(x)
     model = make_model()
     wrapped = optimizers_of(model, algorithm=algorithms.DiLoCo(interval, full_steps=0, outer_lr=eta, outer_momentum=mu))
-    for step in range(STEPS):
-        for optimizer in wrapped:
-            optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        for optimizer in wrapped:
-            optimizer.step()
+    train(model, wrapped, rank)
     for actual, wanted in zip(model.parameters(), outer, strict=True):
         torch.testing.assert_close(actual.detach(), wanted, rtol=2e-2, atol=2e-3)
     for name in ("streaming_diloco", "local_sgd"):
         model = make_model()
-        wrapped = optimizers_of(model, algorithm=name)
-        for step in range(STEPS):
-            for optimizer in wrapped:
-                optimizer.zero_grad()
-            loss = loss_of(model, rank, step)
-            loss.backward()
-            for optimizer in wrapped:
-                optimizer.step()
-        assert loss.item() < loss_of(make_model(), rank, STEPS - 1).item(), name
+        loss = train(model, optimizers_of(model, algorithm=name), rank)
+        assert loss < loss_of(make_model(), rank, STEPS - 1).item(), name
 
 
 def test_inside_diloco(run_ranks):
