@@ -79,7 +79,7 @@ class ErrorState:
 
     @worker.setter
     def worker(self, array: np.ndarray) -> None:
-        self._worker = vectors.Mirror(array)
+        self._worker = vectors.DeviceArray(array)
 
     @property
     def server(self) -> np.ndarray:
@@ -87,7 +87,7 @@ class ErrorState:
 
     @server.setter
     def server(self, array: np.ndarray) -> None:
-        self._server = vectors.Mirror(array)
+        self._server = vectors.DeviceArray(array)
 
     def fields(self) -> dict[str, Any]:
         """For Context.post."""
@@ -106,7 +106,7 @@ class ErrorState:
         """Another one with the same values; on the GPU, where they are there."""
         other = object.__new__(ErrorState)
         other._worker, other._server = (
-            mirror.copy(np.empty(mirror.size, np.float32)) for mirror in (self._worker, self._server))
+            kept.copy(np.empty(kept.size, np.float32)) for kept in (self._worker, self._server))
         return other
 
     def scale(self, factor: float) -> None:
@@ -137,7 +137,7 @@ class Replicas:
     """
 
     def __init__(self, own: Any, left: Any, right: Any) -> None:
-        self._mirrors = [None if array is None else vectors.Mirror(array) for array in (own, left, right)]
+        self._arrays = [None if array is None else vectors.DeviceArray(array) for array in (own, left, right)]
 
     @property
     def own(self) -> Any:
@@ -153,19 +153,19 @@ class Replicas:
 
     def fits(self, count: int) -> bool:
         """Whether those that are kept are of `count` elements."""
-        return all(mirror is None or mirror.size == count for mirror in self._mirrors)
+        return all(kept is None or kept.size == count for kept in self._arrays)
 
     def _fetched(self, place: int) -> np.ndarray | None:
-        mirror = self._mirrors[place]
-        return None if mirror is None else mirror.fetch()
+        kept = self._arrays[place]
+        return None if kept is None else kept.fetch()
 
     def fields(self, count: int) -> dict[str, Any]:
         """For Context.post, with values of `count` elements. ValueError: the replicas do not fit."""
-        for mirror in self._mirrors:
-            if mirror is not None and mirror.size != count:
-                raise ValueError(f"a replica is float32{list(mirror.array.shape)}, not float32[{count}]")
-        return {"replicas": [native.ffi.NULL if mirror is None else mirror.floats for mirror in self._mirrors],
-                "replica_copies": [native.ffi.NULL if mirror is None else mirror.pointer for mirror in self._mirrors]}
+        for kept in self._arrays:
+            if kept is not None and kept.size != count:
+                raise ValueError(f"a replica is float32{list(kept.array.shape)}, not float32[{count}]")
+        return {"replicas": [native.ffi.NULL if kept is None else kept.floats for kept in self._arrays],
+                "replica_copies": [native.ffi.NULL if kept is None else kept.pointer for kept in self._arrays]}
 
     def _kept(self) -> dict[str, np.ndarray]:
         kept = {"own": self.own, "left": self.left, "right": self.right}

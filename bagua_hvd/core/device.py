@@ -16,7 +16,7 @@ COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
 # One kernel for each type, at consecutive numbers.
 _FAMILIES = {
     "scale": lib.BHVD_DEVICE_SCALE_F32,
-    "feed_error": lib.BHVD_DEVICE_FEED_ERROR, "update_residual": lib.BHVD_DEVICE_KEEP_LOST,
+    "feed_error": lib.BHVD_DEVICE_FEED_ERROR, "update_residual": lib.BHVD_DEVICE_UPDATE_RESIDUAL,
     "minmax_uint8_ranges": lib.BHVD_DEVICE_MINMAX_UINT8_RANGES, "sign_header": lib.BHVD_DEVICE_SIGN_HEADER,
     "qsgd_header": lib.BHVD_DEVICE_QSGD_HEADER, "mix": lib.BHVD_DEVICE_MIX,
     **{f"{codec}_{step}": getattr(lib, f"BHVD_DEVICE_{codec}_{step}".upper())

@@ -49,7 +49,7 @@ def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741
 
 
 def deprecated(name: str, replacement: str, end: str = "2.0", stacklevel: int = 4) -> None:
-    """Warns that `name` works until version `end`. Without `end`: one of Horovod's."""
+    """Warns that version `end` removes `name`."""
     warnings.warn(f"{name} is deprecated, use {replacement}; bagua_hvd {end} removes it", DeprecationWarning,
                   stacklevel=stacklevel)
 

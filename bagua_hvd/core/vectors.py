@@ -103,7 +103,7 @@ def floats(array: np.ndarray | None) -> Any:
     return NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
 
 
-class Mirror:
+class DeviceArray:
     """A contiguous float32 array whose newest values may lie on a GPU, since an operation left them there.
 
     Args:
@@ -116,7 +116,7 @@ class Mirror:
         self._array = array
         self.pointer = ffi.gc(lib.bhvd_device_array_create(floats(array), array.size), lib.bhvd_device_array_destroy)
         if self.pointer == NULL:
-            raise MemoryError("no memory for the mirror of an array")
+            raise MemoryError("no memory for the device copy of an array")
 
     @property
     def array(self) -> np.ndarray:
@@ -132,15 +132,15 @@ class Mirror:
         """For an operation, which gets `pointer` too."""
         return floats(self._array)
 
-    def copy(self, array: np.ndarray) -> Mirror:
-        """A Mirror over another array of the same size, with the newest values, which stay on the GPU they are on.
+    def copy(self, array: np.ndarray) -> DeviceArray:
+        """A DeviceArray over another array of the same size, with the newest values, which stay on the GPU they are on.
 
         Raises:
             HorovodInternalError: the GPU failed.
         """
-        mirror, error = Mirror(array), ffi.new("struct bhvd_error *")
-        check(lib.bhvd_device_array_copy(mirror.pointer, self.pointer, error), error)
-        return mirror
+        other, error = DeviceArray(array), ffi.new("struct bhvd_error *")
+        check(lib.bhvd_device_array_copy(other.pointer, self.pointer, error), error)
+        return other
 
     def fetch(self) -> np.ndarray:
         """The array with the newest values, to be read and written until the next operation. Waits for the GPU.

@@ -54,7 +54,7 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
     const struct codec_kernels *kernels = &KERNELS[codec];
     const int type = type_of(dtype);
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32,
+                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_SCALE_F32,
                           BHVD_DEVICE_MIX};
     bool has = device_encoder_takes(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
@@ -171,7 +171,7 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
         void *params[] = {&lost, &vector, &count};
         code = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
         if (!code)
-            code = launch_over(e, BHVD_DEVICE_KEEP_LOST, count, params, scratch->stream);
+            code = launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);
     }
     return code;
 }

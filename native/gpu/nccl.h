@@ -1,6 +1,6 @@
 // Collectives of tensors on GPUs by NCCL, where the members of a process set can: each has a GPU of its own and the same NCCL.
 // Where only the members of each host can among themselves, or that is asked for, allreduces and broadcasts go in two levels:
-// NCCL within the hosts, the CPU transports between them (nccl_levels.c). What else there is goes by way of the host then.
+// NCCL within the hosts, the CPU transports between them (nccl_two_level.c). What else there is goes by way of the host then.
 //
 // Agreed on in the first execution on GPUs of a set (nccl_agree): the members tell each other over the CPU transports what they
 // have; all can, or none does. Which way an operation goes depends on that and on what the request says, so all members come

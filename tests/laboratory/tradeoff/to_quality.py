@@ -25,8 +25,8 @@ def exact_way(way):
     return "bytegrad, float8, Adam" if is_for_adam(way) else "bytegrad, float8"
 
 
-def _exact_steps(algorithm, told, steps):
-    """How many of the first steps of an algorithm are exact. told: all its arguments."""
+def _full_steps(algorithm, told, steps):
+    """How many of the first steps of an algorithm are full steps. told: all its arguments."""
     warmup = told.get("warmup_steps", 0)
     if warmup is None:                                  # qadam and its kin; nor did the optimizer say it
         warmup = QAdam.default_warmup_steps
@@ -66,7 +66,7 @@ def trainings(way, task=None):
             steps, base = page.steps_to(record, target), page.steps_to(exact, target)
             if not base:
                 continue
-            first = _exact_steps(algorithm, wanted, math.ceil(steps)) if steps else math.inf
+            first = _full_steps(algorithm, wanted, math.ceil(steps)) if steps else math.inf
             found.append((first / base, (steps - first) / base if steps else 0.0))
     return found
 
