@@ -39,7 +39,7 @@ static bool has_crossed(const struct two_level *l)
     return l->ended < l->begun && (!running || schedule_is_over(running));
 }
 
-// Passages of one lane follow each other: an earlier execution's come first. They take it in this order, since they are looked at
+// Pipelines of one lane follow each other: an earlier execution's come first. They take it in this order, since they are looked at
 // in it whenever a lane has become free.
 static bool may_take_lane(const struct two_level *l) { return !l->local->users[l->lane] || l->local->users[l->lane] == l; }
 

@@ -209,7 +209,7 @@ static bhvd_status connect_local(struct connecting *k, int rank)
     int fd = -1;
     bhvd_status status = local_connect(k, rank, &fd);
     if (!status)
-        status = listener_greet_local(k->c->listener, rank, fd, k->deadline_ns, k->error);
+        status = listener_handshake_local(k->c->listener, rank, fd, k->deadline_ns, k->error);
     if (!status)
         status = local_join(k, rank, fd, k->deadline_ns);
     if (!status)

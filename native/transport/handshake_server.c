@@ -171,7 +171,7 @@ int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *po
     return HANDSHAKE_LISTENERS_MAX + handshakes->count;
 }
 
-bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct greeted *out)
+bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct authenticated *out)
 {
     const int64_t now_ns = clock_now_ns();
     // From the last to the first, so that those who go do not move those who are still to come.
@@ -180,7 +180,7 @@ bhvd_status handshake_server_next(struct handshake_server *handshakes, struct po
         struct stranger *s = &handshakes->strangers[i];
         const bhvd_status status = polls[HANDSHAKE_LISTENERS_MAX + i].revents ? read_from(handshakes, s) : BHVD_IN_PROGRESS;
         if (!status) {
-            *out = (struct greeted){.fd = s->fd, .listener = s->listener, .rank = s->auth.binding.caller};
+            *out = (struct authenticated){.fd = s->fd, .listener = s->listener, .rank = s->auth.binding.caller};
             memcpy(out->name, s->message, handshakes->options.name_size);
             forget(handshakes, i);
             return BHVD_OK;

@@ -28,7 +28,7 @@ struct handshake_server_options {
 struct handshake_server;
 
 // One who has proven the secret and said its name.
-struct greeted {
+struct authenticated {
     int fd;                                     // the receiver's
     int listener;                               // the index of the listener that it came through
     int32_t rank;                               // as it was proven
@@ -46,6 +46,6 @@ int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *po
 // After the wait, with these entries, until it is not BHVD_OK: the next who has proven the secret and said its name.
 // BHVD_ERR_TIMEOUT: nobody any more. BHVD_ERR_SYSTEM, with errno: so too, and this process has had no descriptor or memory to accept
 // one for HANDSHAKE_LACKING_MS.
-bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct greeted *out);
+bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct authenticated *out);
 
 #endif

@@ -96,25 +96,25 @@ static bool say_welcome(int fd)
     return socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(ANSWER_MS)) == BHVD_OK;
 }
 
-static bool let_in(struct listener *listener, const struct greeted *greeted)
+static bool let_in(struct listener *listener, const struct authenticated *peer)
 {
     struct hello hello;
-    const bool local = greeted->listener == 1;
-    memcpy(&hello, greeted->name, sizeof hello);
-    if (!is_expected(listener, greeted->rank, &hello, local) || (!local && !say_welcome(greeted->fd)))
+    const bool local = peer->listener == 1;
+    memcpy(&hello, peer->name, sizeof hello);
+    if (!is_expected(listener, peer->rank, &hello, local) || (!local && !say_welcome(peer->fd)))
         return false;
-    struct arrival *arrival = arrival_create(greeted->rank);
+    struct arrival *arrival = arrival_create(peer->rank);
     if (!arrival)
         return false;
-    struct known *known = &listener->known[greeted->rank];
+    struct known *known = &listener->known[peer->rank];
     known->channels |= (uint16_t)(1u << hello.channel);
     arrival->is_local = local;
     if (hello.channel >= CHANNEL_STREAM) {
-        arrival->streams[hello.channel - CHANNEL_STREAM] = greeted->fd;
+        arrival->streams[hello.channel - CHANNEL_STREAM] = peer->fd;
     } else {
-        arrival->control = greeted->fd;
+        arrival->control = peer->fd;
         arrival->stream_count = listener->options.by_mpi || local ? 1 : (int)hello.streams;
-        arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(greeted->fd);
+        arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(peer->fd);
         known->streams = local || listener->options.by_mpi ? 0 : (uint8_t)hello.streams;
     }
     put(listener, arrival);
@@ -136,11 +136,11 @@ static void complain(struct listener *listener, bool *said)
 
 static void accept_ready(struct listener *listener, struct handshake_server *handshakes, struct pollfd *polls, bool *said)
 {
-    struct greeted greeted;
+    struct authenticated peer;
     bhvd_status status;
-    while (!(status = handshake_server_next(handshakes, polls, &greeted))) {
-        if (!let_in(listener, &greeted))
-            close(greeted.fd);
+    while (!(status = handshake_server_next(handshakes, polls, &peer))) {
+        if (!let_in(listener, &peer))
+            close(peer.fd);
     }
     if (status == BHVD_ERR_SYSTEM)
         complain(listener, said);
@@ -176,7 +176,7 @@ bhvd_status listener_open(struct listener *listener, int rank, bool control_is_m
                                      .deadline_ns = clock_deadline_ns(listener->options.open_ms)});
 }
 
-bhvd_status listener_greet_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
+bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
 {
     const struct hello hello = {HELLO_MAGIC, CHANNEL_LOCAL, 1};
     const struct auth_binding binding = {AUTH_LOCAL, listener->options.rank, rank, 0};
@@ -222,13 +222,13 @@ static void *listener_main(void *arg)
 {
     struct listener *listener = arg;
     const struct listener_options *o = &listener->options;
-    const struct handshake_server_options of_greeter = {
+    const struct handshake_server_options handshake_options = {
         .listeners = {o->tcp_listener, o->local_listener},
         .bindings = {{AUTH_CHANNEL, AUTH_NO_RANK, o->rank, o->tcp_port}, {AUTH_LOCAL, AUTH_NO_RANK, o->rank, 0}},
         .secret = listener->secret, .secret_size = o->secret_size, .name_size = sizeof(struct hello)};
     const struct connector_options of_connector = {.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses,
                                                    .secret = listener->secret, .secret_size = o->secret_size};
-    struct handshake_server *handshakes = handshake_server_create(&of_greeter);
+    struct handshake_server *handshakes = handshake_server_create(&handshake_options);
     struct connector *connector = connector_create(&of_connector);
     if (handshakes && connector)
         serve(listener, handshakes, connector);

@@ -39,7 +39,7 @@ bhvd_status listener_open_control(struct listener *listener, int rank, int64_t d
 // Connects streams, and control if it is missing, and does not wait. stream_count: as agreed; unused when control is missing.
 bhvd_status listener_open(struct listener *listener, int rank, bool control_is_missing, int stream_count);
 // Proves itself over a UNIX connection to a rank of this host, and waits for that.
-bhvd_status listener_greet_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error);
+bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error);
 
 bool listener_has_arrivals(const struct listener *listener);
 // NULL: nobody is there. The receiver's.

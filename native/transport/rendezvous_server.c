@@ -173,14 +173,14 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
 // polls: the handshake server's are from there on.
 static void let_in(struct bhvd_rendezvous *server, size_t polls)
 {
-    struct greeted greeted;
-    while (!handshake_server_next(server->handshakes, server->polls + polls, &greeted)) {
+    struct authenticated peer;
+    while (!handshake_server_next(server->handshakes, server->polls + polls, &peer)) {
         struct connection *c = reserve_connection(server) ? calloc(1, sizeof *c) : NULL;
         if (!c) {
-            close(greeted.fd);
+            close(peer.fd);
             continue;
         }
-        c->fd = greeted.fd;
+        c->fd = peer.fd;
         c->deadline_ns = clock_deadline_ns(REQUEST_TIME_MS);
         connection_expect(c, HEAD, REQUEST_HEAD_SIZE);
         server->connections[server->count++] = c;

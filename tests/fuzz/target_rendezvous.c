@@ -47,7 +47,7 @@ static int attach(const struct bhvd_rendezvous *server)
 }
 
 // A turn of the server's, for strangers.
-static void greet(struct bhvd_rendezvous *server)
+static void shake_hands(struct bhvd_rendezvous *server)
 {
     int64_t now_ns = 0;
     const int count = handshake_server_poll(server->handshakes, server->polls + 1, &now_ns);
@@ -62,12 +62,12 @@ static struct connection *prove(struct bhvd_rendezvous *server, int far)
     uint8_t hello[AUTH_HELLO_SIZE], proof[AUTH_PROOF_SIZE];
     REQUIRE(!auth_begin(&auth, AUTH_CONNECTED, &BINDING, NULL));
     REQUIRE(send(far, auth.hello, sizeof auth.hello, 0) == sizeof auth.hello);
-    greet(server);
+    shake_hands(server);
     REQUIRE(recv(far, hello, sizeof hello, 0) == sizeof hello && recv(far, proof, sizeof proof, 0) == sizeof proof);
     REQUIRE(!auth_receive_hello(&auth, hello, SECRET, sizeof SECRET, NULL) && !auth_receive_proof(&auth, proof, NULL));
     REQUIRE(send(far, auth.proof, sizeof auth.proof, 0) == sizeof auth.proof);
     const size_t before = server->count;
-    greet(server);
+    shake_hands(server);
     REQUIRE(server->count == before + 1 && server->connections[before]->stage == HEAD);
     return server->connections[before];
 }
@@ -79,7 +79,7 @@ static void attack_server(struct supply *s, bool proven)
     int far[CONNECTIONS];
     for (int i = 0; i < CONNECTIONS; i++) {
         far[i] = attach(server);
-        greet(server);
+        shake_hands(server);
         c[i] = proven ? prove(server, far[i]) : NULL;
     }
     for (int i = 0; i < PIECES_MAX && s->at < s->end; i++) {
@@ -88,7 +88,7 @@ static void attack_server(struct supply *s, bool proven)
         const uint8_t *bytes = supply_bytes(s, &size);
         const bool sent = size && send(far[which], bytes, size, MSG_NOSIGNAL) >= 0;
         if (!proven)
-            greet(server);
+            shake_hands(server);
         else if (sent && c[which]->fd >= 0)
             connection_read(server, c[which]);
         REQUIRE(proven || server->count == 0);

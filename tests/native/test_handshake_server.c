@@ -19,23 +19,23 @@ struct service {
     struct auth_binding binding;
 };
 
-static void serve_one_look(struct service *service, struct greeted *greeted, bool *is_greeted)
+static void serve_one_look(struct service *service, struct authenticated *peer, bool *is_known)
 {
     struct pollfd polls[HANDSHAKE_POLLS_MAX];
     int64_t wake_ns = clock_deadline_ns(10);
     const int count = handshake_server_poll(service->handshakes, polls, &wake_ns);
     socket_poll(polls, (size_t)count, wake_ns);
-    while (handshake_server_next(service->handshakes, polls, greeted) == BHVD_OK)
-        *is_greeted = true;
+    while (handshake_server_next(service->handshakes, polls, peer) == BHVD_OK)
+        *is_known = true;
 }
 
 static void serve_looks(struct service *service, int looks)
 {
-    struct greeted greeted;
-    bool is_greeted = false;
+    struct authenticated peer;
+    bool is_known = false;
     for (int i = 0; i < looks; i++)
-        serve_one_look(service, &greeted, &is_greeted);
-    CHECK(!is_greeted);
+        serve_one_look(service, &peer, &is_known);
+    CHECK(!is_known);
 }
 
 static void start(struct service *service)
@@ -94,8 +94,8 @@ TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
     struct service service;
     struct auth auth;
     uint8_t theirs[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE];
-    struct greeted greeted;
-    bool is_greeted = false;
+    struct authenticated peer;
+    bool is_known = false;
     start(&service);
     const int fd = knock(&service);
     CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, &service.binding, NULL), BHVD_OK);
@@ -111,11 +111,11 @@ TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
         serve_looks(&service, 1);
     }
     CHECK_EQ(send(fd, "name", NAME_SIZE, 0), NAME_SIZE);
-    for (int i = 0; i < 100 && !is_greeted; i++)
-        serve_one_look(&service, &greeted, &is_greeted);
-    CHECK(is_greeted && greeted.rank == 1);
-    CHECK_MEM_EQ(greeted.name, "name", NAME_SIZE);
-    close(greeted.fd);
+    for (int i = 0; i < 100 && !is_known; i++)
+        serve_one_look(&service, &peer, &is_known);
+    CHECK(is_known && peer.rank == 1);
+    CHECK_MEM_EQ(peer.name, "name", NAME_SIZE);
+    close(peer.fd);
     close(fd);
     for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++)
         close(fds[i]);
