@@ -35,13 +35,15 @@ def test_what_cannot_be_posted(world):
     def call(rank, context):
         placement = FakePlacement()
         array, values = placement.array(np.ones(4, np.float32)), np.ones(4, np.float32)
+        gathered = placement.empty((4 * world.n,), "float32")
+        context.post(native.BARRIER, "allocated").wait()        # an allocation of any rank would invalidate a capture
         with pytest.raises(ValueError, match="different devices"):
             context.post(native.ALLREDUCE, "two", [array.view(array), view(values, "float32", "in place")])
         with fake_cuda().capture(placement.current), pytest.raises(
                 HorovodInternalError, match="while a CUDA graph is being captured"):
             context.post(native.ALLREDUCE, "captured", [array.view(array)])
         with pytest.raises(HorovodInternalError, match="cannot be written to a GPU directly"):
-            context.post(native.ALLGATHER, "direct", [array.view(placement.empty((4 * world.n,), "float32"))])
+            context.post(native.ALLGATHER, "direct", [array.view(gathered)])
         context.post(native.BARRIER, "together").wait()
 
     world.run(call)
