@@ -8,6 +8,7 @@
 enum {
     SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second hand-over
 };
+_Static_assert((size_t)SMALL_BYTES <= (size_t)HOST_STAGING_BUFFER_BYTES, "a short vector is one block");
 
 static size_t block_bytes(const struct allreduce_pipeline *a, size_t block)
 {

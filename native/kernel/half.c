@@ -1,4 +1,5 @@
-// Codecs float16 and bfloat16: the definitions.
+// Codecs float16 and bfloat16, and casts between float32 and the other floating point types: the definitions. dst and src do
+// not overlap, except that the float32 copy may be in place.
 #include "kernel/half.h"
 
 #include "kernel/definitions.h"
@@ -56,10 +57,39 @@ static size_t half_encoded_size(bhvd_dtype dtype, size_t count, OPTIONS)
     return 2 * count;
 }
 
+static void to_float_f32(float *dst, const void *src, size_t count)
+{
+    if (dst != src && count > 0)
+        memcpy(dst, src, count * sizeof(float));
+}
+
+static void from_float_f32(void *dst, const float *src, size_t count) { to_float_f32(dst, src, count); }
+
+#define CAST(element, size)                                                                            \
+    static void to_float_##element##_scalar(float *dst, const void *src, size_t count)                 \
+    {                                                                                                  \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                                 \
+            store_f32((char *)dst + 4 * i, (float)load_##element((const char *)src + size * i));       \
+    }                                                                                                  \
+    static void from_float_##element##_scalar(void *dst, const float *src, size_t count)               \
+    {                                                                                                  \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                                 \
+            store_##element((char *)dst + size * i, load_f32((const char *)src + 4 * i));              \
+    }
+CAST(f16, 2)
+CAST(bf16, 2)
+CAST(f64, 8)
+
+#define CAST_SET(dtype, to, from) (table->to_float[dtype] = (to), table->from_float[dtype] = (from))
+
 void half_kernels_init(struct kernel_table *table, unsigned cpu)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_FLOAT16, 0, half_encoded_size, f16, f16);
     CODEC_DEFINITIONS(table, BHVD_CODEC_BFLOAT16, 0, half_encoded_size, bf16, bf16);
+    CAST_SET(BHVD_FLOAT32, to_float_f32, from_float_f32);
+    CAST_SET(BHVD_FLOAT16, to_float_f16_scalar, from_float_f16_scalar);
+    CAST_SET(BHVD_BFLOAT16, to_float_bf16_scalar, from_float_bf16_scalar);
+    CAST_SET(BHVD_FLOAT64, to_float_f64_scalar, from_float_f64_scalar);
     if (cpu & CPU_AVX2)
         half_kernels_init_avx2(table);
 }

@@ -1,4 +1,4 @@
-// Codecs float16 and bfloat16 for AVX2 with F16C. (float64 by its definition.)
+// Codecs float16 and bfloat16, and casts between them and float32, for AVX2 with F16C. (float64 by its definition.)
 #include "kernel/avx2.h"
 #include "kernel/half.h"
 #include "kernel/variants.h"
@@ -97,6 +97,19 @@ HALF(bf16, f32, 4)
 HALF(bf16, f16, 2)
 HALF(bf16, bf16, 2)
 
+// A cast to float32 is the decoding of float32, one from it the encoding.
+#define CAST(code)                                                                                          \
+    static void to_float_##code##_avx2(float *dst, const void *src, size_t count)                           \
+    {                                                                                                       \
+        convert(dst, 4, src, 2, count, load8_##code, store8_f32);                                           \
+    }                                                                                                       \
+    static void from_float_##code##_avx2(void *dst, const float *src, size_t count)                         \
+    {                                                                                                       \
+        convert(dst, 2, src, 4, count, load8_f32, store8_##code);                                           \
+    }
+CAST(f16)
+CAST(bf16)
+
 #define HALF_FILL(codec, code, dtype, element)                                                              \
     kernel_codec_set(&table->codecs[codec][dtype], code##_encode_##element##_avx2,                          \
                      code##_decode_##element##_avx2, code##_decode_add_##element##_avx2)
@@ -109,4 +122,8 @@ void half_kernels_init_avx2(struct kernel_table *table)
     HALF_FILL(BHVD_CODEC_BFLOAT16, bf16, BHVD_FLOAT32, f32);
     HALF_FILL(BHVD_CODEC_BFLOAT16, bf16, BHVD_FLOAT16, f16);
     HALF_FILL(BHVD_CODEC_BFLOAT16, bf16, BHVD_BFLOAT16, bf16);
+    table->to_float[BHVD_FLOAT16] = to_float_f16_avx2;
+    table->to_float[BHVD_BFLOAT16] = to_float_bf16_avx2;
+    table->from_float[BHVD_FLOAT16] = from_float_f16_avx2;
+    table->from_float[BHVD_BFLOAT16] = from_float_bf16_avx2;
 }

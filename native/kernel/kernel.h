@@ -93,7 +93,6 @@ void kernel_table_init(struct kernel_table *table, unsigned cpu);
 void copy_kernels_init(struct kernel_table *table, unsigned cpu);
 void reduce_kernels_init(struct kernel_table *table, unsigned cpu);
 void scale_kernels_init(struct kernel_table *table, unsigned cpu);
-void cast_kernels_init(struct kernel_table *table, unsigned cpu);
 void codec_kernels_init(struct kernel_table *table, unsigned cpu);       // each of the codecs:
 void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu);
 void float32_kernels_init(struct kernel_table *table, unsigned cpu);

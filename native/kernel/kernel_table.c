@@ -24,7 +24,6 @@ void kernel_table_init(struct kernel_table *table, unsigned cpu)
     copy_kernels_init(table, cpu);
     reduce_kernels_init(table, cpu);
     scale_kernels_init(table, cpu);
-    cast_kernels_init(table, cpu);
     codec_kernels_init(table, cpu);
 }
 

@@ -12,7 +12,7 @@ bool flat_find_casts(struct flat_casts *casts, const struct bhvd_tensor *tensors
             return false;
     }
     casts->flat = flat;
-    cast_kernels_init(&casts->table, cpu_features());
+    half_kernels_init(&casts->table, cpu_features());
     return true;
 }
 

@@ -13,7 +13,6 @@
 void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu);
 void reduce_kernels_init_avx2(struct kernel_table *table);
 void scale_kernels_init_avx2(struct kernel_table *table);
-void cast_kernels_init_avx2(struct kernel_table *table);
 void minmax_uint8_kernels_init_avx2(struct kernel_table *table);
 void minmax_uint8_kernels_init_avx512(struct kernel_table *table);
 void sign_kernels_init_avx2(struct kernel_table *table);
@@ -55,7 +54,6 @@ static inline unsigned variants_cpu_features(void)
 static inline void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu) { (void)table, (void)cpu; }
 static inline void reduce_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void scale_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void cast_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void minmax_uint8_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void minmax_uint8_kernels_init_avx512(struct kernel_table *table) { (void)table; }
 static inline void sign_kernels_init_avx2(struct kernel_table *table) { (void)table; }

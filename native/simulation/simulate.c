@@ -42,8 +42,8 @@ static void agree(struct schedule *schedule)
 // It has come with the answer.
 static bool is_inline(const struct operations *operations, int size, const struct bhvd_simulated *operation)
 {
-    return operations->agrees && operation->kind == BHVD_ALLREDUCE && operations->path == ALLREDUCE_CHOSEN &&
-           size <= TREE_STAR_RANKS && operation->nbytes <= INLINE_PAYLOAD_BYTES;
+    return operations->agrees && inline_payload_fits((bhvd_kind)operation->kind, BHVD_OP_SUM, 1, operation->nbytes) &&
+           inline_payload_is_chosen(operations->path, size <= TREE_STAR_RANKS);
 }
 
 static size_t size_encoded(const void *operation, size_t count)

@@ -52,9 +52,9 @@ static bhvd_context *make_context(int rank, bool in_tree)
     struct bhvd_error error;
     const struct bhvd_context_options options = {
         .rank = rank, .size = RANKS, .transport = "inproc", .inproc_world = world, .fusion_threshold = 1 << 10,
-        .cache_capacity = 2, .timeout_ms = 1000, .negotiation_fanout = in_tree};
-    bhvd_context *ctx = context_new(&options);
-    REQUIRE(ctx);
+        .cache_capacity = 2, .timeout_ms = 1000, .negotiation = in_tree ? "tree" : "star", .negotiation_fanout = in_tree};
+    bhvd_context *ctx;
+    REQUIRE(!context_new(&options, &ctx, &error));
     kernel_table_init(&ctx->run.kernels, 0);
     REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, NULL, &error) && !context_prepare(ctx));
     empty_rings(&ctx->run.connections.host);

@@ -61,8 +61,9 @@ static bhvd_context *make_context(int rank)
     struct bhvd_error error;
     const struct bhvd_context_options options = {.rank = rank, .size = rank_count, .transport = "inproc",
                                                  .inproc_world = world, .cache_capacity = 4, .timeout_ms = 1000,
-                                                 .negotiation_fanout = scenario->fanout};
-    bhvd_context *ctx = context_new(&options);
+                                                 .negotiation = scenario->fanout ? "tree" : "star", .negotiation_fanout = scenario->fanout};
+    bhvd_context *ctx;
+    CHECK_STATUS(context_new(&options, &ctx, &error), BHVD_OK);
     const int32_t all[] = {0, 1, 2, 3}, ends[] = {0, rank_count - 1};
     int id;
     CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);

@@ -62,11 +62,11 @@ void context_free(bhvd_context *ctx)
     free(ctx);
 }
 
-bhvd_context *context_new(const struct bhvd_context_options *options)
+bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context **out, struct bhvd_error *error)
 {
     bhvd_context *ctx = calloc(1, sizeof *ctx);
     if (!ctx)
-        return NULL;
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for a context");
     ctx->options = *options;
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
@@ -80,10 +80,19 @@ bhvd_context *context_new(const struct bhvd_context_options *options)
     ctx->run.timeout_ms = options->timeout_ms;
     ctx->cache = response_cache_create(options->cache_capacity);
     ctx->pairwise = pairwise_create();
-    if (ctx->cache && ctx->pairwise)
-        return ctx;
-    context_free(ctx);
-    return NULL;
+    enum allreduce_path path;
+    bhvd_status status = allreduce_path_parse(options->allreduce_path, &path, error);
+    if (!status)
+        status = tree_fanout(options, &ctx->tree_fanout, error);
+    if (!status && (!ctx->cache || !ctx->pairwise))
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context");
+    if (status) {
+        context_free(ctx);
+        return status;
+    }
+    ctx->run.allreduce_path = path;
+    *out = ctx;
+    return BHVD_OK;
 }
 
 bhvd_status context_prepare(bhvd_context *ctx)
@@ -98,23 +107,16 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     if (!error)
         error = &unused;
     *out = NULL;
-    bhvd_context *ctx = context_new(options);
-    if (!ctx)
-        return error_set(error, BHVD_ERR_SYSTEM, "no memory for a context");
-    enum allreduce_path path;
-    int fanout = 0;
-    bhvd_status status = allreduce_path_parse(options->allreduce_path, &path, error);
-    ctx->run.allreduce_path = path;
-    if (!status)
-        status = tree_fanout(options, &fanout, error);
-    if (!status)
-        status = connections_init(&ctx->run.connections, options, tree_choose, error);
+    bhvd_context *ctx;
+    bhvd_status status = context_new(options, &ctx, error);
+    if (status)
+        return status;
+    status = connections_init(&ctx->run.connections, options, tree_choose, error);
     if (status) {
         context_free(ctx);
         return status;
     }
     forget_strings(ctx);
-    ctx->options.negotiation_fanout = fanout;
     if (context_prepare(ctx) || !add_global_set(ctx, error))
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context of %d ranks", options->size);
     else

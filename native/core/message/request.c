@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/status.h"
 
@@ -53,68 +54,62 @@ static bool shape_is_possible(const struct request_tensor *tensor)
     return count >= 0;
 }
 
+// All but the tensors and what follows them. False: malformed.
+static bool take_head(struct bytes_reader *r, struct request *head)
+{
+    head->key.process_set = bytes_take_u32(r);
+    head->key.name_size = bytes_take_u16(r);
+    head->key.name = (const char *)bytes_take(r, head->key.name_size);
+    head->kind = bytes_take_u8(r);
+    head->op = bytes_take_u8(r);
+    head->codec = bytes_take_u8(r);
+    head->codec_parameter = bytes_take_f64(r);
+    head->exchange = bytes_take_u8(r);
+    head->topology = bytes_take_u8(r);
+    head->round = bytes_take_i64(r);
+    head->hierarchical = bytes_take_u8(r) != 0;
+    head->device = bytes_take_i64(r);
+    head->root_rank = bytes_take_i64(r);
+    head->prescale_factor = bytes_take_f64(r);
+    head->postscale_factor = bytes_take_f64(r);
+    head->tensor_count = bytes_take_u32(r);
+    return !r->failed && head->kind <= BHVD_PROCESS_SET_REMOVE && head->op <= BHVD_OP_PRODUCT &&
+           head->codec < BHVD_CODEC_COUNT && head->exchange <= BHVD_EXCHANGE_ALLGATHER &&
+           head->topology <= BHVD_TOPOLOGY_ROUND_ROBIN && operation_needs_tensors(head->kind) == (head->tensor_count > 0);
+}
+
+static bool take_tensors(struct bytes_reader *r, struct request *request)
+{
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        struct request_tensor *tensor = &request->tensors[t];
+        tensor->dtype = bytes_take_u8(r);
+        tensor->ndim = bytes_take_u8(r);
+        tensor->dims = bytes_take(r, tensor->ndim * sizeof(int64_t));
+        if (r->failed || tensor->dtype >= BHVD_DTYPE_COUNT || !shape_is_possible(tensor))
+            return false;
+    }
+    request->split_count = bytes_take_u32(r);
+    request->splits = bytes_take(r, request->split_count * sizeof(int64_t));
+    return !r->failed && r->at == r->end;
+}
+
 struct request *request_parse(const unsigned char *bytes, size_t size)
 {
-    // Two passes: the first checks and counts, the second (over the copy) points into it.
-    struct request *request = NULL;
-    unsigned char *copy = NULL;
-    const unsigned char *base = bytes;
-    for (int pass = 0; pass < 2; pass++) {
-        struct bytes_reader r = {base, base + size, false};
-        struct request head = {.references = 1, .size = size, .bytes = copy};
-        head.key.process_set = bytes_take_u32(&r);
-        head.key.name_size = bytes_take_u16(&r);
-        head.key.name = (const char *)bytes_take(&r, head.key.name_size);
-        head.kind = bytes_take_u8(&r);
-        head.op = bytes_take_u8(&r);
-        head.codec = bytes_take_u8(&r);
-        head.codec_parameter = bytes_take_f64(&r);
-        head.exchange = bytes_take_u8(&r);
-        head.topology = bytes_take_u8(&r);
-        head.round = bytes_take_i64(&r);
-        head.hierarchical = bytes_take_u8(&r) != 0;
-        head.device = bytes_take_i64(&r);
-        head.root_rank = bytes_take_i64(&r);
-        head.prescale_factor = bytes_take_f64(&r);
-        head.postscale_factor = bytes_take_f64(&r);
-        head.tensor_count = bytes_take_u32(&r);
-        if (r.failed || head.kind > BHVD_PROCESS_SET_REMOVE || head.op > BHVD_OP_PRODUCT ||
-            head.codec >= BHVD_CODEC_COUNT || head.exchange > BHVD_EXCHANGE_ALLGATHER ||
-            head.topology > BHVD_TOPOLOGY_ROUND_ROBIN ||
-            size > REQUEST_BYTES_MAX || head.tensor_count > size / 2)       // a tensor takes two bytes at least
-            goto malformed;
-        if (pass) {
-            request = malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]);
-            if (!request)
-                goto malformed;
-        }
-        if (operation_needs_tensors(head.kind) != (head.tensor_count > 0))
-            goto malformed;
-        for (uint32_t t = 0; t < head.tensor_count; t++) {
-            struct request_tensor tensor = {.dtype = bytes_take_u8(&r), .ndim = bytes_take_u8(&r)};
-            tensor.dims = bytes_take(&r, tensor.ndim * sizeof(int64_t));
-            if (r.failed || tensor.dtype >= BHVD_DTYPE_COUNT || !shape_is_possible(&tensor))
-                goto malformed;
-            if (pass)
-                request->tensors[t] = tensor;
-        }
-        head.split_count = bytes_take_u32(&r);
-        head.splits = bytes_take(&r, head.split_count * sizeof(int64_t));
-        if (r.failed || r.at != r.end)
-            goto malformed;
-        if (pass) {
-            memcpy(request, &head, sizeof head);
-            return request;
-        }
-        copy = malloc(size);
-        if (!copy)
-            return NULL;
-        memcpy(copy, bytes, size);
-        base = copy;
-    }
-malformed:
+    struct request head = {.references = 1, .size = size};
+    if (size > REQUEST_BYTES_MAX || !(head.bytes = malloc(size + 1)))
+        return NULL;
+    if (size)
+        memcpy(head.bytes, bytes, size);
+    struct bytes_reader r = {head.bytes, head.bytes + size, false};
+    // A tensor takes two bytes at least.
+    struct request *request = take_head(&r, &head) && head.tensor_count <= size / 2
+                                  ? malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]) : NULL;
+    if (request)
+        memcpy(request, &head, sizeof head);
+    if (request && take_tensors(&r, request))
+        return request;
     free(request);
-    free(copy);
+    free(head.bytes);
     return NULL;
 }
 

@@ -3,26 +3,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "collective/collective.h"
 #include "core/context/cached_list.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-
-static bool is_small(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
-{
-    return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= INLINE_PAYLOAD_BYTES;
-}
+#include "core/negotiation/tree.h"
 
 static bool work_is_small(const struct work *work)
 {
-    return is_small(work->kind, work->op, work->tensor_count, work_nbytes(work));
+    return inline_payload_fits(work->kind, work->op, work->tensor_count, work_nbytes(work));
 }
 
 bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
     return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
-           ctx->options.negotiation_fanout == 0 && ctx->run.allreduce_path == ALLREDUCE_CHOSEN;
+           inline_payload_is_chosen((enum allreduce_path)ctx->run.allreduce_path, ctx->tree_fanout == TREE_STAR);
 }
 
 void inline_payload_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)
@@ -47,7 +42,7 @@ bool inline_payload_add(struct pending *pending, int member, const struct inline
 {
     const struct request *request = pending->requests[member];
     const size_t nbytes = item->nbytes;
-    if (nbytes != request_nbytes(request) || !is_small(request->kind, request->op, request->tensor_count, nbytes))
+    if (nbytes != request_nbytes(request) || !inline_payload_fits(request->kind, request->op, request->tensor_count, nbytes))
         return false;
     if (!pending->inline_values)
         pending->inline_values = aligned_alloc(64, (size_t)pending->size * stride_of(nbytes));

@@ -8,13 +8,24 @@
 #ifndef BHVD_INLINE_PAYLOAD_H
 #define BHVD_INLINE_PAYLOAD_H
 
+#include "collective/collective.h"
 #include "core/context/operation.h"
 #include "core/negotiation/pending.h"
 #include "run/run.h"
 
 enum { INLINE_PAYLOAD_BYTES = 512 };  // of a tensor, at most
 
-// Do the operation's values go with its request, when that is said by an id?
+// Is the operation such that its values may go with its request ...
+static inline bool inline_payload_fits(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
+{
+    return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= INLINE_PAYLOAD_BYTES;
+}
+// ... and is that the path that is chosen for it? in_star: requests go to the coordinator without relays.
+static inline bool inline_payload_is_chosen(enum allreduce_path path, bool in_star)
+{
+    return path == ALLREDUCE_CHOSEN && in_star;
+}
+// Do the operation's, when that is said by an id?
 bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op);
 // Values, or a sum, of the operation that this id stands for: as it is said, in requests and answers alike (ITEM_INLINE).
 struct inline_payload {

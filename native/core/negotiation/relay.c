@@ -16,7 +16,7 @@ bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receiver
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) ||
-        tree_init(&relay->tree, ctx->run.connections.host_of, size, rank, ctx->options.negotiation_fanout))
+        tree_init(&relay->tree, ctx->run.connections.host_of, size, rank, ctx->tree_fanout))
         return BHVD_ERR_SYSTEM;
     rank_set_add(&relay->myself, rank);
     relay->parent = relay->tree.parents[rank];

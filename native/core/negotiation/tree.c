@@ -11,11 +11,11 @@ bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout,
     if (wanted < 1)
         return error_set(error, BHVD_ERR_ARGUMENT, "BAGUA_HVD_NEGOTIATION_FANOUT=%d: a relay needs 1 child or more", wanted);
     if (strcmp(name, "star") == 0)
-        *fanout = 0;
+        *fanout = TREE_STAR;
     else if (strcmp(name, "tree") == 0)
         *fanout = wanted;
     else if (!name[0])
-        *fanout = options->size > TREE_STAR_RANKS ? wanted : 0;
+        *fanout = options->size > TREE_STAR_RANKS ? wanted : TREE_STAR;
     else
         return error_set(error, BHVD_ERR_ARGUMENT, "BAGUA_HVD_NEGOTIATION is \"%s\"; known are star, tree", name);
     return BHVD_OK;
@@ -35,7 +35,7 @@ bool tree_parents(const int *host_of, int size, int fanout, int *parents)
     for (int rank = 0; rank < size; rank++) {
         const int host = host_of[rank], before = seen[host]++;
         by_host[first[host] + before] = rank;
-        if (fanout == 0)
+        if (fanout == TREE_STAR)
             parents[rank] = rank ? 0 : -1;
         else if (before)
             parents[rank] = by_host[first[host] + (before - 1) / fanout];

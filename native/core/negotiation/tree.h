@@ -10,7 +10,8 @@
 
 enum {
     TREE_STAR_RANKS = 64,               // up to so many a star is quicker: no hop more
-    TREE_FANOUT = 16
+    TREE_FANOUT = 16,
+    TREE_STAR = INT32_MAX               // a fan-out: unlimited
 };
 
 struct tree_child {
@@ -26,7 +27,7 @@ struct tree {
     int child_count;
 };
 
-// The fan-out that the options ask for, 0: unlimited. BHVD_ERR_ARGUMENT: they ask for something else.
+// The fan-out that the options ask for. BHVD_ERR_ARGUMENT: they ask for something else.
 bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error);
 
 // By rank, who is above it in the beginning, always a lower rank; -1: the root's. False: no memory.
