@@ -176,7 +176,7 @@ static bool advance(struct running_schedule *running)
     return progress;
 }
 
-// ------------------------------------------------------------------------------------------------------------ running schedules
+// -------------------------------------------------------------------------------------------------- running schedules
 
 static bool moves_little(const struct schedule *schedule)
 {

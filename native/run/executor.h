@@ -1,4 +1,12 @@
-// Runs schedules, as many at once as have been started: what can be done now is done whenever links have been looked at.
+// Runs schedules, several at once. Each time links have been looked at, it does what can be done now.
+//
+// Who owns what:
+//     plan               from plan_begin on: the schedule, the list, and what `release` frees. plan_execute and plan_fini free them.
+//                        A plan that goes on beside others is kept by the engine until `ended`, then freed by plan_fini.
+//     running schedule   schedule_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands stays
+//                        the caller's. The executor frees schedule, steps and memory: before `ended`, or in schedule_drop.
+//     on failure         schedule_start without memory frees the schedule, fails the run, and does not call `ended`. A failed run ends
+//                        all others in executor_abort with its status. What runs without `ended` is dropped by its caller.
 // Thread: the engine's.
 #ifndef BHVD_EXECUTOR_H
 #define BHVD_EXECUTOR_H
@@ -16,17 +24,17 @@ static inline unsigned char *place_among(unsigned char *const *spaces, struct pl
 // What a schedule works on. What it does not use may be left 0.
 struct operands {
     struct reduction reduction;
-    const struct span_list *list;           // of which the vector is made; kept alive by the caller until the running schedule is over
+    const struct span_list *list;           // the vector's pieces; the caller keeps it until the schedule is over
     const void *input;
     void *output;
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
-    const void *state;                      // memory that outlives the running schedule, and that no two running schedules may have at once
-    uint32_t pairwise;                      // its messages are this pairwise operation's (core/negotiation/pairwise.h); 0: an execution's
+    const void *state;                      // memory that outlives the schedule; two that share it do not run at once
+    uint32_t pairwise;                      // id of the persistent pairwise operation (core/negotiation/pairwise.h); 0: none
     uint64_t execution;                     // whose; 0: of the one that started last
 };
 
-// A running schedule that has not been started: what can go on beside others.
+// A schedule, or a task, that has not been started: it can go on beside others.
 struct plan {
     bool made;
     const struct group *group;
@@ -43,11 +51,9 @@ struct schedule *plan_begin(struct plan *plan, const struct group *group);
 bhvd_status plan_execute(struct executor_context *run, struct plan *plan);
 void plan_fini(struct executor_context *run, struct plan *plan);
 
-// Starts what the schedule says, which is the running schedule's from now on. ended: called when all is done or the run has failed, by
-// whoever lets the executor go on; after it the running schedule is gone. NULL: the caller looks (schedule_is_over), and drops it.
-// BHVD_ERR_SYSTEM: no memory; the run has failed, and ended is not called.
-bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule,
-                           const struct operands *operands,
+// ended: called when all steps are done or the run has failed; the running schedule is freed then. NULL: the caller asks
+// schedule_is_over, and drops it. BHVD_ERR_SYSTEM: no memory.
+bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule, const struct operands *operands,
                          void (*ended)(void *arg, bhvd_status status), void *arg, struct running_schedule **out);
 // Starts it, waits until it is over, and frees it.
 bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,

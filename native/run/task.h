@@ -11,9 +11,9 @@ struct task {
     uint64_t execution;
     struct sent *sent;                      // of its execution
     struct wire wire;                       // and what that was told of the line
-    const void *state;                      // as that of operands
-    bool (*advance)(struct executor_context *run, struct task *task);  // does what can be done now; true: something was
-    bool (*can_advance)(struct executor_context *run, struct task *task);  // is there anything to do now?
+    const void *state;                      // as in struct operands
+    bool (*advance)(struct executor_context *run, struct task *task);        // does what can be done now; true: something was
+    bool (*can_advance)(struct executor_context *run, struct task *task);    // is there anything to do now?
     void (*destroy)(struct executor_context *run, struct task *task);
     void (*ended)(void *arg, bhvd_status status);
     void *arg;

@@ -125,8 +125,7 @@ static void look_at_executions(const bhvd_context *ctx)
         REQUIRE(e->count > 0);
         for (int i = 0; i < e->count; i++) {
             const struct bhvd_handle *op = operation_of(e->works[i]);
-            REQUIRE(set && set->group.rank >= 0 && op->answered && !operation_is_over(op) && op->process_set == e->process_set);
-            REQUIRE(op->announced || op->work.is_proxy);
+            REQUIRE(set && set->group.rank >= 0 && op->phase == OPERATION_ANSWERED && !operation_is_over(op) && op->process_set == e->process_set);
             REQUIRE(i == 0 || (op->work.kind == BHVD_ALLREDUCE && e->works[0]->kind == BHVD_ALLREDUCE));
             REQUIRE(!op->work.is_proxy || op->work.kind == BHVD_ALLREDUCE ||
                     bhvd_encoded_size(op->work.codec, op->work.tensors[0].dtype, 1, &op->work.codec_options));

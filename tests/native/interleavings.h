@@ -236,7 +236,7 @@ static uint64_t state_hash(void)
         for (int i = 0; i < rank->handle_count; i++) {
             struct bhvd_error error;
             mix_number(&hash, bhvd_poll(rank->handles[i]) ? bhvd_wait(rank->handles[i], 0, &error) : 100);
-            mix_number(&hash, rank->handles[i]->announced | rank->handles[i]->answered << 1);
+            mix_number(&hash, rank->handles[i]->phase);
         }
         mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->run.failure.status);
         for (int peer = 0; peer < rank_count; peer++) {

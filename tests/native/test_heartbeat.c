@@ -146,7 +146,7 @@ static int add_set(bhvd_context *ctx, const char *name, int a, int b)
 static bool is_announced(bhvd_context *ctx, bhvd_handle *handle)
 {
     pthread_mutex_lock(&ctx->engine_lock);
-    bool announced = handle->announced;
+    bool announced = handle->phase > OPERATION_POSTED;
     pthread_mutex_unlock(&ctx->engine_lock);
     return announced;
 }

@@ -18,7 +18,7 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
     for (size_t i = 0; i < ctx->names.bucket_count; i++) {
         for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
             struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
-            if (!op->executing && !(unanswered_only && op->answered)) {
+            if (op->phase < OPERATION_EXECUTING && !(unanswered_only && op->phase >= OPERATION_ANSWERED)) {
                 op->next = list;
                 list = op;
             }

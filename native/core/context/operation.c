@@ -77,7 +77,7 @@ void operation_end_set(bhvd_context *ctx, uint32_t process_set)
         for (size_t i = 0; i < ctx->names.bucket_count && !found; i++) {
             for (struct table_node *node = ctx->names.buckets[i]; node && !found; node = node->next) {
                 struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
-                if (op->process_set == process_set && op->announced && !op->answered)
+                if (op->process_set == process_set && op->phase == OPERATION_ANNOUNCED)
                     found = op;
             }
         }

@@ -18,6 +18,14 @@ enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_ENDED }
 
 struct completion;
 
+// How far it is on this rank. A proxy of a joined rank is never announced.
+enum operation_phase {
+    OPERATION_POSTED,
+    OPERATION_ANNOUNCED,        // the coordinator, or its neighbors, were told
+    OPERATION_ANSWERED,         // it is part of an execution
+    OPERATION_EXECUTING         // which runs: only that ends it
+};
+
 struct bhvd_handle {
     atomic_int references;
     bhvd_context *ctx;
@@ -38,9 +46,8 @@ struct bhvd_handle {
     int32_t *received_splits;           // alltoall: received_size entries for each tensor
     size_t received_size;
     int64_t value;
-    bool announced, answered;           // the coordinator was told; its answer came (engine only)
-    bool is_pairwise;                   // neither: its neighbors were told (pairwise.h)
-    bool executing;                     // its execution runs: only that ends it
+    enum operation_phase phase;         // engine only
+    bool is_pairwise;                   // announced to its neighbors, not to the coordinator (pairwise.h)
     _Atomic uint32_t state;             // futex word, of enum operation_state
     struct completion *_Atomic completion;      // core/context/completions.h; NULL: nobody is told when it ends
     struct bhvd_error error;

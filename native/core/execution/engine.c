@@ -106,7 +106,6 @@ static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_s
             timeline_operation_end(&ctx->timeline, &key, &op->request, status != BHVD_OK);
     }
     for (int i = 0; i < execution->count; i++) {
-        operation_of(execution->works[i])->executing = false;
         operation_end(operation_of(execution->works[i]), status ? error : NULL);
     }
     free(execution);
@@ -172,7 +171,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
     for (int i = 0; i < execution->count; i++) {
         struct bhvd_handle *op = operation_of(execution->works[i]);
         const struct operation_key key = operation_key_of(op);
-        op->executing = true;
+        op->phase = OPERATION_EXECUTING;
         if (!op->work.is_proxy)
             timeline_operation_begin(&ctx->timeline, &key, operation_kind_name(op->work.kind, op->work.op));
     }
@@ -206,7 +205,6 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     }
     *execution = (struct execution){.process_set = op->process_set, .count = 1};
     execution->works[0] = &op->work;
-    op->answered = true;
     begin_execution(ctx, execution);
     ctx->run.wire = *wire;                       // this may be in the middle of another execution
     bhvd_status status = select_pairwise(ctx, op, &plan, &error);

@@ -10,12 +10,17 @@ enum frame_type {
     FRAME_RESPONSE = 2, FRAME_STALE = 3,         // inside FRAME_DOWN
     FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
     FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11,      // relay.h
-    FRAME_PAIRWISE_READY = 12, FRAME_PAIRWISE_REVOKE = 13  // pairwise.h
+    FRAME_PAIRWISE_READY = 12, FRAME_PAIRWISE_REVOKE = 13          // pairwise.h
 };
-// How a request or an answer says which operation it is about; ITEM_DETACHED: relay.h; ITEM_INLINE: by its id, with values
-// (inline_payload.h). ITEM_REVOKED: in full, by one that has revoked it; ITEM_PERSISTENT: by its id, and it stands from now on
-// (pairwise.h).
-enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1, ITEM_DETACHED = 2, ITEM_INLINE = 3, ITEM_REVOKED = 4, ITEM_PERSISTENT = 5 };
+// How a request or a response names its operation.
+enum item_tag {
+    ITEM_CACHED = 0,            // by a range of ids (id_range.h)
+    ITEM_FULL = 1,
+    ITEM_DETACHED = 2,          // names none: relay.h
+    ITEM_INLINE = 3,            // by its id, with values (inline_payload.h)
+    ITEM_REVOKED = 4,           // in full, by a rank that revoked it (pairwise.h)
+    ITEM_PERSISTENT = 5         // by its id; it is persistent from now on (pairwise.h)
+};
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
 

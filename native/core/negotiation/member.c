@@ -55,7 +55,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
         }
         if (op->work.kind == BHVD_JOIN)
             pairwise_revoke_all(ctx);
-        op->announced = true;
+        op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
         if (pairwise == PAIRWISE_NONE)
             put_request(ctx, out, &range, op);
@@ -76,7 +76,7 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
     if (r.failed || !entry || !entry->cached.user)
         return BHVD_OK;                     // answered meanwhile, or never asked: nothing waits for it
     struct bhvd_handle *op = user_of(entry);
-    if (op->answered)
+    if (op->phase >= OPERATION_ANSWERED)
         return BHVD_ERR_SYSTEM;             // by this very id
     response_cache_forget(ctx->cache, entry);
     struct bytes out = {0};
@@ -158,9 +158,9 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
 static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
 {
     struct bhvd_error error;
-    if (!reason_take(r, status, ctx->options.size, &error) || (op && op->answered))
+    if (!reason_take(r, status, ctx->options.size, &error) || (op && op->phase >= OPERATION_ANSWERED))
         return BHVD_ERR_SYSTEM;
-    if (op && op->announced)
+    if (op && op->phase > OPERATION_POSTED)
         operation_end(op, &error);
     return BHVD_OK;
 }
@@ -195,7 +195,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
             return BHVD_ERR_SYSTEM;
         }
     }
-    if (op && (op->answered || !(op->announced || op->work.is_proxy) || !set ||
+    if (op && (op->phase != (op->work.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set ||
                !answer_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
         if (op->work.is_proxy)
             operation_drop(op);
@@ -232,9 +232,9 @@ static bool add_to_execution(struct execution *execution, struct bhvd_handle *op
 {
     if (!op)
         return true;
-    if (op->answered || !answer_continues(execution, op))
+    if (op->phase >= OPERATION_ANSWERED || !answer_continues(execution, op))
         return false;
-    op->answered = true;
+    op->phase = OPERATION_ANSWERED;
     execution->works[execution->count++] = &op->work;
     return true;
 }

@@ -1,16 +1,16 @@
-// Pairwise operations: averaging with neighbors without the coordinator.
+// Persistent pairwise operations: averaging with neighbors, without the coordinator.
 //
-// What each member of a set has asked for twice in the same way (D_FP_S, D_LP_S between ranks), the coordinator answers as
-// *persistent*: from now on this name, asked for in this way, needs nobody's answer. Who is to be met follows from the request
-// (primitive/peers.h), and each pair matches by the numbers of its own pairwise operations:
+// When all members of a set ask a second time for the same D_FP_S or D_LP_S, the coordinator answers that it is persistent.
+// From then on a rank that posts it again signals its neighbors instead:
 //
-//     member    posts -> READY(id, number) to each neighbor; starts when each of them has said the same number
+//     member    posts -> READY(id, number) to each neighbor; starts when each of them has sent the same number
 //
-// A late rank delays its neighbors, and nobody else. READY goes before the first message, so data comes only to who has posted.
+// The request determines the neighbors (primitive/peers.h); each pair counts its own operations. A late rank delays only its
+// neighbors. READY precedes the first message, so data reaches only ranks that have posted.
 //
-// Who asks for the name in another way, or joins, REVOKEs from its neighbors first. Who waits for one that has revoked it parts, too,
-// and asks the coordinator, which compares what those ask that have revoked it as soon as it comes: others may never ask.
-// Of pairwise operations beyond the last that it takes part in, who parts says so; to be in one already is an error of the program.
+// A rank that asks for the name in another way, or joins, first sends REVOKE(id, last number) to its neighbors. A neighbor that
+// waits for a later number revokes too, and asks the coordinator. The coordinator compares requests of revoking ranks at once,
+// because the other ranks may never ask. A neighbor that has started a later number fails the job: the program is wrong.
 // Thread: the engine's.
 #ifndef BHVD_PAIRWISE_H
 #define BHVD_PAIRWISE_H
@@ -34,23 +34,23 @@ struct pairwise {
 struct pairwise *pairwise_create(void);        // NULL: no memory
 void pairwise_destroy(struct pairwise *pairwise);
 
-// Coordinator: may what all members ask for stand from now on?
+// Coordinator: may the request, equal on all members, become persistent?
 bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const struct request *request);
-// Coordinator: `count` of them are asked for again, or their set is removed.
+// Coordinator: `count` of a set's are announced again, or the set is removed.
 void pairwise_release(bhvd_context *ctx, struct process_set *set, int count);
-// Member: it stands; the operation that it was answered for is executed as ever.
+// Member: it is persistent. The operation of this response is executed as usual.
 bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire);
 
 enum pairwise_state {
-    PAIRWISE_NONE,      // to be asked for as ever
-    PAIRWISE_WAITS,     // it waits for its neighbors
-    PAIRWISE_REVOKED    // to be asked for in full, as by one that has revoked it
+    PAIRWISE_NONE,              // not persistent: announce it to the coordinator
+    PAIRWISE_WAITS,             // for its neighbors
+    PAIRWISE_REVOKED            // announce it in full, as ITEM_REVOKED
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op);
-// Parts from all neighbors: this rank joins.
+// This rank joins.
 void pairwise_revoke_all(bhvd_context *ctx);
 
-// A neighbor's frames.
+// Frames of a neighbor.
 bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends what waits for it.
@@ -60,7 +60,7 @@ void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
 
 // The next operation that may start, or has ended: its reference is the caller's. NULL: none.
 struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
-// At the clock: who is waited for too long?
+// Warns about neighbors that are late, and ends the job when that was asked for.
 void pairwise_check_stalls(bhvd_context *ctx);
 
 #endif
