@@ -93,7 +93,7 @@ static void check_parents(const int *host_of, int size, int fanout)
 {
     static int parents[RANKS_MAX];
     static bool talks[RANKS_MAX][RANKS_MAX];
-    CHECK(tree_parents(host_of, size, fanout, parents));
+    CHECK(tree_parents(host_of, size, fanout ? fanout : TREE_STAR, parents));
     for (int rank = 0; rank < size; rank++) {
         const struct bhvd_context_options options = {.rank = rank, .size = size, .negotiation = fanout ? "tree" : "star",
                                                      .negotiation_fanout = fanout};

@@ -99,7 +99,7 @@ static void count_sent(bhvd_context *ctx, const struct execution *execution)
 static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_status status, const struct bhvd_error *error)
 {
     count_sent(ctx, execution);
-    for (int i = 0; i < execution->count; i++) {
+    for (int i = 0; i < execution->count && ctx->timeline.open; i++) {
         const struct bhvd_handle *op = operation_of(execution->works[i]);
         const struct operation_key key = operation_key_of(op);
         if (!op->work.is_proxy)
@@ -170,10 +170,11 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
 {
     for (int i = 0; i < execution->count; i++) {
         struct bhvd_handle *op = operation_of(execution->works[i]);
-        const struct operation_key key = operation_key_of(op);
         op->phase = OPERATION_EXECUTING;
-        if (!op->work.is_proxy)
+        if (ctx->timeline.open && !op->work.is_proxy) {
+            const struct operation_key key = operation_key_of(op);
             timeline_operation_begin(&ctx->timeline, &key, operation_kind_name(op->work.kind, op->work.op));
+        }
     }
     ctx->counters.executions++;
     ctx->run.sent = &execution->sent;
