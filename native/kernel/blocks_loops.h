@@ -6,6 +6,7 @@
 #define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
 #define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
+#include "kernel/decode_loops.h"
 #include "kernel/range_loops.h"
 
 INLINE struct ARITHMETIC(grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count, int stochastic)
@@ -61,14 +62,29 @@ INLINE void BLOCKS(encode)(const struct blocks_format *format, void *dst, const 
     codec_header_init(dst, BLOCKS_VERSION, is_finite);
 }
 
-// Element i as it is decoded, into `element`.
-INLINE void BLOCKS(decode_one)(const struct blocks_format *format, char *element, const char *scales, const uint8_t *codes,
-                               size_t size, size_t i)
+struct BLOCKS(decoder) {
+    const struct blocks_format *format;
+    const char *scales;
+    const uint8_t *codes;
+    size_t size;
+};
+
+INLINE struct BLOCKS(decoder) BLOCKS(decoder_of)(const struct blocks_format *format, const void *src, size_t count,
+                                                 const struct bhvd_codec_options *options)
 {
+    const size_t size = blocks_size(options->parameter);
+    const char *scales = (const char *)src + CODEC_HEADER;
+    return (struct BLOCKS(decoder)){
+        format, scales, (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(REAL)), size};
+}
+
+INLINE REAL BLOCKS(decode_one)(const struct BLOCKS(decoder) *d, size_t i)
+{
+    const struct blocks_format *format = d->format;
     const size_t numbers = blocks_numbers(format), j = i % BLOCKS_GROUP;
     REAL stored[2] = {0, 0}, x;
-    memcpy(stored, scales + i / size * numbers * sizeof(REAL), numbers * sizeof(REAL));
-    int code = format->bits == 8 ? codes[i] : codes[i / BLOCKS_GROUP * 16 + j % 16] >> (j < 16 ? 0 : 4) & 15;
+    memcpy(stored, d->scales + i / d->size * numbers * sizeof(REAL), numbers * sizeof(REAL));
+    int code = format->bits == 8 ? d->codes[i] : d->codes[i / BLOCKS_GROUP * 16 + j % 16] >> (j < 16 ? 0 : 4) & 15;
     if (format->code == BLOCKS_FLOAT)
         x = (REAL)blocks_float_value(format, (uint8_t)code) * (stored[0] * (REAL)blocks_float_unit(format));
     else {
@@ -76,31 +92,7 @@ INLINE void BLOCKS(decode_one)(const struct blocks_format *format, char *element
             code -= 1 << format->bits;
         x = ((REAL)code + stored[1]) * stored[0];
     }
-    STORE(element, x == x ? ARITHMETIC(bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN);
-}
-
-INLINE void BLOCKS(decode)(const struct blocks_format *format, void *dst, const void *src, size_t count,
-                           const struct bhvd_codec_options *options)
-{
-    const size_t size = blocks_size(options->parameter);
-    const char *scales = (const char *)src + CODEC_HEADER;
-    const uint8_t *codes = (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(REAL));
-    for (size_t i = 0; i < count; i++)
-        BLOCKS(decode_one)(format, (char *)dst + SIZE * i, scales, codes, size, i);
-}
-
-INLINE void BLOCKS(decode_add)(const struct blocks_format *format, float *dst, const void *src, size_t count,
-                               const struct bhvd_codec_options *options)
-{
-    const size_t size = blocks_size(options->parameter);
-    const char *scales = (const char *)src + CODEC_HEADER;
-    const uint8_t *codes = (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(REAL));
-    char *to = (char *)dst;
-    for (size_t i = 0; i < count; i++) {
-        char element[SIZE];
-        BLOCKS(decode_one)(format, element, scales, codes, size, i);
-        store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + LOAD(element)));
-    }
+    return x == x ? ARITHMETIC(bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN;
 }
 
 #define BLOCKS_FUNCTIONS(codec, name, format)                                                                               \
@@ -109,27 +101,5 @@ INLINE void BLOCKS(decode_add)(const struct blocks_format *format, float *dst, c
     {                                                                                                                       \
         BLOCKS(encode)(&format, dst, src, count, options);                                                                  \
     }                                                                                                                       \
-    static void NAME(JOIN(name##_decode, ELEMENT))(void *dst, const void *src, size_t count,                                \
-                                                   const struct bhvd_codec_options *options)                                \
-    {                                                                                                                       \
-        BLOCKS(decode)(&format, dst, src, count, options);                                                                  \
-    }                                                                                                                       \
-    static void NAME(JOIN(name##_decode_add, ELEMENT))(float *dst, const void *src, size_t count,                           \
-                                                       const struct bhvd_codec_options *options)                            \
-    {                                                                                                                       \
-        BLOCKS(decode_add)(&format, dst, src, count, options);                                                              \
-    }
+    DECODE_LOOPS(name, BLOCKS(decoder), BLOCKS(decoder_of)(&format, src, count, options), BLOCKS(decode_one))
 BLOCKS_EACH(BLOCKS_FUNCTIONS)
-
-#undef BLOCKS_FUNCTIONS
-#undef LOAD
-#undef STORE
-#undef BLOCKS
-#undef ARITHMETIC_
-#undef ARITHMETIC__
-#undef ARITHMETIC
-#undef ELEMENT
-#undef REAL
-#undef REAL_MAX
-#undef LARGEST
-#undef SIZE

@@ -19,6 +19,11 @@
 #define LARGEST FLT_MAX
 #define SIZE 4
 #include LOOPS
+#undef ELEMENT
+#undef REAL
+#undef REAL_MAX
+#undef LARGEST
+#undef SIZE
 
 #define ELEMENT f16
 #define REAL float
@@ -26,6 +31,11 @@
 #define LARGEST 65504
 #define SIZE 2
 #include LOOPS
+#undef ELEMENT
+#undef REAL
+#undef REAL_MAX
+#undef LARGEST
+#undef SIZE
 
 #define ELEMENT bf16
 #define REAL float
@@ -33,6 +43,11 @@
 #define LARGEST 0x1.fep127
 #define SIZE 2
 #include LOOPS
+#undef ELEMENT
+#undef REAL
+#undef REAL_MAX
+#undef LARGEST
+#undef SIZE
 
 #define ELEMENT f64
 #define REAL double
@@ -40,3 +55,8 @@
 #define LARGEST DBL_MAX
 #define SIZE 8
 #include LOOPS
+#undef ELEMENT
+#undef REAL
+#undef REAL_MAX
+#undef LARGEST
+#undef SIZE

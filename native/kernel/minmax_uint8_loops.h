@@ -12,6 +12,7 @@
 #define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
 #define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
+#include "kernel/decode_loops.h"
 #include "kernel/range_loops.h"
 
 static void CODEC(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
@@ -34,50 +35,26 @@ static void CODEC(encode)(void *dst, const void *src, size_t count, const struct
     memset(codes + done, 0, codec_padded(count) - done);
 }
 
-static void CODEC(decode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
+// A chunk of equal elements, or of one that is not finite, has no grid.
+struct CODEC(decoder) {
+    const uint8_t *codes;
+    struct ARITHMETIC(grid) grid;
+    REAL mn;
+    int has_grid;
+};
+
+INLINE struct CODEC(decoder) CODEC(decoder_of)(const void *src)
 {
-    (void)options;
-    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
-    char *to = dst;
     const REAL mn = LOAD(src), mx = LOAD((const char *)src + SIZE);
-    if (!(mx > mn)) {
-        for (size_t i = 0; i < count; i++)
-            STORE(to + SIZE * i, mn);
-        return;
-    }
-    const struct ARITHMETIC(grid) grid = ARITHMETIC(grid)(mn, mx);
-    for (size_t i = 0; i < count; i++)
-        STORE(to + SIZE * i, ARITHMETIC(dequantize)(&grid, codes[i]));
+    struct CODEC(decoder) decoder = {.codes = (const uint8_t *)src + CODEC_HEADER, .mn = mn, .has_grid = mx > mn};
+    if (decoder.has_grid)
+        decoder.grid = ARITHMETIC(grid)(mn, mx);
+    return decoder;
 }
 
-// Adds what decode would give, element by element: rounded to the element type first. A float64 is added in double.
-static void CODEC(decode_add)(float *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
+INLINE REAL CODEC(decode_one)(const struct CODEC(decoder) *d, size_t i)
 {
-    (void)options;
-    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
-    char *to = (char *)dst;
-    const REAL mn = LOAD(src), mx = LOAD((const char *)src + SIZE);
-    if (!(mx > mn)) {
-        for (size_t i = 0; i < count; i++)
-            store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + mn));
-        return;
-    }
-    const struct ARITHMETIC(grid) grid = ARITHMETIC(grid)(mn, mx);
-    for (size_t i = 0; i < count; i++) {
-        char element[SIZE];
-        STORE(element, ARITHMETIC(dequantize)(&grid, codes[i]));
-        store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + LOAD(element)));
-    }
+    return d->has_grid ? ARITHMETIC(dequantize)(&d->grid, d->codes[i]) : d->mn;
 }
 
-#undef CODEC
-#undef LOAD
-#undef STORE
-#undef ARITHMETIC_
-#undef ARITHMETIC__
-#undef ARITHMETIC
-#undef ELEMENT
-#undef REAL
-#undef REAL_MAX
-#undef LARGEST
-#undef SIZE
+DECODE_LOOPS(minmax_uint8, CODEC(decoder), CODEC(decoder_of)(src), CODEC(decode_one))

@@ -6,6 +6,8 @@
 #define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
 #define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
+#include "kernel/decode_loops.h"
+
 static void QSGD(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
 {
     const char *from = src;
@@ -38,44 +40,25 @@ static void QSGD(encode)(void *dst, const void *src, size_t count, const struct 
     ((uint8_t *)dst)[QSGD_LEVELS_AT] = (uint8_t)levels;
 }
 
-// Element i as it is decoded, into `element`.
-INLINE void QSGD(decode_one)(char *element, const void *src, size_t i, size_t count)
+struct QSGD(decoder) {
+    const char *norms;
+    const int8_t *codes;
+    REAL step;
+};
+
+INLINE struct QSGD(decoder) QSGD(decoder_of)(const void *src, size_t count)
 {
     const char *norms = (const char *)src + CODEC_HEADER;
-    const int8_t *codes = (const int8_t *)norms + qsgd_norms_size(count, sizeof(REAL));
-    const REAL step = 1 / (REAL)((const uint8_t *)src)[QSGD_LEVELS_AT];
+    return (struct QSGD(decoder)){norms, (const int8_t *)norms + qsgd_norms_size(count, sizeof(REAL)),
+                                  1 / (REAL)((const uint8_t *)src)[QSGD_LEVELS_AT]};
+}
+
+INLINE REAL QSGD(decode_one)(const struct QSGD(decoder) *d, size_t i)
+{
     REAL norm;
-    memcpy(&norm, norms + i / QSGD_BLOCK * sizeof norm, sizeof norm);
-    const REAL x = ARITHMETIC(dequantize)(codes[i], step, norm);
-    STORE(element, x == x ? x : (REAL)NAN);
+    memcpy(&norm, d->norms + i / QSGD_BLOCK * sizeof norm, sizeof norm);
+    const REAL x = ARITHMETIC(dequantize)(d->codes[i], d->step, norm);
+    return x == x ? x : (REAL)NAN;
 }
 
-static void QSGD(decode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
-{
-    (void)options;
-    for (size_t i = 0; i < count; i++)
-        QSGD(decode_one)((char *)dst + SIZE * i, src, i, count);
-}
-
-static void QSGD(decode_add)(float *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
-{
-    char *to = (char *)dst;
-    (void)options;
-    for (size_t i = 0; i < count; i++) {
-        char element[SIZE];
-        QSGD(decode_one)(element, src, i, count);
-        store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + LOAD(element)));
-    }
-}
-
-#undef LOAD
-#undef STORE
-#undef QSGD
-#undef ARITHMETIC_
-#undef ARITHMETIC__
-#undef ARITHMETIC
-#undef ELEMENT
-#undef REAL
-#undef REAL_MAX
-#undef LARGEST
-#undef SIZE
+DECODE_LOOPS(qsgd, QSGD(decoder), QSGD(decoder_of)(src, count), QSGD(decode_one))

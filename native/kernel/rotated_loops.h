@@ -38,13 +38,3 @@ static const struct io ROTATED(io) = {SIZE, ROTATED(forward), ROTATED(inverse), 
                                       ROTATED(store_one)};
 #define ROTATED_FUNCTIONS(codec, name, levels) ROTATED_FUNCTIONS_OF(name, ELEMENT)
 ROTATED_EACH(ROTATED_FUNCTIONS)
-
-#undef LOAD
-#undef STORE
-#undef ROTATED
-#undef ROTATED_FUNCTIONS
-#undef ELEMENT
-#undef REAL
-#undef REAL_MAX
-#undef LARGEST
-#undef SIZE

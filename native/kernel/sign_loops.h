@@ -3,6 +3,8 @@
 #define STORE JOIN(store, ELEMENT)
 #define SIGN(name) NAME(JOIN(sign_##name, ELEMENT))
 
+#include "kernel/decode_loops.h"
+
 INLINE void SIGN(encode_scaled)(void *dst, const void *src, size_t count, int squares)
 {
     const char *from = src;
@@ -39,41 +41,22 @@ static void NAME(JOIN(sign_rms_encode, ELEMENT))(void *dst, const void *src, siz
     SIGN(encode_scaled)(dst, src, count, 1);
 }
 
-static void SIGN(decode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
-{
-    const uint8_t *bits = (const uint8_t *)src + CODEC_HEADER;
-    char *to = dst;
+struct SIGN(decoder) {
+    const uint8_t *bits;
     REAL scale;
-    char values[2][SIZE];
-    (void)options;
-    memcpy(&scale, src, sizeof scale);
-    scale = scale == scale ? scale : (REAL)NAN;
-    STORE(values[0], scale);
-    STORE(values[1], -scale);
-    for (size_t i = 0; i < count; i++)
-        memcpy(to + SIZE * i, values[bits[i / 8] >> i % 8 & 1], SIZE);
+};
+
+INLINE struct SIGN(decoder) SIGN(decoder_of)(const void *src)
+{
+    struct SIGN(decoder) decoder = {.bits = (const uint8_t *)src + CODEC_HEADER};
+    memcpy(&decoder.scale, src, sizeof decoder.scale);
+    decoder.scale = decoder.scale == decoder.scale ? decoder.scale : (REAL)NAN;
+    return decoder;
 }
 
-static void SIGN(decode_add)(float *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
+INLINE REAL SIGN(decode_one)(const struct SIGN(decoder) *d, size_t i)
 {
-    const uint8_t *bits = (const uint8_t *)src + CODEC_HEADER;
-    char *to = (char *)dst;
-    REAL scale;
-    char value[SIZE];
-    (void)options;
-    memcpy(&scale, src, sizeof scale);
-    STORE(value, scale == scale ? scale : (REAL)NAN);
-    for (size_t i = 0; i < count; i++) {
-        const REAL x = LOAD(value);
-        store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + (bits[i / 8] >> i % 8 & 1 ? -x : x)));
-    }
+    return d->bits[i / 8] >> i % 8 & 1 ? -d->scale : d->scale;
 }
 
-#undef LOAD
-#undef STORE
-#undef SIGN
-#undef ELEMENT
-#undef REAL
-#undef REAL_MAX
-#undef LARGEST
-#undef SIZE
+DECODE_LOOPS(sign, SIGN(decoder), SIGN(decoder_of)(src), SIGN(decode_one))

@@ -6,6 +6,8 @@
 #define IS_KEPT__(real) IS_KEPT_(real)
 #define IS_KEPT IS_KEPT__(REAL)
 
+#include "kernel/decode_loops.h"
+
 static void TERNARY(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
 {
     const char *from = src;
@@ -38,50 +40,25 @@ static void TERNARY(encode)(void *dst, const void *src, size_t count, const stru
     }
 }
 
-// Element i as it is decoded, into `element`.
-INLINE void TERNARY(decode_one)(char *element, const void *src, size_t i, REAL s)
+struct TERNARY(decoder) {
+    const char *blocks;
+    REAL s;
+};
+
+INLINE struct TERNARY(decoder) TERNARY(decoder_of)(const void *src)
+{
+    struct TERNARY(decoder) decoder = {.blocks = (const char *)src + CODEC_HEADER};
+    memcpy(&decoder.s, src, sizeof decoder.s);
+    decoder.s = decoder.s == decoder.s ? decoder.s : (REAL)NAN;
+    return decoder;
+}
+
+INLINE REAL TERNARY(decode_one)(const struct TERNARY(decoder) *d, size_t i)
 {
     struct ternary_block block;
-    memcpy(&block, (const char *)src + CODEC_HEADER + i / TERNARY_BLOCK * sizeof block, sizeof block);
-    const REAL magnitude = block.kept >> i % TERNARY_BLOCK & 1 || s != s ? s : 0;
-    STORE(element, block.negative >> i % TERNARY_BLOCK & 1 ? -magnitude : magnitude);
+    memcpy(&block, d->blocks + i / TERNARY_BLOCK * sizeof block, sizeof block);
+    const REAL magnitude = block.kept >> i % TERNARY_BLOCK & 1 || d->s != d->s ? d->s : 0;
+    return block.negative >> i % TERNARY_BLOCK & 1 ? -magnitude : magnitude;
 }
 
-INLINE REAL TERNARY(scale)(const void *src)
-{
-    REAL s;
-    memcpy(&s, src, sizeof s);
-    return s == s ? s : (REAL)NAN;
-}
-
-static void TERNARY(decode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
-{
-    const REAL s = TERNARY(scale)(src);
-    (void)options;
-    for (size_t i = 0; i < count; i++)
-        TERNARY(decode_one)((char *)dst + SIZE * i, src, i, s);
-}
-
-static void TERNARY(decode_add)(float *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
-{
-    const REAL s = TERNARY(scale)(src);
-    char *to = (char *)dst;
-    (void)options;
-    for (size_t i = 0; i < count; i++) {
-        char element[SIZE];
-        TERNARY(decode_one)(element, src, i, s);
-        store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + LOAD(element)));
-    }
-}
-
-#undef LOAD
-#undef STORE
-#undef TERNARY
-#undef IS_KEPT_
-#undef IS_KEPT__
-#undef IS_KEPT
-#undef ELEMENT
-#undef REAL
-#undef REAL_MAX
-#undef LARGEST
-#undef SIZE
+DECODE_LOOPS(ternary, TERNARY(decoder), TERNARY(decoder_of)(src), TERNARY(decode_one))
