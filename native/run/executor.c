@@ -223,8 +223,8 @@ static uint64_t execution_of(const struct executor_context *run, const struct op
 }
 
 bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule,
-                           const struct operands *operands,
-                         void (*ended)(void *arg, bhvd_status status), void *arg, struct running_schedule **out)
+                           const struct operands *operands, void (*ended)(void *arg, bhvd_status status), void *arg,
+                           struct running_schedule **out)
 {
     struct running_schedule *running = malloc(sizeof *running);
     const size_t count = (size_t)schedule->count;

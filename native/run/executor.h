@@ -53,8 +53,9 @@ void plan_fini(struct executor_context *run, struct plan *plan);
 
 // ended: called when all steps are done or the run has failed; the running schedule is freed then. NULL: the caller asks
 // schedule_is_over, and drops it. BHVD_ERR_SYSTEM: no memory.
-bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule, const struct operands *operands,
-                         void (*ended)(void *arg, bhvd_status status), void *arg, struct running_schedule **out);
+bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                           const struct operands *operands, void (*ended)(void *arg, bhvd_status status), void *arg,
+                           struct running_schedule **out);
 // Starts it, waits until it is over, and frees it.
 bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
                              const struct operands *operands);

@@ -131,7 +131,7 @@ TEST(a_star_is_a_tree_without_relays)
     const int host_of[] = {0, 0, 1, 1, 2};
     for (int rank = 0; rank < 5; rank++) {
         struct tree tree = {0};
-        CHECK_STATUS(tree_init(&tree, host_of, 5, rank, 0), BHVD_OK);
+        CHECK_STATUS(tree_init(&tree, host_of, 5, rank, TREE_STAR), BHVD_OK);
         CHECK_EQ(tree.child_count, rank ? 0 : 4);
         CHECK_EQ(tree.parents[rank], rank ? 0 : -1);
         for (int other = 0; other < 5; other++)
