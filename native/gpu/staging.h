@@ -1,7 +1,7 @@
 // Operations on tensors of a device, through pinned memory, so that everything above sees the host's memory:
 //
 //     posted      an event of the framework's stream; stream to_host waits for it, copies the tensors out, records `ready`
-//     announced   when the engine sees `ready`; until then it lies in ctx->staged_head (core/execution/engine.c)
+//     announced   when the engine sees `ready`; until then it lies in ctx->staged (core/execution/engine.c)
 //     executed    as any operation, in pinned memory
 //     ended       stream from_host copies the results back and records `done`
 //     waited for  the framework's stream waits for `done`; the host does not

@@ -81,14 +81,10 @@ static void running_free(struct running_schedule *running)
 
 static void unlink_running(struct executor *executor, const struct running_schedule *running)
 {
-    for (struct running_schedule **f = &executor->head; *f; f = &(*f)->next) {
-        if (*f == running) {
-            *f = running->next;
-            if (!running->next)
-                executor->tail = f;
-            return;
-        }
-    }
+    struct running_schedule **at = &executor->running.head;
+    while (*at != running)
+        at = &(*at)->next;
+    fifo_remove(&executor->running, at, next);
 }
 
 // -------------------------------------------------------------------------------------------------------------- steps
@@ -163,7 +159,7 @@ static void act(const struct running_schedule *running, const struct step *step)
 static bool advance(struct running_schedule *running)
 {
     bool progress = false;
-    for (struct transfer *moved; (moved = transfer_queue_pop(&running->moved)); progress = true)
+    for (struct transfer *moved; (moved = fifo_take(&running->moved, next)); progress = true)
         end(running, (int)((struct step_state *)moved - running->steps));
     for (size_t nbytes = 0; running->ready_begin < running->ready_end && nbytes < LOCAL_BYTES && !running->run->failure.status;
          progress = true) {
@@ -236,7 +232,6 @@ bhvd_status schedule_start(struct executor_context *run, const struct group *gro
                               .execution = execution_of(run, operands),
                               .ended = ended, .arg = arg};
     *schedule = (struct schedule){0};
-    transfer_queue_init(&running->moved);
     running->steps = malloc((count + 1) * sizeof *running->steps);
     running->ready = malloc((count + 1) * sizeof *running->ready);
     if (running->schedule.failed || !running->steps || !running->ready || !take_memory(running)) {
@@ -246,8 +241,7 @@ bhvd_status schedule_start(struct executor_context *run, const struct group *gro
     }
     running->is_urgent = moves_little(&running->schedule);
     wire(running);
-    *run->executor.tail = running;
-    run->executor.tail = &running->next;
+    fifo_put(&run->executor.running, running, next);
     if (out)
         *out = running;
     for (int i = 0; i < running->schedule.count; i++) {
@@ -331,7 +325,7 @@ static void end_running(struct executor_context *run, struct running_schedule *r
 bool executor_advance(struct executor_context *run)
 {
     bool progress = false;
-    for (struct running_schedule *running = run->executor.head, *next; running && !run->failure.status; running = next) {
+    for (struct running_schedule *running = run->executor.running.head, *next; running && !run->failure.status; running = next) {
         progress |= advance(running);
         next = running->next;
         if (running->left == 0 && running->ended) {
@@ -345,7 +339,7 @@ bool executor_advance(struct executor_context *run)
 void executor_abort(struct executor_context *run)
 {
     tasks_abort(run);
-    for (struct running_schedule *running = run->executor.head, *next; running; running = next) {
+    for (struct running_schedule *running = run->executor.running.head, *next; running; running = next) {
         next = running->next;
         if (running->ended)
             end_running(run, running, run->failure.status);
@@ -354,7 +348,7 @@ void executor_abort(struct executor_context *run)
 
 bool executor_has_state(const struct executor_context *run, const void *state)
 {
-    const struct running_schedule *running = run->executor.head;
+    const struct running_schedule *running = run->executor.running.head;
     while (running && !(state && running->operands.state == state))
         running = running->next;
     return running || tasks_have_state(run, state);
@@ -362,7 +356,7 @@ bool executor_has_state(const struct executor_context *run, const void *state)
 
 bool executor_has_group(const struct executor_context *run, const struct group *group)
 {
-    const struct running_schedule *running = run->executor.head;
+    const struct running_schedule *running = run->executor.running.head;
     while (running && running->group != group)
         running = running->next;
     return running;
@@ -370,10 +364,10 @@ bool executor_has_group(const struct executor_context *run, const struct group *
 
 uint64_t executor_oldest(const struct executor_context *run)
 {
-    const struct running_schedule *running = run->executor.head;
+    const struct running_schedule *running = run->executor.running.head;
     while (running && running->execution & LINK_PAIRWISE)
         running = running->next;
-    const struct task *task = run->executor.tasks;      // whose running schedules start later than it does
+    const struct task *task = run->executor.tasks.head;      // whose running schedules start later than it does
     if (!running || !task)
         return running ? running->execution : task ? task->execution : 0;
     return running->execution < task->execution ? running->execution : task->execution;
@@ -381,9 +375,6 @@ uint64_t executor_oldest(const struct executor_context *run)
 
 void executor_fini(struct executor_context *run)
 {
-    while (run->executor.head) {
-        struct running_schedule *running = run->executor.head;
-        unlink_running(&run->executor, running);
+    for (struct running_schedule *running; (running = fifo_take(&run->executor.running, next));)
         running_free(running);
-    }
 }

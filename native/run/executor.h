@@ -74,7 +74,7 @@ bool executor_has_state(const struct executor_context *run, const void *state);
 bool executor_has_group(const struct executor_context *run, const struct group *group);
 // The number of the oldest execution that is under way here, pairwise operations aside; 0: none is.
 uint64_t executor_oldest(const struct executor_context *run);
-static inline bool executor_is_busy(const struct executor_context *run) { return run->executor.head || run->executor.tasks; }
+static inline bool executor_is_busy(const struct executor_context *run) { return run->executor.running.head || run->executor.tasks.head; }
 void executor_fini(struct executor_context *run);
 
 #endif

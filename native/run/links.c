@@ -109,7 +109,7 @@ static bool advance_due(struct executor_context *run)
     bool progress = false;
     if (!now.head)
         return false;
-    *due = (struct link_queue){NULL, &due->head};
+    fifo_take_all(due);
     for (struct link *link; (link = link_queue_pop(&now)) && !run->failure.status;) {
         const bool is_needed = traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives);
         if (is_needed && connections_open(&run->connections, link))

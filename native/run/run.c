@@ -8,8 +8,6 @@ void run_init(struct executor_context *run, const struct executor_callbacks *cal
 {
     run->callbacks = callbacks;
     run->owner = owner;
-    run->executor.tail = &run->executor.head;
-    run->executor.tasks_tail = &run->executor.tasks;
     pthread_mutex_init(&run->failure_lock, NULL);
     kernel_table_init(&run->kernels, cpu_features());
 }

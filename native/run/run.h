@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/fifo.h"
 #include "kernel/kernel.h"
 #include "run/fusion.h"
 #include "run/schedule.h"
@@ -24,8 +25,8 @@ struct stillness {
 
 // The schedules under way, in the order in which they were started; and the tasks, in the order of their executions.
 struct executor {
-    struct running_schedule *head, **tail;
-    struct task *tasks, **tasks_tail;
+    struct FIFO(struct running_schedule) running;
+    struct FIFO(struct task) tasks;
     struct stillness still;
 };
 

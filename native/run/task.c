@@ -2,14 +2,10 @@
 
 static void unlink_task(struct executor *executor, const struct task *task)
 {
-    for (struct task **t = &executor->tasks; *t; t = &(*t)->next) {
-        if (*t == task) {
-            *t = task->next;
-            if (!task->next)
-                executor->tasks_tail = t;
-            return;
-        }
-    }
+    struct task **at = &executor->tasks.head;
+    while (*at != task)
+        at = &(*at)->next;
+    fifo_remove(&executor->tasks, at, next);
 }
 
 // On the account of its execution.
@@ -35,15 +31,13 @@ static void end(struct executor_context *run, struct task *task, bhvd_status sta
 
 void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
 {
-    task->next = NULL;
     task->execution = run->connections.started;
     task->sent = run->sent;
     task->wire = run->wire;
     task->ended = ended;
     task->arg = arg;
     task->awaited = -1;
-    *run->executor.tasks_tail = task;
-    run->executor.tasks_tail = &task->next;
+    fifo_put(&run->executor.tasks, task, next);
     advance(run, task);
 }
 
@@ -66,7 +60,7 @@ bhvd_status task_execute(struct executor_context *run, struct task *task)
 bool tasks_advance(struct executor_context *run)
 {
     bool progress = false;
-    for (struct task *task = run->executor.tasks, *next; task && !run->failure.status; task = next) {
+    for (struct task *task = run->executor.tasks.head, *next; task && !run->failure.status; task = next) {
         progress |= advance(run, task);
         next = task->next;
         if (task->is_over && task->ended && !run->failure.status) {
@@ -79,7 +73,7 @@ bool tasks_advance(struct executor_context *run)
 
 bool tasks_can_advance(struct executor_context *run)
 {
-    struct task *task = run->executor.tasks;
+    struct task *task = run->executor.tasks.head;
     while (task && !task->can_advance(run, task))
         task = task->next;
     return task;
@@ -87,7 +81,7 @@ bool tasks_can_advance(struct executor_context *run)
 
 void tasks_abort(struct executor_context *run)
 {
-    for (struct task *task = run->executor.tasks, *next; task; task = next) {
+    for (struct task *task = run->executor.tasks.head, *next; task; task = next) {
         next = task->next;
         if (task->ended)
             end(run, task, run->failure.status);
@@ -96,7 +90,7 @@ void tasks_abort(struct executor_context *run)
 
 bool tasks_have_state(const struct executor_context *run, const void *state)
 {
-    const struct task *task = run->executor.tasks;
+    const struct task *task = run->executor.tasks.head;
     while (task && !(state && task->state == state))
         task = task->next;
     return task;
@@ -104,7 +98,7 @@ bool tasks_have_state(const struct executor_context *run, const void *state)
 
 int tasks_await(const struct executor_context *run)
 {
-    const struct task *task = run->executor.tasks;
+    const struct task *task = run->executor.tasks.head;
     while (task && task->awaited < 0)
         task = task->next;
     return task ? task->awaited : -1;

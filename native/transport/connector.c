@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fifo.h"
 #include "base/status.h"
 #include "transport/socket.h"
 
@@ -35,7 +36,7 @@ struct attempt {
 
 struct connector {
     struct connector_options options;
-    struct call *head, **tail;          // that wait for their turn
+    struct FIFO(struct call) calls;     // that wait for their turn
     int unserved;                       // attempts that were waited for, and have not had their turn
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
@@ -279,7 +280,6 @@ struct connector *connector_create(const struct connector_options *options)
     if (!connector)
         return NULL;
     connector->options = *options;
-    connector->tail = &connector->head;
     return connector;
 }
 
@@ -297,30 +297,24 @@ void connector_destroy(struct connector *connector)
     for (int i = 0; connector && i < CONNECTOR_POLLS_MAX; i++)
         if (connector->attempts[i].call)
             arrival_destroy(end_attempt(&connector->attempts[i]));
-    for (struct call *call = connector ? connector->head : NULL, *next; call; call = next) {
-        next = call->next;
+    for (struct call *call; connector && (call = fifo_take(&connector->calls, next));)
         free(call);
-    }
     free(connector);
 }
 
 void connector_add(struct connector *connector, struct call *call)
 {
-    call->next = NULL;
-    *connector->tail = call;
-    connector->tail = &call->next;
+    fifo_put(&connector->calls, call, next);
 }
 
 // The next call takes the free place. Without memory it waits until there is some.
 static void take_turn(struct connector *connector, struct attempt *a)
 {
-    struct call *call = connector->head;
+    struct call *call = connector->calls.head;
     struct arrival *arrival = call ? arrival_create(call->rank) : NULL;
     if (!arrival)
         return;
-    connector->head = call->next;
-    if (!connector->head)
-        connector->tail = &connector->head;
+    fifo_take(&connector->calls, next);
     arrival->stream_count = call->control_is_missing ? connector->options.addresses[call->rank].streams : call->stream_count;
     *a = (struct attempt){.call = call, .arrival = arrival, .fd = -1,
                           .channel = call->control_is_missing ? CHANNEL_CONTROL : CHANNEL_STREAM};

@@ -8,57 +8,25 @@
 
 enum { FRAME_HEADER = 5 };                      // u32 payload size, u8 type
 
-void transfer_queue_init(struct transfer_queue *queue)
-{
-    queue->head = NULL;
-    queue->tail = &queue->head;
-}
-
-void transfer_queue_append(struct transfer_queue *queue, struct transfer *transfer)
-{
-    transfer->next = NULL;
-    *queue->tail = transfer;
-    queue->tail = &transfer->next;
-}
-
-struct transfer *transfer_queue_pop(struct transfer_queue *queue)
-{
-    struct transfer *transfer = queue->head;
-    if (!transfer)
-        return NULL;
-    queue->head = transfer->next;
-    if (!queue->head)
-        queue->tail = &queue->head;
-    return transfer;
-}
-
 void link_note(struct link *link)
 {
     if (!link->due || link->is_due)
         return;
     link->is_due = true;
-    link->next_due = NULL;
-    *link->due->tail = link;
-    link->due->tail = &link->next_due;
+    fifo_put(link->due, link, next_due);
 }
 
 struct link *link_queue_pop(struct link_queue *queue)
 {
-    struct link *link = queue->head;
-    if (!link)
-        return NULL;
-    queue->head = link->next_due;
-    if (!queue->head)
-        queue->tail = &queue->head;
-    link->is_due = false;
+    struct link *link = fifo_take(queue, next_due);
+    if (link)
+        link->is_due = false;
     return link;
 }
 
 static void lane_init(struct lane *lane, uint32_t execution)
 {
     *lane = (struct lane){.execution = execution};
-    transfer_queue_init(&lane->receives);
-    transfer_queue_init(&lane->unexpected);
 }
 
 void link_init(struct link *link, int rank, const uint64_t *started)
@@ -68,8 +36,6 @@ void link_init(struct link *link, int rank, const uint64_t *started)
     link->stream_count = 1;
     for (int i = 0; i < LINK_STREAMS_MAX; i++) {
         link->streams[i].channel.fd = -1;
-        transfer_queue_init(&link->streams[i].sends);
-        transfer_queue_init(&link->streams[i].urgent);
     }
     for (uint32_t i = 0; i < LINK_LANES; i++)
         lane_init(&link->lanes[i], i);
@@ -93,7 +59,7 @@ void link_close(struct link *link)
 
 static void free_unexpected(struct lane *lane)
 {
-    for (struct transfer *unexpected; (unexpected = transfer_queue_pop(&lane->unexpected));)
+    for (struct transfer *unexpected; (unexpected = fifo_take(&lane->unexpected, next));)
         free(unexpected);
 }
 
@@ -203,7 +169,7 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
     traffic->done++;
     transfer->done = true;
     if (transfer->finished)
-        transfer_queue_append(transfer->finished, transfer);
+        fifo_put(transfer->finished, transfer, next);
 }
 
 // What is wrong is said by link_advance.
@@ -247,7 +213,7 @@ void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, 
     stream->waiting_nbytes += size;
     *transfer = (struct transfer){
         .buffer = (void *)buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
-    transfer_queue_append(urgent ? &stream->urgent : &stream->sends, transfer);
+    fifo_put(urgent ? &stream->urgent : &stream->sends, transfer, next);
     link_note(link);
 }
 
@@ -308,7 +274,7 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
         free(unexpected);
         finish(transfer, &link->receives);
     } else if (!claim_unexpected_on_its_way(link, transfer)) {
-        transfer_queue_append(&lane->receives, transfer);
+        fifo_put(&lane->receives, transfer, next);
     }
 }
 
@@ -325,7 +291,7 @@ void link_post_recv(struct link *link, uint32_t execution, struct transfer *tran
 static struct transfer *next_to_send(struct stream *stream)
 {
     if (!stream->sending)
-        stream->sending = transfer_queue_pop(stream->urgent.head ? &stream->urgent : &stream->sends);
+        stream->sending = fifo_take(stream->urgent.head ? &stream->urgent : &stream->sends, next);
     return stream->sending;
 }
 
@@ -489,7 +455,7 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
             free(t);
             return BHVD_ERR_SYSTEM;
         }
-        transfer_queue_append(&lane->unexpected, t);
+        fifo_put(&lane->unexpected, t, next);
     }
     return BHVD_OK;
 }

@@ -15,6 +15,7 @@
 #define BHVD_LINK_H
 
 #include "base/bytes.h"
+#include "base/fifo.h"
 #include "transport/transport.h"
 
 enum {
@@ -55,9 +56,7 @@ struct transfer {
     bool done;
 };
 
-struct transfer_queue {
-    struct transfer *head, **tail;
-};
+struct transfer_queue FIFO(struct transfer);
 
 struct stream {
     struct channel channel;
@@ -86,9 +85,7 @@ struct traffic {
 };
 
 // Links in the order in which they were noted.
-struct link_queue {
-    struct link *head, **tail;
-};
+struct link_queue FIFO(struct link);
 
 struct link {
     int rank;                                   // the peer's
@@ -162,9 +159,6 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
 // A pairwise operation is over: its next one numbers its messages anew.
 void link_end_pairwise(struct link *link, uint64_t pairwise);
 
-void transfer_queue_init(struct transfer_queue *queue);
-void transfer_queue_append(struct transfer_queue *queue, struct transfer *transfer);
-struct transfer *transfer_queue_pop(struct transfer_queue *queue);        // NULL: empty
 
 // Moves what can be moved, gives complete control frames to on_frame, sets *progress when anything moved.
 // BHVD_ERR_PEER_LOST: the peer is gone and state tells how; BHVD_ERR_SYSTEM: it broke the protocol.

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fifo.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "transport/handshake_server.h"
@@ -28,8 +29,8 @@ struct listener {
     _Atomic bool closed;
     _Atomic int count;                  // of arrivals
     pthread_mutex_t lock;               // of the two lists
-    struct arrival *head, **tail;
-    struct call *calls, **calls_tail;   // not yet the connector's
+    struct FIFO(struct arrival) arrivals;
+    struct FIFO(struct call) calls;     // not yet the connector's
     struct address *addresses;
     struct known *known;                // the thread's
     unsigned char *secret;
@@ -48,9 +49,7 @@ static void close_fd(int *fd)
 static void put(struct listener *listener, struct arrival *arrival)
 {
     pthread_mutex_lock(&listener->lock);
-    arrival->next = NULL;
-    *listener->tail = arrival;
-    listener->tail = &arrival->next;
+    fifo_put(&listener->arrivals, arrival, next);
     atomic_fetch_add(&listener->count, 1);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->options.doorbell_fd, 1);
@@ -61,13 +60,9 @@ bool listener_has_arrivals(const struct listener *listener) { return atomic_load
 struct arrival *listener_take(struct listener *listener)
 {
     pthread_mutex_lock(&listener->lock);
-    struct arrival *arrival = listener->head;
-    if (arrival) {
-        listener->head = arrival->next;
-        if (!listener->head)
-            listener->tail = &listener->head;
+    struct arrival *arrival = fifo_take(&listener->arrivals, next);
+    if (arrival)
         atomic_fetch_sub(&listener->count, 1);
-    }
     pthread_mutex_unlock(&listener->lock);
     return arrival;
 }
@@ -154,10 +149,8 @@ static bhvd_status post(struct listener *listener, const struct call *what)
     if (!call)
         return BHVD_ERR_SYSTEM;
     *call = *what;
-    call->next = NULL;
     pthread_mutex_lock(&listener->lock);
-    *listener->calls_tail = call;
-    listener->calls_tail = &call->next;
+    fifo_put(&listener->calls, call, next);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->wake_fd, 1);
     return BHVD_OK;
@@ -187,9 +180,7 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
 static void take_calls(struct listener *listener, struct connector *connector)
 {
     pthread_mutex_lock(&listener->lock);
-    struct call *calls = listener->calls;
-    listener->calls = NULL;
-    listener->calls_tail = &listener->calls;
+    struct call *calls = fifo_take_all(&listener->calls);
     pthread_mutex_unlock(&listener->lock);
     for (struct call *next; calls; calls = next) {
         next = calls->next;
@@ -241,10 +232,8 @@ static void listener_free(struct listener *listener)
 {
     for (struct arrival *arrival; (arrival = listener_take(listener));)
         arrival_destroy(arrival);
-    for (struct call *call = listener->calls, *next; call; call = next) {
-        next = call->next;
+    for (struct call *call; (call = fifo_take(&listener->calls, next));)
         free(call);
-    }
     listener_after_fork(listener);
     if (listener->secret)
         explicit_bzero(listener->secret, listener->options.secret_size);
@@ -267,8 +256,6 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     listener->options.addresses = NULL;
     listener->options.secret = NULL;
-    listener->tail = &listener->head;
-    listener->calls_tail = &listener->calls;
     pthread_mutex_init(&listener->lock, NULL);
     listener->addresses = malloc(size * sizeof *listener->addresses);
     listener->known = calloc(size, sizeof *listener->known);

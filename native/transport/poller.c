@@ -112,7 +112,6 @@ static bhvd_status poller_all(struct poller *poller, int size, int rank)
 bhvd_status poller_init(struct poller *poller, struct link *links, int size, int rank)
 {
     *poller = (struct poller){.fd = -1, .links = links};
-    poller->due.tail = &poller->due.head;
     poller->walked = malloc((size_t)size * sizeof *poller->walked);
     poller->deaf = malloc((size_t)size * sizeof *poller->deaf);
     errno = ENOMEM;

@@ -82,9 +82,7 @@ static void post(bhvd_context *ctx, int index)
 
 static void announce(bhvd_context *ctx)
 {
-    struct bhvd_handle *posted = ctx->posted_head;
-    ctx->posted_head = NULL;
-    ctx->posted_tail = &ctx->posted_head;
+    struct bhvd_handle *posted = fifo_take_all(&ctx->posted);
     atomic_store(&ctx->posted_count, 0);
     if (posted)
         REQUIRE(!member_request(ctx, posted));
@@ -99,11 +97,8 @@ static void drop(int index)
 // The first execution is done, and the program asks for the same again: by a cached id, where there is one.
 static void take_turn(bhvd_context *ctx)
 {
-    struct execution *execution = ctx->executions_head;
+    struct execution *execution = fifo_take(&ctx->executions, next);
     if (execution) {
-        ctx->executions_head = execution->next;
-        if (!ctx->executions_head)
-            ctx->executions_tail = &ctx->executions_head;
         for (int i = 0; i < execution->count; i++)
             operation_end(operation_of(execution->works[i]), NULL);
         free(execution);
@@ -120,7 +115,7 @@ static void take_turn(bhvd_context *ctx)
 // What the engine would execute: every part is there once, and is of the set that it is said to be of.
 static void look_at_executions(const bhvd_context *ctx)
 {
-    for (const struct execution *e = ctx->executions_head; e; e = e->next) {
+    for (const struct execution *e = ctx->executions.head; e; e = e->next) {
         const struct process_set *set = process_set_find(&ctx->sets, e->process_set);
         REQUIRE(e->count > 0);
         for (int i = 0; i < e->count; i++) {
@@ -156,7 +151,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     bhvd_context *ctx = arg;
     bhvd_status status = dispatch_frame(ctx, link, type, payload);
     look_at_executions(ctx);
-    for (const struct bhvd_handle *op = ctx->posted_head; op; op = op->next)
+    for (const struct bhvd_handle *op = ctx->posted.head; op; op = op->next)
         REQUIRE(!operation_is_over(op));
     // Who said goodbye is not waited for.
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
@@ -197,7 +192,7 @@ static void send_frames(bhvd_context *ctx, struct supply *s)
             take_turn(ctx);
         else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
             fail(ctx);
-        if (!ctx->run.failure.status && ctx->coordinator->ready_head && coordinator_respond(ctx))
+        if (!ctx->run.failure.status && ctx->coordinator->ready.head && coordinator_respond(ctx))
             fail(ctx);
         if (!ctx->run.failure.status)
             relay_flush(ctx);

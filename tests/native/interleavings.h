@@ -162,10 +162,7 @@ static void take_step(int r)
 static void execute_all(struct rank *rank)
 {
     bhvd_context *ctx = rank->ctx;
-    for (struct execution *e; (e = ctx->executions_head);) {
-        ctx->executions_head = e->next;
-        if (!ctx->executions_head)
-            ctx->executions_tail = &ctx->executions_head;
+    for (struct execution *e; (e = fifo_take(&ctx->executions, next));) {
         for (int i = 0; i < e->count; i++) {
             struct bhvd_handle *op = operation_of(e->works[i]);
             CHECK(rank->executed < sizeof rank->order - 1);

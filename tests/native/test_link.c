@@ -173,10 +173,9 @@ TEST(what_is_urgent_is_next)
 {
     struct pair pair;
     struct transfer sends[3], receives[3];
-    struct transfer_queue finished;
+    struct transfer_queue finished = {0};
     unsigned char out[LENGTH] = {0}, in[3][LENGTH];
     pair_init(&pair, 3, 3);
-    transfer_queue_init(&finished);
     for (uint32_t i = 0; i < 3; i++) {
         link_number_send(&pair.a.link, 1 + i);
         link_send_numbered(&pair.a.link, 1 + i, 0, &sends[i], out, LENGTH, NULL, i == 2);
@@ -184,10 +183,10 @@ TEST(what_is_urgent_is_next)
         link_recv_numbered(&pair.b.link, 1 + i, 0, &receives[i], in[i], LENGTH, &finished);
     }
     CHECK_STATUS(look(&pair), BHVD_OK);
-    CHECK(transfer_queue_pop(&finished) == &receives[2]);
-    CHECK(transfer_queue_pop(&finished) == &receives[0]);
-    CHECK(transfer_queue_pop(&finished) == &receives[1]);
-    CHECK(!transfer_queue_pop(&finished));
+    CHECK(fifo_take(&finished, next) == &receives[2]);
+    CHECK(fifo_take(&finished, next) == &receives[0]);
+    CHECK(fifo_take(&finished, next) == &receives[1]);
+    CHECK(!fifo_take(&finished, next));
     pair_fini(&pair);
 }
 

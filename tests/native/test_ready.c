@@ -25,14 +25,13 @@ static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
     pending->requests[0] = request_parse(bytes.data, bytes.size);
     pending->size = pending->ready_count = 1;
     bytes_fini(&bytes);
-    append(&c, pending);
+    fifo_put(&c.ready, pending, next_ready);
     return pending;
 }
 
 static void begin(void)
 {
     c = (struct coordinator){0};
-    c.ready_tail = &c.ready_head;
 }
 
 TEST(what_goes_together_and_fits_stands_behind_the_first)
@@ -41,7 +40,7 @@ TEST(what_goes_together_and_fits_stands_behind_the_first)
     struct pending *a = add(8, BHVD_FLOAT32, 1), *b = add(8, BHVD_FLOAT64, 1), *too_much = add(10, BHVD_FLOAT32, 1),
                    *fits = add(8, BHVD_FLOAT32, 1), *full = add(1, BHVD_FLOAT32, 1), *other = add(1, BHVD_FLOAT32, 2);
     fuse(&c, THRESHOLD);
-    CHECK(c.ready_head == a && a->next_ready == b && b->next_ready == too_much && too_much->next_ready == other && !other->next_ready);
+    CHECK(c.ready.head == a && a->next_ready == b && b->next_ready == too_much && too_much->next_ready == other && !other->next_ready);
     CHECK(a->next_fused == fits && !fits->next_fused && a->fused_count == 2);
     CHECK(!b->next_fused);
     CHECK(too_much->next_fused == full && too_much->fused_nbytes == 44);
@@ -54,7 +53,7 @@ TEST(nothing_is_fused_without_a_threshold)
     for (int i = 0; i < 4; i++)
         add(1, BHVD_FLOAT32, 1);
     fuse(&c, 0);
-    for (struct pending *p = c.ready_head; p; p = p->next_ready)
+    for (struct pending *p = c.ready.head; p; p = p->next_ready)
         CHECK_EQ(p->fused_count, 1);
     ready_fini(&c);
 }
@@ -67,7 +66,7 @@ TEST(many_kinds_are_answered_once_each)
     for (int i = 0; i < MANY; i++)
         add(1, BHVD_FLOAT32, 1 + i % (2 * OPEN_HEADS));
     fuse(&c, THRESHOLD);
-    for (struct pending *head = c.ready_head; head; head = head->next_ready) {
+    for (struct pending *head = c.ready.head; head; head = head->next_ready) {
         CHECK(head->fused_nbytes <= THRESHOLD);
         for (struct pending *p = head; p; p = p->next_fused, seen++)
             CHECK(pending_is_fusable(head, p));

@@ -74,8 +74,6 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
     pthread_mutex_init(&ctx->stalled.lock, NULL);
     log_init(&ctx->log);
     ctx->timeline.log = &ctx->log;
-    ctx->posted_tail = &ctx->posted_head;
-    ctx->executions_tail = &ctx->executions_head;
     run_init(&ctx->run, &engine_callbacks, ctx);
     ctx->run.timeout_ms = options->timeout_ms;
     ctx->cache = response_cache_create(options->cache_capacity);

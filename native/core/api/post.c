@@ -174,8 +174,7 @@ bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct 
     } else if (!table_insert(&ctx->names, &op->by_name, hash)) {
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->work.name_size, op->work.name);
     } else {
-        *ctx->posted_tail = op;
-        ctx->posted_tail = &op->next;
+        fifo_put(&ctx->posted, op, next);
         atomic_fetch_add(&ctx->outstanding, 1);
         atomic_fetch_add(&ctx->posted_count, 1);
     }

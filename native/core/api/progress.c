@@ -121,7 +121,7 @@ static void engine_release(bhvd_context *ctx)
     // The progress thread sleeps in poll(): from now on doorbells are for it.
     pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
     // And what is on its way now was not when it chose what to sleep on.
-    bool work = engine_has_work(ctx) || ctx->staged_head || executor_is_busy(&ctx->run);
+    bool work = engine_has_work(ctx) || ctx->staged.head || executor_is_busy(&ctx->run);
     pthread_mutex_unlock(&ctx->engine_lock);
     if (work)
         doorbell_ring(&ctx->run.connections.doorbell, 0);
@@ -214,7 +214,7 @@ static void flush_goodbyes(bhvd_context *ctx)
 static void finish_agreed(bhvd_context *ctx)
 {
     int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
-    ctx->staged_head = NULL;            // nobody has heard of these
+    ctx->staged.head = NULL;            // nobody has heard of these
     relay_leave(ctx);
     for (;;) {
         while (engine_has_next(ctx))

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/fifo.h"
 #include "base/status.h"
 
 struct completion {
@@ -19,7 +20,7 @@ struct bhvd_completions {
     pthread_mutex_t lock;
     pthread_cond_t added;
     int sleepers;                       // threads that wait until the list is not empty
-    struct completion *first, **last;   // ended, in this order
+    struct FIFO(struct completion) ended;
 };
 
 bhvd_completions *bhvd_completions_create(void)
@@ -34,7 +35,6 @@ bhvd_completions *bhvd_completions_create(void)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&list->added, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    list->last = &list->first;
     return list;
 }
 
@@ -42,10 +42,8 @@ static void drop(bhvd_completions *list)
 {
     if (atomic_fetch_sub(&list->references, 1) != 1)
         return;
-    for (struct completion *next; list->first; list->first = next) {
-        next = list->first->next;
-        free(list->first);
-    }
+    for (struct completion *completion; (completion = fifo_take(&list->ended, next));)
+        free(completion);
     pthread_cond_destroy(&list->added);
     pthread_mutex_destroy(&list->lock);
     free(list);
@@ -54,10 +52,8 @@ static void drop(bhvd_completions *list)
 static void put(struct completion *completion)
 {
     bhvd_completions *list = completion->list;
-    completion->next = NULL;
     pthread_mutex_lock(&list->lock);
-    *list->last = completion;
-    list->last = &completion->next;
+    fifo_put(&list->ended, completion, next);
     if (list->sleepers)
         pthread_cond_signal(&list->added);
     pthread_mutex_unlock(&list->lock);
@@ -118,12 +114,10 @@ int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
     const int64_t deadline_ns = clock_deadline_ns(timeout_ms);
     pthread_mutex_lock(&list->lock);
     list->sleepers++;
-    while (!list->first && sleep_until(list, deadline_ns))
+    while (!list->ended.head && sleep_until(list, deadline_ns))
         ;
     list->sleepers--;
-    struct completion *completion = list->first;
-    if (completion && !(list->first = completion->next))
-        list->last = &list->first;
+    struct completion *completion = fifo_take(&list->ended, next);
     pthread_mutex_unlock(&list->lock);
     int64_t number = completion ? completion->number : -1;
     free(completion);

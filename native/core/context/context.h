@@ -11,6 +11,7 @@
 #include <stdbool.h>
 
 #include "bagua_hvd.h"
+#include "base/fifo.h"
 #include "base/table.h"
 #include "core/telemetry/log.h"
 #include "core/context/execution.h"
@@ -36,7 +37,7 @@ struct bhvd_context {
     struct executor_context run;                // what executes; its failure is why nothing more can be executed
 
     pthread_mutex_t post_lock;
-    struct bhvd_handle *posted_head, **posted_tail;
+    struct FIFO(struct bhvd_handle) posted;
     _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
     struct table names;                         // operations in progress on this rank, by set and name
     struct bhvd_error closing;                  // why nothing more can be posted; BHVD_OK while usable
@@ -55,8 +56,8 @@ struct bhvd_context {
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
     struct response_cache *cache;
     struct timeline timeline;
-    struct bhvd_handle *staged_head;            // their tensors are on the way from a GPU (gpu/staging.h)
-    struct execution *executions_head, **executions_tail;
+    struct FIFO(struct bhvd_handle) staged;     // their tensors are on the way from a GPU (gpu/staging.h)
+    struct FIFO(struct execution) executions;
     uint64_t executing;                         // the number of the one that runs to its end; 0: none
     struct heartbeat *heartbeat;
     _Atomic bool measures_coordinator;

@@ -11,9 +11,7 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
 {
     struct bhvd_handle *list = NULL;
     pthread_mutex_lock(&ctx->post_lock);
-    ctx->posted_head = NULL;
-    ctx->posted_tail = &ctx->posted_head;
-    ctx->staged_head = NULL;
+    ctx->posted.head = ctx->staged.head = NULL;
     atomic_store(&ctx->posted_count, 0);
     for (size_t i = 0; i < ctx->names.bucket_count; i++) {
         for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
@@ -68,15 +66,12 @@ void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
     set_once(ctx, &ctx->closing, error);
     log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
             error->message);
-    for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
-        next = execution->next;
+    for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));) {
         for (int i = 0; i < execution->count; i++) {
             if (execution->works[i]->is_proxy)
                 operation_drop(operation_of(execution->works[i]));
         }
         free(execution);
     }
-    ctx->executions_head = NULL;
-    ctx->executions_tail = &ctx->executions_head;
     end_in_flight(ctx, false, error);
 }

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/fifo.h"
 #include "base/status.h"
 #include "core/execution/communicators.h"
 #include "core/execution/dispatch.h"
@@ -17,13 +18,12 @@
 #include "run/executor.h"
 
 // Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
-// in ctx->staged_head, in the order in which they were posted.
+// in ctx->staged, in the order in which they were posted.
 static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *posted)
 {
-    struct bhvd_handle *staged = ctx->staged_head, *ready = NULL, **ready_tail = &ready, **staged_tail = &ctx->staged_head;
-    struct bhvd_handle *lists[] = {staged, posted};
+    struct bhvd_handle *staged = fifo_take_all(&ctx->staged), *lists[] = {staged, posted};
+    struct FIFO(struct bhvd_handle) ready = {0};
     const struct bhvd_device *behind = NULL;        // of which one operation's copies are not done, and so no later one's
-    ctx->staged_head = NULL;
     for (int i = 0; i < 2; i++) {
         for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
             struct bhvd_error error;
@@ -32,28 +32,26 @@ static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *pos
             const bool is_behind = in_order && staging->device == behind;
             const int is_ready = !staging ? 1 : is_behind ? 0 : staging_is_ready(staging, &error);
             behind = in_order && !is_ready ? staging->device : behind;
-            struct bhvd_handle ***tail = is_ready ? &ready_tail : &staged_tail;
             next = op->next;
-            op->next = NULL;
             if (is_ready < 0) {
                 context_fail(ctx, error.status, "rank %d: %s", ctx->options.rank, error.message);
                 return NULL;
             }
-            **tail = op;
-            *tail = &op->next;
+            if (is_ready)
+                fifo_put(&ready, op, next);
+            else
+                fifo_put(&ctx->staged, op, next);
         }
     }
-    return ready;
+    return ready.head;
 }
 
 static bool take_posted(bhvd_context *ctx)
 {
-    if (atomic_load(&ctx->posted_count) == 0 && !ctx->staged_head)
+    if (atomic_load(&ctx->posted_count) == 0 && !ctx->staged.head)
         return false;
     pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_handle *posted = ctx->posted_head;
-    ctx->posted_head = NULL;
-    ctx->posted_tail = &ctx->posted_head;
+    struct bhvd_handle *posted = fifo_take_all(&ctx->posted);
     atomic_store(&ctx->posted_count, 0);
     pthread_mutex_unlock(&ctx->post_lock);
     posted = keep_ready(ctx, posted);
@@ -73,7 +71,7 @@ void engine_look_around(bhvd_context *ctx)
 
 bool engine_needs_looking(bhvd_context *ctx)
 {
-    return ctx->staged_head || ctx->run.waits_for_gpu || run_links_need_looking(&ctx->run);
+    return ctx->staged.head || ctx->run.waits_for_gpu || run_links_need_looking(&ctx->run);
 }
 
 // ------------------------------------------------------------------------------------------------------------ executions
@@ -159,12 +157,12 @@ static bool waits_for_state(const bhvd_context *ctx, const struct work *work)
 
 bool engine_has_next(const bhvd_context *ctx)
 {
-    const struct execution *next = ctx->executions_head;
+    const struct execution *next = ctx->executions.head;
     const uint64_t oldest = executor_oldest(&ctx->run);
     return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]);
 }
 
-bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_is_busy(&ctx->run); }
+bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions.head || executor_is_busy(&ctx->run); }
 
 static void begin_execution(bhvd_context *ctx, struct execution *execution)
 {
@@ -217,12 +215,9 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
 
 void engine_execute_next(bhvd_context *ctx)
 {
-    struct execution *execution = ctx->executions_head;
+    struct execution *execution = fifo_take(&ctx->executions, next);
     struct bhvd_error error = {0};
     struct plan plan = {0};
-    ctx->executions_head = execution->next;
-    if (!ctx->executions_head)
-        ctx->executions_tail = &ctx->executions_head;
     begin_execution(ctx, execution);
     ctx->executing = execution->number;
     ctx->run.connections.started = execution->number;
@@ -262,7 +257,7 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     progress = take_posted(ctx);
     progress |= run_advance_links(&ctx->run, look_at_sockets);
     progress |= start_pairwise(ctx);
-    if (!ctx->run.failure.status && ctx->coordinator->ready_head) {
+    if (!ctx->run.failure.status && ctx->coordinator->ready.head) {
         if (coordinator_respond(ctx) && !ctx->run.failure.status)
             context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
         progress = true;

@@ -55,7 +55,7 @@ static uint64_t own_execution(const bhvd_context *ctx)
     const uint64_t started = oldest_started(ctx);
     if (started)
         return started;
-    return ctx->executions_head ? ctx->executions_head->number : 0;
+    return ctx->executions.head ? ctx->executions.head->number : 0;
 }
 
 static bool listens_to(const bhvd_context *ctx, int rank)

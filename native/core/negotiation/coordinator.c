@@ -20,7 +20,6 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c);
     if (!c)
         return BHVD_ERR_SYSTEM;
-    c->ready_tail = &c->ready_head;
     c->wire.byte_ps = ctx->run.connections.byte_ps;
     for (int rank = 0; rank < ctx->options.size; rank++) {
         const int64_t hop_ns = ctx->run.connections.links[rank].round_trip_ns / 2;
@@ -121,14 +120,12 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
 
 static bhvd_status keep_unexpected(struct coordinator *c, int rank, struct request *request)
 {
-    struct unexpected_request *early = malloc(sizeof *early), **tail = &c->unexpected;
+    struct unexpected_request *early = malloc(sizeof *early);
     if (!early)
         return BHVD_ERR_SYSTEM;
     *early = (struct unexpected_request){NULL, rank, request};
     request_hold(request);
-    while (*tail)
-        tail = &(*tail)->next;
-    *tail = early;
+    fifo_put(&c->unexpected, early, next);
     return BHVD_OK;
 }
 
@@ -397,16 +394,13 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
     if (ctx->options.rank != COORDINATOR)
         return BHVD_OK;
     c->additions--;
-    struct unexpected_request *early = c->unexpected;
     bhvd_status status = BHVD_OK;
-    c->unexpected = NULL;
-    while (early) {
-        struct unexpected_request *next = early->next;
+    for (struct unexpected_request *early = fifo_take_all(&c->unexpected), *next; early; early = next) {
+        next = early->next;
         if (!status)
             status = take_request(ctx, early->rank, early->request, NULL);
         request_drop(early->request);
         free(early);
-        early = next;
     }
     return status;
 }
@@ -450,7 +444,7 @@ void coordinator_fini(bhvd_context *ctx)
         return;
     table_clear(&c->pending, free_pending_node, NULL);
     ready_fini(c);
-    for (struct unexpected_request *early = c->unexpected, *next; early; early = next) {
+    for (struct unexpected_request *early = c->unexpected.head, *next; early; early = next) {
         next = early->next;
         request_drop(early->request);
         free(early);

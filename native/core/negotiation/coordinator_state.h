@@ -2,6 +2,7 @@
 #ifndef BHVD_COORDINATOR_STATE_H
 #define BHVD_COORDINATOR_STATE_H
 
+#include "base/fifo.h"
 #include "core/message/id_range.h"
 #include "core/negotiation/pending.h"
 #include "run/schedule.h"
@@ -24,13 +25,13 @@ struct unexpected_request {
 
 struct coordinator {
     struct table pending;
-    struct pending *ready_head, **ready_tail;   // complete, in the order of completion, not yet answered
+    struct FIFO(struct pending) ready;         // complete, in the order of completion, not yet answered
     bool *joined;                               // by global rank
     int joined_count, last_joined;
     bool *left;                                 // by global rank: said goodbye
     int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...
-    struct unexpected_request *unexpected;      // ... and requests for them from ranks that are ahead
+    struct FIFO(struct unexpected_request) unexpected;  // ... and requests for them from ranks that are ahead
     struct seen *seen;                          // by global rank
     int asking;                                 // whose request is being looked at
     int64_t next_stall_check_ns;

@@ -304,7 +304,6 @@ bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
         free(execution);
         return status;
     }
-    *ctx->executions_tail = execution;
-    ctx->executions_tail = &execution->next;
+    fifo_put(&ctx->executions, execution, next);
     return BHVD_OK;
 }

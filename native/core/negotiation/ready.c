@@ -20,25 +20,10 @@ struct open_heads {
     int count;
 };
 
-static void append(struct coordinator *c, struct pending *pending)
-{
-    pending->next_ready = NULL;
-    *c->ready_tail = pending;
-    c->ready_tail = &pending->next_ready;
-}
-
-static struct pending *take_all(struct coordinator *c)
-{
-    struct pending *all = c->ready_head;
-    c->ready_head = NULL;
-    c->ready_tail = &c->ready_head;
-    return all;
-}
-
 void ready_put(struct coordinator *c, struct pending *pending)
 {
     table_remove(&c->pending, &pending->by_name);
-    append(c, pending);
+    fifo_put(&c->ready, pending, next_ready);
 }
 
 static struct pending *find_head(const struct open_heads *open, const struct pending *pending, size_t nbytes, size_t threshold)
@@ -61,7 +46,7 @@ static void open_head(struct open_heads *open, struct pending *head)
 static void fuse(struct coordinator *c, size_t threshold)
 {
     struct open_heads open = {.count = 0};
-    for (struct pending *p = take_all(c), *next; p; p = next) {
+    for (struct pending *p = fifo_take_all(&c->ready), *next; p; p = next) {
         const size_t nbytes = request_nbytes(p->requests[p->first]);
         struct pending *head = find_head(&open, p, nbytes, threshold);
         next = p->next_ready;
@@ -77,7 +62,7 @@ static void fuse(struct coordinator *c, size_t threshold)
         p->fused_nbytes = nbytes;
         p->fused_said = p->requests[p->first]->size;
         p->fused_count = 1;
-        append(c, p);
+        fifo_put(&c->ready, p, next_ready);
         if (nbytes < threshold && pending_is_fusable(p, p))
             open_head(&open, p);
     }
@@ -88,14 +73,14 @@ static bhvd_status refuse(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     bhvd_status status = BHVD_OK;
-    for (struct pending *p = take_all(c), *next; p; p = next) {
+    for (struct pending *p = fifo_take_all(&c->ready), *next; p; p = next) {
         struct bhvd_error error;
         const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
         next = p->next_ready;
         // all by one id: checked when the id was given
         if (status ||
             (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error)))) {
-            append(c, p);
+            fifo_put(&c->ready, p, next_ready);
             continue;
         }
         if (set) {
@@ -184,15 +169,13 @@ static bool is_alone(const struct request *request)
 bhvd_status ready_answer(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
-    if (!c->ready_head)
+    if (!c->ready.head)
         return BHVD_OK;
     timeline_cycle(&ctx->timeline);
     bhvd_status status = refuse(ctx);
     fuse(c, (size_t)ctx->options.fusion_threshold);
-    while (!status && c->ready_head) {
-        struct pending *head = c->ready_head;
+    for (struct pending *head; !status && (head = fifo_take(&c->ready, next_ready));) {
         const struct process_set *set = process_set_find(&ctx->sets, head->key.process_set);
-        c->ready_head = head->next_ready;
         if (head->requests[head->first]->kind == BHVD_ALLTOALL) {
             timeline_negotiation_end(&ctx->timeline, &head->key);
             status = answer_each(ctx, set, head);
@@ -209,14 +192,12 @@ bhvd_status ready_answer(bhvd_context *ctx)
         }
         status = response_send(ctx, set);
     }
-    if (!c->ready_head)
-        c->ready_tail = &c->ready_head;
     return status;
 }
 
 void ready_fini(struct coordinator *c)
 {
-    for (struct pending *head = take_all(c), *next_head; head; head = next_head) {
+    for (struct pending *head = fifo_take_all(&c->ready), *next_head; head; head = next_head) {
         next_head = head->next_ready;
         for (struct pending *p = head, *next; p; p = next) {
             next = p->next_fused;

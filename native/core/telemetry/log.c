@@ -16,25 +16,19 @@ struct log_record {
     char text[];
 };
 
-void log_init(struct log *log)
-{
-    pthread_mutex_init(&log->lock, NULL);
-    log->tail = &log->head;
-}
+void log_init(struct log *log) { pthread_mutex_init(&log->lock, NULL); }
 
 void log_fini(struct log *log)
 {
-    for (struct log_record *record = log->head, *next; record; record = next) {
-        next = record->next;
+    for (struct log_record *record; (record = fifo_take(&log->records, next));)
         free(record);
-    }
     pthread_mutex_destroy(&log->lock);
 }
 
 void log_after_fork(struct log *log)
 {
     log_init(log);
-    log->head = NULL;
+    log->records.head = NULL;
     log->kept = log->lost = 0;
     log->closed = true;
 }
@@ -70,8 +64,7 @@ void log_put(struct log *log, bhvd_log_level level, const char *file, int line, 
     pthread_mutex_lock(&log->lock);
     bool keep = record && log->kept < RECORDS_MAX;
     if (keep) {
-        *log->tail = record;
-        log->tail = &record->next;
+        fifo_put(&log->records, record, next);
         log->kept++;
     } else {
         log->lost++;
@@ -104,12 +97,9 @@ static struct log_record *note_lost(int lost)
 static struct log_record *take(struct log *log, bool *closed)
 {
     pthread_mutex_lock(&log->lock);
-    struct log_record *record = log->head;
+    struct log_record *record = fifo_take(&log->records, next);
     *closed = log->closed;
     if (record) {
-        log->head = record->next;
-        if (!log->head)
-            log->tail = &log->head;
         log->kept--;
     } else if (log->lost) {
         record = note_lost(log->lost);

@@ -10,12 +10,13 @@
 #include <stdint.h>
 
 #include "bagua_hvd.h"
+#include "base/fifo.h"
 
 struct log_record;
 
 struct log {
     pthread_mutex_t lock;
-    struct log_record *head, **tail;
+    struct FIFO(struct log_record) records;
     int kept, lost;                     // beyond a limit, if nobody takes them
     bool closed;
     _Atomic uint32_t changes;           // who waits for a record sleeps on it
