@@ -31,6 +31,12 @@ NOT_SCALED = (
 )
 
 
+WEIGHT_OUTSIDE = (
+    "set_weight() was called in eager mode, and the gradients are applied in a graph, which would keep that one "
+    "number: call it where the step is traced, in train_step()"
+)
+
+
 class _Distribution:
     """What a distributed optimizer has beside the attributes of its class.
 
@@ -44,6 +50,7 @@ class _Distribution:
         self.passes = passes
         self.average_aggregated = average_aggregated
         self.reduced = False
+        self._weight: tuple[Any, bool] | None = None        # of the next average; given while a graph was traced
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
 
@@ -107,8 +114,18 @@ class _Distribution:
 
         ops.cond(ops.equal(counter % self.passes, 0), last_pass, other_pass)
 
+    def set_weight(self, weight):
+        """See Distributed.set_weight."""
+        self._weight = weight, self.reduction.traces()
+
+    def _take_weight(self):
+        (weight, traced), self._weight = self._weight or (None, False), None
+        if weight is not None and self.reduction.traces() and not traced:
+            raise ValueError(WEIGHT_OUTSIDE)
+        return weight
+
     def _apply_reduced(self, optimizer, gradients, variables, apply):
-        gradients = self.reduction(gradients, variables)
+        gradients = self.reduction(gradients, variables, weight=self._take_weight())
 
         def by_optimizer():
             self.reduced = True
@@ -151,6 +168,24 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         self.distribution.reduction.register_local(var)
+
+    def set_weight(self, weight):
+        """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.
+
+            def train_step(self, data):
+                self.optimizer.set_weight(keras.ops.shape(data[0])[0])
+                return super().train_step(data)
+
+        Args:
+            weight: samples or tokens of this rank that its gradients are the mean over, a number or a scalar tensor;
+                0: this rank adds nothing. To be given on all ranks, in each step that is weighted; with
+                backward_passes_per_step it is that of the whole window, given in its last pass.
+        Raises:
+            ValueError: from apply(): op is not Average; the algorithm does not average gradients in every step; a
+                graph is traced, and this was called outside of it. On all ranks (on TensorFlow as
+                tf.errors.InvalidArgumentError): a weight is negative or not finite, or all are 0.
+        """
+        self.distribution.set_weight(weight)
 
     def build(self, variables):
         super().build(variables)

@@ -14,9 +14,13 @@ from typing import Any
 from bagua_hvd._keras.adam import Unbuilt
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
+from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it does not go with variables that are not reduced"
+NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
+                "sparse_as_dense=True")
+
 
 class Reduction(ABC):
     """Reduces lists of gradients; a backend says how.
@@ -25,6 +29,7 @@ class Reduction(ABC):
 
         reducer, source             of these variables; source.places: see __call__()
         exchange(gradients)         the reduced gradients
+        factor(weight)              what multiplies this rank's gradients in a weighted average
         update(apply, instead), stepped()
 
     Args:
@@ -65,6 +70,14 @@ class Reduction(ABC):
     def _adasum(self, gradients):
         """Their Adasum."""
 
+    @abstractmethod
+    def _times(self, gradient, factor):
+        """Their product; 0 where the factor is, whatever the gradient."""
+
+    def traces(self):
+        """Whether a graph is being made, that runs later and again."""
+        return False
+
     def _size(self, gradient):
         """What a gradient that is not reduced is divided by."""
         return self.options.process_set.size()
@@ -84,17 +97,22 @@ class Reduction(ABC):
 
     # --------------------------------------------------------------------------------------------------- steps ----
 
-    def __call__(self, gradients, variables, local=()):
+    def __call__(self, gradients, variables, local=(), weight=None):
         """The reduced gradients, a list in their order; None where there was None.
 
         Args:
             gradients: of the backend, or None. variables: what they are gradients of.
             local: further variables that are not reduced.
+            weight: None, or a number or scalar: samples that this rank's gradients are the mean over.
+        Raises:
+            ValueError: a weight, and gradients are not averaged in every step, or there are none of variables.
         """
         self._used = None
         gradients = list(gradients)
         if not self.options.communicates:
             return gradients
+        if weight is not None:
+            gradients = self._weighted(gradients, variables, local, weight)
         places = self._places(gradients, variables, local)
         for index, gradient in enumerate(gradients):
             if gradient is None:
@@ -104,6 +122,20 @@ class Reduction(ABC):
         for index, gradient in zip(places, reduced, strict=True):
             gradients[index] = gradient
         return gradients
+
+    def _weighted(self, gradients, variables, local, weight):
+        check_weighable(self.options.algorithm)
+        pairs = [(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)
+                 if gradient is not None and variable not in self._local and variable not in local]
+        bucketed = [variable for gradient, variable in pairs if not self._travels_alone(gradient, variable)]
+        if not bucketed:
+            raise ValueError(NOT_WEIGHTED)
+        factor = self._step_of(bucketed).factor(weight)
+        return [gradient if gradient is None else self._times(gradient, factor) for gradient in gradients]
+
+    def _travels_alone(self, gradient, variable):
+        """Whether a gradient goes by an operation of its own, not by a step."""
+        return False
 
     def _places(self, gradients, variables, local):
         """By index: the place among all variables that are reduced, with or without a gradient. Others are scaled."""
@@ -125,10 +157,13 @@ class Reduction(ABC):
             return []
         if self.options.op == Adasum:
             return self._adasum(gradients)
-        key = tuple(map(id, variables))
-        step = self._used = self._steps.get(key) or self._new_step(key, variables)
+        step = self._used = self._step_of(variables)
         step.source.places = places
         return step.exchange(gradients)
+
+    def _step_of(self, variables):
+        key = tuple(map(id, variables))
+        return self._steps.get(key) or self._new_step(key, variables)
 
     def _new_step(self, key, variables):
         step = self._make_step(variables, self._promised.pop(0) if self._promised else None)

@@ -6,6 +6,7 @@ import torch
 from bagua_hvd._keras import adam, reduction
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.reducer import Reducer
+from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
@@ -50,6 +51,9 @@ class Step:
         self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
                                options.grouped(variables, parameter_of), **options.how, number=number)
 
+    def factor(self, weight):
+        return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()
+
     @torch.no_grad()
     def exchange(self, gradients):
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -82,6 +86,9 @@ class Reduction(reduction.Reduction):
 
     def dense(self, gradient):
         return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def _times(self, gradient, factor):
+        return gradient * factor if factor else torch.zeros_like(gradient)
 
     def _make_step(self, variables, number):
         return Step(self.options, variables, self._optimizer(), self._passes, number)

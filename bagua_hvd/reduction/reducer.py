@@ -39,6 +39,7 @@ from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, listed
 from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.training import variance
 from bagua_hvd.training.late import Late
 from bagua_hvd.training.model import Model, with_own
@@ -156,6 +157,7 @@ class Reducer:
         self._operations = {}       # by a number that is the same on all ranks
         self._travelling = None     # with delay=1: as _Travelling
         self._agreed = None         # runtime.changes when the ranks told each other their facts
+        self._weight = None         # as Weight, of the window that comes
         self.model = Model("weights", source, group, algorithm)
         self._step_ends()
         self.model.delay = delay
@@ -219,6 +221,7 @@ class Reducer:
 
     def reset(self):
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
+        self._weight = None
         self._step_ends()
         self._begin_window()
 
@@ -258,6 +261,18 @@ class Reducer:
             yield
         finally:
             self.accumulating = outer
+
+    def set_weight(self, weight):
+        """The next window becomes a weighted average, in which this rank has that weight; collective.
+
+        Raises:
+            ValueError: the algorithm averages no gradients. A wrong weight is an error of the window, on all ranks.
+            HorovodInternalError: ranks disagreed, or one was lost.
+        """
+        check_weighable(self.algorithm)
+        if self._weight is not None:
+            self._weight.wait()
+        self._weight = Weight(weight, f"{self._layout.name}.weight", self.group)
 
     def gradient_ready(self, index, whole=True):
         """A backward pass has accumulated gradient `index`.
@@ -309,6 +324,7 @@ class Reducer:
         self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
         if self.model.delay and self.model.continues:
             raise ValueError(ADDED_TO_LATE)
+        self._weigh()
         if not self._begun:
             self.model.pending = {}
         self._travel = "gradients_travel" not in self._has or self.algorithm.gradients_travel(self.model)
@@ -319,6 +335,14 @@ class Reducer:
         self.model.hook = "communicate"
         if self.model.window and self._travel and not self.model.delay:
             self._layout.name_buckets(".again")
+
+    def _weigh(self):
+        weight, self._weight = self._weight, None
+        try:
+            self._source.factor = 1.0 if weight is None else weight.factor()
+        except BaseException:
+            self.reset()
+            raise
 
     @_counted
     def _agree(self):

@@ -98,6 +98,14 @@ class Reduction(reduction.Reduction):
             return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
         return super()._size(gradient)
 
+    def traces(self):
+        return not tf.executing_eagerly()
+
+    def _times(self, gradient, factor):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(self._times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+        return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
+
     def _divided(self, gradient):
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self._divided(gradient.values), gradient.indices, gradient.dense_shape)
@@ -113,21 +121,24 @@ class Reduction(reduction.Reduction):
             raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
         return super().stepped()
 
-    def __call__(self, gradients, variables, local=()):
+    def __call__(self, gradients, variables, local=(), weight=None):
         gradients = list(gradients)
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 # Algorithms on weights have all of them in buckets, and then the gradients too.
                 as_dense = self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
                 gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
-        return super().__call__(gradients, variables, local)
+        return super().__call__(gradients, variables, local, weight)
+
+    def _travels_alone(self, gradient, variable):
+        return isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable))
 
     def _reduce(self, gradients, variables, places):
         if not tf.executing_eagerly():
             one_by_one(gradients)
         alone = {}      # by place: those that travel in no bucket
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable)):
+            if self._travels_alone(gradient, variable):
                 alone[place] = self._reduce_alone(gradient, f"gradient.{places[place]}")
         if not alone:
             return self._reduce_together(gradients, variables, places)

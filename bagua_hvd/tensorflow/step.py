@@ -11,7 +11,9 @@ so the graph has both and a condition: a number that goes over the bridge with t
 import tensorflow as tf
 
 from bagua_hvd._keras import adam
+from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.reduction.reducer import Reducer
+from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.source import TensorFlowSource
@@ -65,6 +67,8 @@ class Step:
         )
         self._before = Bridge(self._put, self._synchronize)
         self._after = Bridge(self._keep, self._stepped)
+        self._weighing = Bridge(self._put_weight, self._make_factor)
+        self._weight: tuple[TensorView, Weight]     # on its way
         self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, but for the gradients
 
     # ------------------------------------------------------------------------------------------------ as traced ----
@@ -90,6 +94,10 @@ class Step:
         if uses.updates:
             tensors[layout.decision] = tf.zeros([], tf.int32)
         return tensors
+
+    def factor(self, weight):
+        """What multiplies this rank's gradients in a weighted average, a float64 scalar."""
+        return self._weighing.exchange([tf.cast(weight, tf.float64)])[0]
 
     def exchange(self, gradients):
         """The reduced gradients, dense, in their order."""
@@ -158,6 +166,14 @@ class Step:
             self.reducer.reset()
         for ready in self.source.put(index, view):
             self.reducer.gradient_ready(ready)
+
+    def _put_weight(self, _, view):
+        weight = ffi.cast("double *", view.dst)[0]
+        self._weight = view, Weight(weight, f"weight.{self.reducer.number}", self.reducer.group)
+
+    def _make_factor(self):
+        view, weight = self._weight
+        ffi.cast("double *", view.dst)[0] = weight.factor()
 
     def _keep(self, index, view):
         if index in self.source.views:

@@ -24,12 +24,26 @@ class _DistributedGradientTape(tf.GradientTape):
         self.__dict__.update(tape.__dict__)
         self._reduction = shared_reductions.get(options)
         self._local_sources = ByIdentity(native_variable)
+        self._weight = None
         self._as_they_are = False       # a Jacobian matrix is being computed, from gradients of this rank
 
     def register_local_source(self, source):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         self._local_sources.add(source)
+
+    def set_weight(self, weight: Any) -> None:
+        """Makes the next gradient() a weighted average: sum of w_i g_i / sum of w_i over the ranks.
+
+        Args:
+            weight: samples or tokens of this rank that its gradients are the mean over, a number or a scalar tensor;
+                0: this rank adds nothing. To be given on all ranks.
+        Raises:
+            ValueError: from gradient(): op is not Average; the algorithm does not average gradients in every step.
+            tf.errors.InvalidArgumentError: from gradient(), on all ranks: a weight is negative or not finite, or all
+                are 0.
+        """
+        self._weight = weight
 
     @as_written
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
@@ -44,7 +58,8 @@ class _DistributedGradientTape(tf.GradientTape):
         gradients = super().gradient(target, sources, output_gradients, **kwargs)
         if self._as_they_are:
             return gradients
-        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._local_sources)
+        weight, self._weight = self._weight, None
+        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._local_sources, weight)
         return tf.nest.pack_sequence_as(gradients, reduced)
 
     @as_written
@@ -62,6 +77,8 @@ class _DistributedGradientTape(tf.GradientTape):
         return self._whole(super().batch_jacobian, target, source, *args, **kwargs)
 
     def _whole(self, compute, target, sources, *args, **kwargs):
+        if self._weight is not None:
+            raise ValueError("set_weight() is for gradient(): Jacobian matrices are averaged with equal weights")
         self._as_they_are = True
         try:
             jacobians = compute(target, sources, *args, **kwargs)

@@ -21,12 +21,14 @@ from bagua_hvd.core import native
 from bagua_hvd.job import basics
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.torch.distributed import sparse
 from bagua_hvd.torch.distributed.options import besides_gradients
 from bagua_hvd.torch.distributed.start import process_set_of
 from bagua_hvd.torch.distributed.works import Waiter, Work
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.optimizer import DistributedOptimizer
+from bagua_hvd.torch.source import multiply
 from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import NoSource
@@ -85,16 +87,37 @@ class State:
         self._scale: float = loaded.get("loss_scale", 1.0)      # of what buckets keep
         self._before: list[tuple] = []              # (State, Snapshot): what they kept before this step
         self._overflow = False                      # in this step
+        self._weight: Weight | None = None          # of the next backward pass
+        self._factor: float | None = None           # what gradients are multiplied by in this one
+        self._inits: int | None = None
         self._waiter = Waiter()
+
+    def set_weight(self, weight: float) -> None:
+        """Makes the next backward pass's average a weighted one; see set_weight() of hvd.DistributedOptimizer.
+
+        Raises:
+            ValueError: from the backward pass, on all ranks: a weight is negative or not finite, or all are 0; the
+                algorithm does not average gradients in every step.
+        """
+        group = self._connected()
+        if self._weight is not None:
+            self._weight.wait()
+        self._weight = Weight(weight, f"ddp.{self._number}.weight", group)
 
     @property
     def step(self) -> int:
         return self._model.step if self._model is not None else self._loaded.get("step", 0)
 
-    def _begin(self, algorithm):
+    def _connected(self):
+        """The ProcessSet, in which this State has a number since the last init()."""
         group = process_set_of(self._process_group)
-        self._number = optimizer_number(group.process_set_id)
-        self._inits = basics.runtime.inits
+        if self._inits != basics.runtime.inits:
+            self._number = optimizer_number(group.process_set_id)
+            self._inits, self._model = basics.runtime.inits, None
+        return group
+
+    def _begin(self, algorithm):
+        group = self._connected()
         if algorithm.remembers_gradients and self._scaler is None:
             _check_no_scaler(algorithm)
         model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
@@ -106,9 +129,19 @@ class State:
             self._model = self._begin(algorithm)
         return self._model
 
+    def _weigh(self, gradient, algorithm):
+        """Multiplies a gradient of this rank by what its weight says, in place."""
+        if self._factor is None:
+            weight, self._weight = self._weight, None
+            if weight is not None:
+                check_weighable(algorithm)
+            self._factor = 1.0 if weight is None else weight.factor()
+        multiply(gradient, self._factor)
+
     def _sparse(self, tensor, index, algorithm):
         """Begins to average a sparse gradient: its entries are gathered. (name, operation, what is left to do)."""
         model = self._model_of(algorithm)
+        self._weigh(tensor, algorithm)
         name = f"{model.name}.{index}.sparse"
         operation, finish = sparse.begin(
             tensor, lambda views: basics.context().post(native.ALLGATHER, name, views,
@@ -118,6 +151,7 @@ class State:
     def _dense(self, given, algorithm):
         """Begins to communicate a GradBucket: (name, operation, what is left to do)."""
         group = self._model_of(algorithm).group
+        self._weigh(given.buffer(), algorithm)
         bucket = self._bucket(given, algorithm)
         if algorithm.takes(bucket.dtype):
             operation = algorithm.communicate(bucket, group)
@@ -175,7 +209,7 @@ class State:
         """All buckets of a backward pass are on their way."""
         for key in self._buckets.keys() - self._used:
             del self._buckets[key]
-        self._used = set()
+        self._used, self._factor = set(), None
         self._model_of(algorithm).step += 1
         basics.runtime.steps += 1
 

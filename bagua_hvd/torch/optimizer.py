@@ -20,6 +20,7 @@ from bagua_hvd.job.basics import Adasum, Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
 from bagua_hvd.reduction.reducer import Reducer
+from bagua_hvd.reduction.weight import check_alone
 from bagua_hvd.torch.adasum import DistributedAdasum
 from bagua_hvd.torch.backward import Backward
 from bagua_hvd.torch.compiled import eager
@@ -149,6 +150,27 @@ class _Distributed(Wrapped):
         if self._backward.gradients_untouched and not self.reducer.synchronized:
             return "pending"
         return ("averages" if self.algorithm.average else "sums") + " of the last step" * self.reducer.model.delay
+
+    def set_weight(self, weight: float) -> None:
+        """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.
+
+            optimizer.set_weight(len(batch))
+            loss_of(batch).mean().backward()
+
+        To be called by all ranks alike before the backward pass that communicates, in each step that is weighted. The
+        weight holds for one window: where passes are accumulated, it is the window's, and the local gradients must be
+        those of the mean over its samples.
+
+        Args:
+            weight: samples or tokens of this rank that its gradients are the mean over; 0: it adds nothing.
+        Raises:
+            ValueError: op is not Average, or the algorithm does not average gradients in every step. On all ranks, from
+                backward(), synchronize() or step(): a weight is negative or not finite, or all are 0.
+        """
+        if self.reducer is None:
+            check_alone(weight)
+        else:
+            self.reducer.set_weight(weight)
 
     @eager
     def synchronize(self):

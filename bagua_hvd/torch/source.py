@@ -134,6 +134,15 @@ def _is_nobody_elses(parameter):
             and gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size())
 
 
+@torch.no_grad()
+def multiply(gradient, factor):
+    """In place; by 0 also what is not finite: NaN is the mean of no samples."""
+    if factor == 0:
+        gradient.zero_()
+    elif factor != 1:
+        gradient.mul_(factor)
+
+
 class TorchSource(Source):
     """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
 
@@ -206,6 +215,7 @@ class TorchSource(Source):
             gradient = torch.zeros_like(parameter, requires_grad=False)
             if parameter.requires_grad:     # one that was frozen meanwhile keeps none, and does not move
                 parameter.grad = gradient
+        multiply(gradient, self.factor)
         travels, context = gradient, None
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
@@ -261,8 +271,10 @@ class TorchSource(Source):
                 torch.empty((sparse_dim, 0), dtype=torch.int64), parameter.new_empty((0, *shape[sparse_dim:])), shape,
                 check_invariants=False,
             )
-        elif not gradient.is_sparse:
-            gradient = gradient.to_sparse(sparse_dim)
+        else:
+            multiply(gradient, self.factor)
+            if not gradient.is_sparse:
+                gradient = gradient.to_sparse(sparse_dim)
         return _SparseOperation(parameter, gradient, name, self.op, self.process_set)
 
     @torch.no_grad()

@@ -24,7 +24,12 @@ class Source(ABC):
 
     Views are in place (src == dst): what the core writes there is what the framework sees, or will after finish() or
     weight_written().
+
+    Attributes:
+        factor: what prepare() and communicate() multiply gradients by before they travel; 0: zeros travel.
     """
+
+    factor: float = 1.0
 
     @abstractmethod
     def prepare(self, index: int) -> TensorView:

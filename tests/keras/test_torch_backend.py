@@ -266,3 +266,43 @@ def one_step_late():
 
 def test_one_step_late(run_ranks):
     run_ranks(2, one_step_late, **BACKEND)
+
+
+def weighted():
+    """Unequal batches train as one process on all the data; a rank without samples has NaN."""
+    import keras
+    import torch
+
+    import bagua_hvd.keras as hvd
+
+    class Weighted(keras.Sequential):
+        def train_step(self, data):
+            self.optimizer.set_weight(len(data[0]))
+            return super().train_step(data)
+
+    hvd.init()
+    sizes, steps = (4, 1, 7), 3
+    parts = [data_of(rank, size * steps) for rank, size in enumerate(sizes)]
+    model, alone = Weighted(make_model().layers), make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    alone.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(*parts[hvd.rank()], batch_size=sizes[hvd.rank()], verbose=0, shuffle=False)
+    for step in range(steps):
+        alone.train_on_batch(*(np.concatenate([
+            part[which][step * size:(step + 1) * size] for part, size in zip(parts, sizes, strict=True)
+        ]) for which in (0, 1)))
+    flat, expected = (np.concatenate([weight.flatten() for weight in each.get_weights()]) for each in (model, alone))
+    np.testing.assert_allclose(flat, expected, rtol=1e-5, atol=1e-6)
+    variable = keras.Variable(1.0)
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    for weight, sentence in ((-hvd.rank(), "2 ranks gave"), (0, "all ranks are 0")):
+        opt.set_weight(weight)
+        with pytest.raises(ValueError, match=sentence):
+            opt.apply_gradients([(torch.tensor(1.0), variable)])
+    opt.set_weight(hvd.rank())
+    opt.apply_gradients([(torch.tensor(float(hvd.rank()) or float("nan")), variable)])
+    np.testing.assert_allclose(float(variable), 1 - (1 + 4) / 3, rtol=1e-5)
+
+
+def test_weighted(run_ranks):
+    run_ranks(3, weighted, **BACKEND)

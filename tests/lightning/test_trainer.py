@@ -50,6 +50,49 @@ def same_as_ddp():
     assert torch.allclose(trained["ddp"], trained["bagua"], atol=2e-5)
 
 
+class Weighted(Unscheduled):
+    """Batches of 4, 1 and 7 samples, one size a rank; `twice`: each in two passes."""
+
+    sizes = (4, 1, 7)
+
+    def __init__(self, twice=False):
+        super().__init__()
+        self.twice = twice
+
+    def everyones(self):
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(60, 12, generator=generator)
+        return torch.split(x, sum(self.sizes)), torch.split(x[:, :4].argmax(1), sum(self.sizes))
+
+    def train_dataloader(self):
+        rank = hvd.rank()
+        batches = [(x.split(self.sizes)[rank], y.split(self.sizes)[rank])
+                   for x, y in zip(*self.everyones(), strict=True) for _ in range(1 + self.twice)]
+        return torch.utils.data.DataLoader(batches, batch_size=None)
+
+    def training_step(self, batch, index):
+        self.optimizers().set_weight(len(batch[0]))
+        return self.loss(batch)
+
+
+def weighted():
+    """Unequal batches train as one process on all the data, with accumulation, too."""
+    alone = Weighted()
+    optimizer = alone.configure_optimizers()
+    for batch in zip(*alone.everyones(), strict=True):
+        optimizer.zero_grad()
+        alone.loss(batch).backward()
+        optimizer.step()
+    for twice in (False, True):
+        model = Weighted(twice)
+        trainer("bagua", 5, accumulate_grad_batches=1 + twice, use_distributed_sampler=False).fit(model)
+        torch.testing.assert_close(weights(model), weights(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_weighted(run_ranks):
+    run_ranks(3, weighted)
+
+
 def train_with(names):
     for name in names:
         model = Model()
@@ -62,7 +105,7 @@ def train_with(names):
 
 
 class Warming(Model):
-    """By SGD whose learning rate rises for three steps and halves in each after that."""
+    """By SGD whose learning rate rises for three steps and twice in each after that."""
 
     def __init__(self):
         super().__init__()

@@ -113,6 +113,34 @@ def flat_after(net, weights, state, hook, rank):
     return flat(net)
 
 
+def weighted(file):
+    """Unequal batches: as one process on all the data."""
+    rank, size = start(file)
+    counts = [(4, 1, 7), (0, 3, 2), (2, 2, 2)]
+    for algorithm, arguments in (("gradient_allreduce", {}), ("powersgd", {"rank": 100})):
+        state, net, alone = ddp.State(), model(), model().module
+        net.register_comm_hook(state, ddp.hook(algorithm, **arguments))
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (net, alone)]
+        for step, of_ranks in enumerate(counts):
+            parts = [tuple(part[:count] for part in next(batches(other, 1, step)))
+                     for other, count in enumerate(of_ranks)]
+            state.set_weight(of_ranks[rank])
+            for each, optimizer, (x, y) in ((net, optimizers[0], parts[rank]),
+                                            (alone, optimizers[1], map(torch.cat, zip(*parts, strict=True)))):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(each(x), y).backward()
+                optimizer.step()
+        torch.testing.assert_close(flat(net), flat(alone), rtol=1e-5, atol=1e-6)
+    state.set_weight(-rank)
+    with pytest.raises(ValueError, match="2 ranks gave another one"):
+        train(net, optimizers[0], rank, 1)
+    dist.destroy_process_group()
+
+
+def test_weighted(run_ranks, tmp_path):
+    run_ranks(3, weighted, arguments={"file": str(tmp_path / "store")})
+
+
 def around(file):
     """no_sync, groups of some ranks, refusals."""
     rank, size = start(file)

@@ -1,0 +1,78 @@
+"""Weighted averages: what a rank multiplies its gradients by before the ranks average them."""
+import math
+from typing import Any
+
+import numpy as np
+
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import c_fp_s
+
+WRONG = ("a weight is the number of samples or tokens of one rank in a step, finite and not negative, but {who} "
+         "another one; that of this rank is {weight!r:.100}")
+ALL_ZERO = "the weights of all ranks are 0: at least one rank must have samples"
+UNSUITABLE = ("{name} does not average gradients in every step, so set_weight() has nothing to weigh: use another "
+              "algorithm, or equal batches")
+
+
+def check_weighable(algorithm: Algorithm | None) -> None:
+    """ValueError: gradients are not averaged, or not in every step. algorithm: None for Adasum."""
+    if algorithm is None or not algorithm.average:
+        raise ValueError("set_weight() is for averages: use op=hvd.Average")
+    if (type(algorithm).gradients_travel is not Algorithm.gradients_travel or algorithm.models_differ
+            or algorithm.asynchronous):
+        raise ValueError(UNSUITABLE.format(name=type(algorithm).__name__))
+
+
+def check_alone(weight: Any) -> None:
+    """ValueError: a weight is wrong, or 0, of a rank that reduces nothing."""
+    if not _is_right(_number(weight)):
+        raise ValueError(WRONG.format(who="this rank gave", weight=weight))
+    if weight == 0:
+        raise ValueError(ALL_ZERO)
+
+
+def _number(weight: Any) -> float:
+    try:
+        return float(weight)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _is_right(weight: float) -> bool:
+    return 0 <= weight < math.inf
+
+
+class Weight:
+    """The weight of this rank, and the sum of all ranks' weights, in flight: posted here, collective.
+
+    A rank that is in join() meanwhile adds 0.
+
+    Args:
+        weight: of this rank. A wrong one makes factor() raise on all ranks. name: of the operation. group: the ranks.
+    """
+
+    def __init__(self, weight: Any, name: str, group: ProcessSet) -> None:
+        self._given, self._weight, self._size = weight, _number(weight), group.size()
+        self._sums = np.array([self._weight, 0, 0] if _is_right(self._weight) else [0, 1, group.rank()], np.float64)
+        self._operation = c_fp_s(self._sums, group, average=False, name=name)
+
+    def wait(self) -> None:
+        """Blocks until the sum is there. HorovodInternalError: ranks disagreed, or one was lost."""
+        self._operation.wait()
+
+    def factor(self) -> float:
+        """Blocks. What multiplies the gradients of this rank: n w_i / sum of w_i, for n ranks.
+
+        Raises:
+            ValueError: a rank gave a wrong weight, or all gave 0; on all ranks.
+            HorovodInternalError: see wait().
+        """
+        self.wait()
+        total, wrong, rank = self._sums
+        if wrong:
+            who = f"rank {rank:.0f} gave" if wrong == 1 else f"{wrong:.0f} ranks gave"
+            raise ValueError(WRONG.format(who=who, weight=self._given))
+        if total == 0:
+            raise ValueError(ALL_ZERO)
+        return float(self._size * self._weight / total)

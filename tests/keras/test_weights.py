@@ -1,0 +1,128 @@
+"""set_weight() in Keras' own training and on tapes: unequal batches train as one process on all the data."""
+import functools
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import bagua_hvd.tensorflow as hvd_tape
+import bagua_hvd.tensorflow.keras as hvd
+from keras_training import MODES, data_of, flat, make_model
+
+# Rows in a batch of each rank.
+BATCH = (4, 1, 7)
+STEPS = 3
+
+
+class Weighted(keras.Sequential):
+    def train_step(self, data):
+        self.optimizer.set_weight(keras.ops.shape(data[0])[0])
+        return super().train_step(data)
+
+
+def batches_of(rank):
+    x, y = data_of(rank, rows=BATCH[rank] * STEPS)
+    return [(x[i:i + BATCH[rank]], y[i:i + BATCH[rank]]) for i in range(0, len(x), BATCH[rank])]
+
+
+def everyones():
+    return [tuple(map(np.concatenate, zip(*parts, strict=True)))
+            for parts in zip(*map(batches_of, range(hvd.size())), strict=True)]
+
+
+def alone(make):
+    model = make_model()
+    model.compile(make(), "mse", jit_compile=False)
+    for x, y in everyones():
+        model.train_on_batch(x, y)
+    return flat(model)
+
+
+def fit(mode):
+    hvd.init()
+    for make in (functools.partial(keras.optimizers.SGD, 0.1), functools.partial(keras.optimizers.Adam, 0.01)):
+        model = Weighted(make_model().layers)
+        model.compile(hvd.DistributedOptimizer(make()), "mse", **MODES[mode])
+        model.fit(*data_of(hvd.rank(), rows=BATCH[hvd.rank()] * STEPS), batch_size=BATCH[hvd.rank()], verbose=0,
+                  shuffle=False)
+        np.testing.assert_allclose(flat(model), alone(make), rtol=1e-5, atol=1e-6)
+
+
+LONG = [pytest.param(mode, marks=pytest.mark.long) for mode in ("eager", "xla")]
+
+
+@pytest.mark.timeout(260)
+@pytest.mark.parametrize("mode", ["graph", *LONG])
+def test_fit(run_ranks, mode):
+    run_ranks(3, fit, arguments={"mode": mode}, framework="tensorflow", timeout=240)
+
+
+def outside():
+    """A weight that a graph would keep is refused; wrong ones are errors on all ranks, compiled by XLA, too."""
+    hvd.init()
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+    model.optimizer.set_weight(3)
+    with pytest.raises(ValueError, match=r"call it where the step is traced, in train_step\(\)"):
+        model.fit(*data_of(0), verbose=0)
+    variable = tf.Variable([1.0, 2.0])
+
+    def gradient(weight, **options):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * (hvd.rank() + 1.0))
+        tape = hvd_tape.DistributedGradientTape(tape, **options)
+        tape.set_weight(weight)
+        return tape.gradient(loss, [variable])[0]
+
+    xla = tf.function(gradient, jit_compile=True)
+    for compiled in (gradient, tf.function(gradient), xla):
+        for weights, sentence in (((1, -2, 3), "rank 1 gave another one"), ((math.nan, 1, 1), "rank 0 gave"),
+                                  ((0, 0, 0), "all ranks are 0")):
+            with pytest.raises(tf.errors.InvalidArgumentError if compiled is not xla else tf.errors.InternalError,
+                               match=sentence):
+                compiled(tf.constant(weights[hvd.rank()], tf.float32))
+        result = compiled(tf.constant(hvd.rank(), tf.float32))
+        np.testing.assert_allclose(result, [(1 * 2 + 2 * 3) / 3] * 2, rtol=1e-6)
+    with pytest.raises(ValueError, match="op=hvd.Average"):
+        gradient(1, op=hvd_tape.Sum)
+    no_samples()
+
+
+def no_samples():
+    """NaN of a rank without samples does not count; embeddings and local variables are weighted, too."""
+    table, local, weights = tf.Variable(tf.zeros([4, 2])), tf.Variable(1.0), tf.Variable(2.0)
+    rank, size = hvd.rank(), hvd.size()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, [rank])) + weights * (math.nan if rank == 0 else rank) + local
+    tape = hvd_tape.DistributedGradientTape(tape)
+    tape.register_local_source(local)
+    tape.set_weight(rank)
+    rows, alone, dense = tape.gradient(loss, [table, local, weights])
+    total = sum(range(size))
+    np.testing.assert_allclose(dense, sum(r * r for r in range(size)) / total, rtol=1e-6)
+    np.testing.assert_allclose(alone, rank / total, rtol=1e-6)
+    np.testing.assert_allclose(tf.convert_to_tensor(rows)[:size], [[r / total] * 2 for r in range(size)], rtol=1e-6)
+
+
+@pytest.mark.timeout(260)
+def test_outside(run_ranks):
+    run_ranks(3, outside, framework="tensorflow", timeout=240)
+
+
+def accumulated():
+    hvd.init()
+    make = functools.partial(keras.optimizers.SGD, 0.1)
+    model = Weighted(make_model().layers)
+    model.compile(hvd.DistributedOptimizer(make(), backward_passes_per_step=2, average_aggregated_gradients=True),
+                  "mse", jit_compile=False)
+    for x, y in batches_of(hvd.rank()):
+        for _ in range(2):      # the same batch twice: its mean is its own
+            model.train_on_batch(x, y)
+    np.testing.assert_allclose(flat(model), alone(make), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.timeout(260)
+def test_accumulated(run_ranks):
+    run_ranks(3, accumulated, framework="tensorflow", timeout=240)
