@@ -40,8 +40,8 @@ from bagua_hvd.codecs import (  # with the primitives that take them
 )
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.context import Posted
 from bagua_hvd.core.native import TensorView
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import context, runtime
 from bagua_hvd.training.buckets import Bucket

@@ -17,7 +17,7 @@ import numpy as np
 from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import context
 

@@ -34,8 +34,8 @@ from bagua_hvd.algorithms.base import Safety, positive
 from bagua_hvd.algorithms.exchange import Exchange
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.patience import Patience
-from bagua_hvd.core.context import Posted
 from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s

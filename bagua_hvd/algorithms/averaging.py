@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bagua_hvd.algorithms.base import blocks
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket

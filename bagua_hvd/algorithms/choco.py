@@ -19,7 +19,7 @@ Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weig
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.codecs import Codec
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.primitives import d_lp_s, sign
 from bagua_hvd.training.buckets import Weights
 from bagua_hvd.training.model import Model

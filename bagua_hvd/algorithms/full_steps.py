@@ -17,7 +17,7 @@ have them in full precision (BAGUA_FULL_STEP_BITS=32), as 0/1 Adam does.
 from bagua_hvd.algorithms.base import Algorithm, not_negative
 from bagua_hvd.codecs import Codec, float8, minmax_uint8
 from bagua_hvd.core import variables
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import local_size, size
 from bagua_hvd.primitives import c_fp_s, c_lp_s

@@ -18,7 +18,7 @@ whose dtype z is; they are exchanged and not assumed equal at the beginning, and
 """
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import d_lp_s, minmax_uint8
 from bagua_hvd.training.buckets import Weights

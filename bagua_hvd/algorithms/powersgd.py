@@ -23,7 +23,7 @@ import numpy as np
 from bagua_hvd.algorithms.base import Safety, positive
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.full_steps import FullSteps, mean_of_gradients
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket

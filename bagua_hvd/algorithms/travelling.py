@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s

@@ -8,7 +8,7 @@ import os
 import threading
 from pathlib import Path
 
-from bagua_hvd.core import device_kernels, native, variables
+from bagua_hvd.core import device_kernels, native, operations, variables
 from bagua_hvd.core.log import logger
 from bagua_hvd.core.native import ffi, lib
 
@@ -108,7 +108,7 @@ class Device:
 
     def copy(self, views, stream):
         """Copies each view's src to its dst, host or GPU, after what the stream was given before. Blocks until done."""
-        array, _shapes = native.tensor_array(views)
+        array, _shapes = operations.tensor_array(views)
         error = ffi.new("struct bhvd_error *")
         native.check(lib.bhvd_device_copy(self._pointer, array, len(views), ffi.cast("void *", stream), error), error)
 

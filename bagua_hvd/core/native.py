@@ -2,7 +2,6 @@
 
 Tensors cross as address, shape and dtype. Contexts and operations: context.py.
 """
-import struct
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -59,8 +58,6 @@ TOPOLOGY_EXPONENTIAL, TOPOLOGY_ROUND_ROBIN = lib.BHVD_TOPOLOGY_EXPONENTIAL, lib.
 # Types of cffi's, parsed once.
 VOID_POINTER = ffi.typeof("void *")
 CHARS = ffi.typeof("char[]")
-_INT64S = ffi.typeof("int64_t[]")
-_TENSORS = ffi.typeof("struct bhvd_tensor[]")
 UINTPTR = ffi.typeof("uintptr_t")
 NULL = ffi.NULL
 
@@ -83,9 +80,6 @@ class TensorView(_Fields):
     placement: Any = None
     dst_on_host: bool = False
 
-
-# struct bhvd_tensor, for struct.pack: its fields in their order, and what fills it up to the next one.
-_TENSOR = "PPPiii0P"
 
 # TensorView(*fields) in a third of the time, for the tensors of small operations.
 tensor_view = partial(tuple.__new__, TensorView)
@@ -157,24 +151,6 @@ def message_of(error: Any) -> str:
     """The sentence of a struct bhvd_error."""
     text: bytes = ffi.string(error.message)
     return text.decode("utf-8", "replace")
-
-
-def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
-    """The native array over `tensors`, and what must live as long as it."""
-    dims: list[int] = []
-    for view in tensors:
-        dims += view.shape
-    shapes = ffi.new(_INT64S, dims or 1)
-    at = int(ffi.cast(UINTPTR, shapes))
-    fields: list[int] = []
-    for view in tensors:
-        src, dst, shape, dtype, _ = view
-        fields += src, dst, at, len(shape), dtype, view.dst_on_host
-        at += 8 * len(shape)
-    # All of them at once: by cffi's attributes a bucket of many small tensors takes four times as long.
-    array = ffi.new(_TENSORS, len(tensors))
-    struct.pack_into(_TENSOR * len(tensors), ffi.buffer(array), 0, *fields)
-    return array, shapes
 
 
 def buffer(owner: Any, nbytes: int) -> Any:

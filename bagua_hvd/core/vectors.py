@@ -19,8 +19,8 @@ from bagua_hvd.core.native import (
     dtype_size,
     ffi,
     lib,
-    tensor_array,
 )
+from bagua_hvd.core.operations import tensor_array
 
 if TYPE_CHECKING:           # this floor does without it where it can
     import numpy as np

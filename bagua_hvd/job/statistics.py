@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from bagua_hvd.core import variables
-from bagua_hvd.core.context import ACCOUNTS, account
+from bagua_hvd.core.operations import ACCOUNTS, account
 from bagua_hvd.job.runtime import context, job_options, runtime
 
 

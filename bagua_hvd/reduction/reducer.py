@@ -31,8 +31,8 @@ from time import perf_counter_ns
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native, variables
-from bagua_hvd.core.context import account
 from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.operations import account
 from bagua_hvd.job import statistics
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s

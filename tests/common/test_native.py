@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bagua_hvd.core import native
+from bagua_hvd.core import native, operations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,10 +35,10 @@ def test_common_imports_no_framework():
 def test_tensors_cross_as_they_are():
     views = [native.TensorView(1 << 63, 0, (), native.FLOAT32, None),
              native.TensorView(3, 4, (5, 0, 1 << 40), native.BFLOAT16, None), native.TensorView(7, 7, (9,), 0, None)]
-    array, _shapes = native.tensor_array(views)
+    array, _shapes = operations.tensor_array(views)
     for entry, view in zip(array, views, strict=True):
         assert [int(native.ffi.cast("uintptr_t", pointer)) for pointer in (entry.src, entry.dst)] == list(view[:2])
         assert tuple(entry.shape[i] for i in range(entry.ndim)) == view.shape
         assert (entry.dtype, entry.dst_on_host) == (view.dtype, 0)
     assert native.ffi.typeof("struct bhvd_tensor[]").item.fields[-1][0] == "dst_on_host"    # the last of them
-    assert len(native.tensor_array([])[0]) == 0
+    assert len(operations.tensor_array([])[0]) == 0

@@ -17,8 +17,8 @@ STEPS = 4
 
 def _pose_as_device_tensors(device=None):
     """From now on PyTorch's tensors are on the stand-in; device: None: the one that all ranks share."""
-    from bagua_hvd.core.context import Operation
     from bagua_hvd.core.device import DeviceView
+    from bagua_hvd.core.operations import Operation
     from bagua_hvd.torch.frontend import TorchFrontend
     from device_arrays import TAG, FakePlacement
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.core import context
-from bagua_hvd.core.context import WAIT_SLICE_MS
+from bagua_hvd.core import operations
+from bagua_hvd.core.operations import WAIT_SLICE_MS
 from bagua_hvd.job import basics
 from memory import resident_nbytes
 
@@ -199,7 +199,7 @@ def interrupted_while_posting():
             function = getattr(native_lib, name)
             return interrupt_after(function) if name.startswith("bhvd_post") else function
 
-    class NoOperation(context.Operation):
+    class NoOperation(operations.Operation):
         def __init__(self, *args):
             raise KeyboardInterrupt
 
@@ -211,13 +211,13 @@ def interrupted_while_posting():
 
     hvd.init()
     assert_usable()
-    native_lib = context.lib
+    native_lib = operations.lib
     posts = {"one": lambda: hvd.allreduce_async(torch.ones(1000), name="one", op=hvd.Sum),
              "group": lambda: hvd.grouped_allreduce_async([torch.ones(1000)] * 2, name="group", op=hvd.Sum)}
     for name, post in posts.items():
         if hvd.rank() == 0:
             with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(context, "lib", Core())
+                patch.setattr(operations, "lib", Core())
                 post()
             assert len(basics.context().abandoned) == 1, name
         else:
@@ -227,7 +227,7 @@ def interrupted_while_posting():
         assert not basics.context().abandoned
     if hvd.rank() == 0:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(context, "Operation", NoOperation)
+            patch.setattr(operations, "Operation", NoOperation)
             posts["one"]()
         assert len(basics.context().abandoned) == 1
     else:

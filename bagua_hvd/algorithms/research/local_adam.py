@@ -23,7 +23,7 @@ import numpy as np
 from bagua_hvd.algorithms.base import positive
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.research.lamb import direction, preconditioner
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.adam import FlatAdam
 from bagua_hvd.training.buckets import Bucket

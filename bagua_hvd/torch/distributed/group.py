@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from bagua_hvd.core import native
-from bagua_hvd.core.context import Ended
+from bagua_hvd.core.operations import Ended
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.distributed import monitored, start, tensors

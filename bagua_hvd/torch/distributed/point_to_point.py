@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from bagua_hvd.core import native
-from bagua_hvd.core.context import Ended, Posted
+from bagua_hvd.core.operations import Ended, Posted
 from bagua_hvd.job import process_sets
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.torch.frontend import DTYPES, frontend

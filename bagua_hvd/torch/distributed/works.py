@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future
 
 from bagua_hvd.core import completions
-from bagua_hvd.core.context import Posted
+from bagua_hvd.core.operations import Posted
 
 
 class Waiter:

@@ -1,0 +1,385 @@
+"""Operations as Python objects, and how they are posted.
+
+An Operation keeps the memory of its tensors alive until the core is done with it, also when it is dropped early (an
+interrupt, a handle never synchronized). Everything here may be called from any thread; cffi releases the GIL inside
+native calls.
+
+The structs that calls fill are pooled, since building them anew would cost more than a small allreduce in shared
+memory. A call takes one from the pool, so threads never share one.
+"""
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from time import monotonic, perf_counter_ns
+from typing import Any
+
+from bagua_hvd.core import completions
+from bagua_hvd.core.native import (
+    CHARS,
+    IN_PROGRESS,
+    NULL,
+    OK,
+    OP_SUM,
+    UINTPTR,
+    VOID_POINTER,
+    Failure,
+    TensorView,
+    check,
+    failure_of,
+    ffi,
+    lib,
+    raise_failure,
+)
+
+# A wait looks at Python's signals this often, so that Ctrl-C ends it.
+WAIT_SLICE_MS = 200
+
+_INT32S = ffi.typeof("int32_t[]")
+_INT64S = ffi.typeof("int64_t[]")
+_TENSORS = ffi.typeof("struct bhvd_tensor[]")
+# struct bhvd_tensor, for struct.pack: its fields in their order, and what fills it up to the next one.
+_TENSOR = "PPPiii0P"
+
+# On which what is posted is counted, 1 to ACCOUNTS - 1; 0: nobody's. See Telemetry.sent().
+account: ContextVar[int] = ContextVar("account", default=0)
+ACCOUNTS: int = lib.BHVD_ACCOUNTS
+
+
+def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
+    """The native array over `tensors`, and what must live as long as it."""
+    dims: list[int] = []
+    for view in tensors:
+        dims += view.shape
+    shapes = ffi.new(_INT64S, dims or 1)
+    at = int(ffi.cast(UINTPTR, shapes))
+    fields: list[int] = []
+    for view in tensors:
+        src, dst, shape, dtype, _ = view
+        fields += src, dst, at, len(shape), dtype, view.dst_on_host
+        at += 8 * len(shape)
+    # All of them at once: by cffi's attributes a bucket of many small tensors takes four times as long.
+    array = ffi.new(_TENSORS, len(tensors))
+    struct.pack_into(_TENSOR * len(tensors), ffi.buffer(array), 0, *fields)
+    return array, shapes
+
+
+Result = tuple[int, int, Any]       # of an operation, whose memory is Python's: nbytes, dim0, owner
+
+
+class _Answer:
+    """Where a native call puts what it answers. In the pool, `out` and the result's memory are NULL."""
+
+    __slots__ = ("result", "out", "error")
+
+    def __init__(self) -> None:
+        self.result = ffi.new("struct bhvd_result *")
+        self.out = ffi.new("bhvd_handle **")
+        self.error = ffi.new("struct bhvd_error *")
+
+
+_answers: list[_Answer] = []
+
+
+def _take_answer() -> _Answer:
+    try:
+        return _answers.pop()
+    except IndexError:
+        return _Answer()
+
+
+def _taken(result: Any) -> Result:
+    """(nbytes, dim0, owner) of a struct bhvd_result whose memory is now Python's."""
+    nbytes = result.nbytes
+    return nbytes, result.dim0, ffi.gc(result.data, lib.bhvd_result_free) if nbytes else None
+
+
+class Operation:
+    """A posted operation. Holds the native handle and the memory of its tensors.
+
+    It is made before there is a handle, which one store puts into it: wherever a signal's handler raises, either it has
+    the handle, or who posts knows that it has not.
+    """
+
+    __slots__ = ("_handle", "_context", "_owners", "_status", "_failure", "_placement")
+
+    def __init__(self, handle: Any, context: Posting, owners: Any, placement: Any = None) -> None:
+        self._handle = handle
+        self._placement = placement
+        self._context = context
+        self._owners = owners
+        self._status = IN_PROGRESS
+        self._failure: Any = None       # a Failure, when it has failed
+
+    def wait(self) -> None:
+        """Blocks until the operation ended; raises as it ended. May be called again.
+
+        On a GPU the results are on their way then: what the framework's current stream is given next comes after them.
+        """
+        status: int = self._status
+        if status == IN_PROGRESS:
+            answer = _take_answer()
+            error = answer.error
+            handle = self._handle
+            started = perf_counter_ns()
+            status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
+            while status == IN_PROGRESS:
+                status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
+            self._context.blocked_ns += perf_counter_ns() - started
+            if status != OK:
+                self._failure = failure_of(error)
+            self._status = status
+            self._owners = None
+            _answers.append(answer)
+        if status == OK and self._placement is not None:
+            self._join()
+        if status != OK:
+            raise_failure(self._failure)
+
+    def _join(self) -> None:
+        answer = _take_answer()
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), answer.error)
+        failure = failure_of(answer.error) if status != OK else None
+        _answers.append(answer)
+        if failure:
+            raise_failure(failure)
+
+    def done(self) -> bool:
+        """True once the operation ended, well or not. Never blocks."""
+        return self._status != IN_PROGRESS or bool(lib.bhvd_poll(self._handle))
+
+    def ended_within(self, seconds: float) -> bool:
+        """Waits for its end, so long at most. Returns whether it ended, well or not: wait() then tells."""
+        if self.done():
+            return True
+        deadline = monotonic() + seconds
+        answer = _take_answer()
+        status: int = IN_PROGRESS
+        while status == IN_PROGRESS and (left := deadline - monotonic()) > 0:
+            status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), answer.error)
+        _answers.append(answer)
+        return bool(status != IN_PROGRESS)
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Calls callback() when it has ended; see completions.when_ended. Once for an operation."""
+        completions.when_ended(self._handle, callback)
+
+    @property
+    def value(self) -> int:
+        """The number an ended operation yields: last rank of a join, id of a process set."""
+        return int(lib.bhvd_handle_value(self._handle))
+
+    def result(self, index: int) -> Result:
+        """Takes what the core allocated for tensor `index` (posted with dst 0): (nbytes, dim0, owner), see buffer().
+
+        The memory lives as long as `owner`, None when there are no bytes. To be called once, after wait().
+        """
+        result = ffi.new("struct bhvd_result *")
+        status = lib.bhvd_result_take(self._handle, index, result)
+        if status != OK:
+            raise_failure(Failure(status, f"the operation has no result {index}"))
+        return _taken(result)
+
+    def device_rows(self, index: int) -> int | None:
+        """The first dimension of a result that NCCL left on the GPU; None: there is none, see result()."""
+        result = ffi.new("struct bhvd_result *")
+        if lib.bhvd_result(self._handle, index, result) != OK or not result.on_device:
+            return None
+        return int(result.dim0)
+
+    def copy_result(self, index: int, address: int) -> None:
+        """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
+        error = ffi.new("struct bhvd_error *")
+        stream = ffi.cast(VOID_POINTER, self._placement.stream())
+        check(lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error), error)
+
+    def received_splits(self, index: int, count: int) -> list[int]:
+        """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
+        splits = ffi.new(_INT32S, count)
+        status = lib.bhvd_received_splits(self._handle, index, splits, count)
+        if status != OK:
+            raise_failure(Failure(
+                status, f"the operation has no received splits for tensor {index} and {count} ranks"))
+        return list(splits)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_handle", None):
+            return                  # nothing was posted
+        if self._status == IN_PROGRESS and not lib.bhvd_poll(self._handle):
+            # The core still reads and writes the tensors: their memory must outlive this object.
+            self._context.abandoned.append((self._handle, self._owners))
+        else:
+            lib.bhvd_handle_drop(self._handle)
+
+
+class Ended:
+    """An Operation that ended well while it was posted, as far as callers that block need one."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: Result = (0, 0, None)) -> None:
+        self._result = result
+
+    def wait(self) -> None:
+        """Does nothing."""
+
+    def result(self, index: int) -> Result:
+        """See Operation.result."""
+        return self._result
+
+    def done(self) -> bool:
+        return True
+
+    def ended_within(self, seconds: float) -> bool:
+        return True
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        callback()
+
+
+_ENDED = Ended()
+Posted = Operation | Ended
+
+
+class Posting:
+    """What a Context posts operations by.
+
+    Attributes:
+        abandoned: (handle, owners) of operations that nobody waits for, and what they still use.
+        blocked_ns: time that Python spent in waits, and in posts that wait.
+        gpus: Devices that tensors of operations were on.
+    """
+
+    __slots__ = ("_pointer", "abandoned", "blocked_ns", "gpus", "__weakref__")
+
+    def __init__(self, pointer: Any) -> None:
+        self._pointer = pointer
+        self.abandoned: list[tuple[Any, Any]] = []
+        self.blocked_ns = 0
+        self.gpus: set[Any] = set()
+
+    def post(self, kind: int, name: str, tensors: Sequence[TensorView] = (), *, process_set: int = 0, op: int = OP_SUM,
+             prescale_factor: float = 1.0, postscale_factor: float = 1.0, root_rank: int = 0,
+             splits: Sequence[int] | None = None, blocking: bool = False, received: bool = False, owner: Any = None,
+             **primitive: Any) -> Posted:
+        """Posts an operation; see bhvd_post. A blocking one over a tensor in the host's memory has mostly ended then.
+
+        Args:
+            kind: a native kind (ALLREDUCE, ...).
+            name: full name; ranks match operations by it.
+            tensors: TensorViews; more than one is a group, all or nothing.
+            splits: int32 values: rows for each rank (alltoall), ranks (process sets).
+            blocking: the caller waits at once, so that its thread makes the progress.
+            received: received_splits() will be asked for.
+            owner: kept alive until the operation ended, besides the owners of the tensors (for error states, replicas).
+            primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
+        Returns:
+            An Operation, or Ended.
+        Raises:
+            ValueError: this call is wrong, nothing was posted. HorovodInternalError: the context has failed, or a
+            blocking operation has.
+        """
+        if self.abandoned:
+            self._drop_abandoned()
+        placement = tensors[0].placement if tensors else None
+        simple = len(tensors) == 1 and placement is None and splits is None and not primitive
+        try:
+            if simple and not (blocking and received):
+                return self._post_tensor(kind, name, tensors[0], process_set, op, prescale_factor, postscale_factor,
+                                         root_rank, WAIT_SLICE_MS if blocking else 0, owner)
+            return self._post_structs(kind, name, tensors, placement, process_set, op, prescale_factor,
+                                      postscale_factor, root_rank, splits, blocking, owner, primitive)
+        except OverflowError as error:      # no number of C is as large
+            raise ValueError(f"'{name:.100}': {error}") from None
+
+    def _post_structs(self, kind: int, name: str, tensors: Sequence[TensorView], placement: Any, process_set: int,
+                      op: int, prescale_factor: float, postscale_factor: float, root_rank: int,
+                      splits: Sequence[int] | None, blocking: bool, owner: Any, primitive: dict[str, Any]) -> Operation:
+        """post() of whatever there is."""
+        # Whatever is pointed to needs a name until the native call returned.
+        name_chars = ffi.new(CHARS, name.encode())
+        args = ffi.new("struct bhvd_args *", {
+            "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
+            "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+            "blocking": blocking, "device": -1, "account": account.get(), **primitive,
+        })
+        if tensors:
+            for view in tensors:
+                if view.placement is not placement:
+                    raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
+            array = tensor_array(tensors)
+            args.tensors = array[0]
+        if splits is not None:
+            split_array = ffi.new(_INT32S, splits)
+            args.splits = split_array
+            args.split_count = len(splits)
+        if placement is not None:
+            placement.device.place(args, placement.stream())
+            self.gpus.add(placement.device)
+        answer = _take_answer()
+        operation = Operation(None, self, (tensors, owner), placement)
+        try:
+            status = lib.bhvd_post(self._pointer, args, answer.out, answer.error)
+            operation._handle = answer.out[0]
+        except BaseException:       # a signal's: the operation goes on
+            self._abandon(operation, answer.out, (tensors, owner))
+            raise
+        answer.out[0] = NULL
+        failure = failure_of(answer.error) if status != OK else None
+        _answers.append(answer)
+        if failure:
+            raise_failure(failure)
+        return operation
+
+    def _abandon(self, operation: object, out: Any, owners: Any) -> None:
+        """The memory of a posted operation outlives who posted it, unless `operation` has the handle in `out`."""
+        if out[0] and not getattr(operation, "_handle", None):
+            self.abandoned.append((out[0], owners))
+
+    def _post_tensor(self, kind: int, name: str, view: TensorView, process_set: int, op: int, prescale_factor: float,
+                     postscale_factor: float, root_rank: int, wait_ms: int, owner: Any) -> Posted:
+        """post() of one tensor in the host's memory, and the first wait, without structs: see bhvd_post_tensor."""
+        src, dst, shape, dtype, _ = view
+        answer = _take_answer()
+        result, out = answer.result, answer.out
+        operation: Posted = _ENDED
+        started = perf_counter_ns()
+        try:
+            status = lib.bhvd_post_tensor(
+                self._pointer, kind, name.encode(), process_set, src, dst, shape, len(shape), dtype, op, root_rank,
+                prescale_factor, postscale_factor, account.get(), wait_ms, result, out, answer.error,
+            )
+            if status == IN_PROGRESS:
+                operation = posted = Operation(None, self, (view, owner))
+                posted._handle = out[0]
+        except BaseException:       # a signal's: the operation goes on, or has ended and left a result
+            self._abandon(operation, out, (view, owner))
+            lib.bhvd_result_free(result.data)
+            raise
+        if status == IN_PROGRESS:
+            out[0] = NULL
+        elif status != OK:
+            failure = failure_of(answer.error)
+            _answers.append(answer)
+            raise_failure(failure)
+        elif not dst:
+            operation = Ended(_taken(result))
+            result.data = NULL
+        if wait_ms:
+            self.blocked_ns += perf_counter_ns() - started
+        _answers.append(answer)
+        return operation
+
+    def _drop_abandoned(self) -> None:
+        # The list itself stays: an Operation that ends its life in another thread may be appending to it.
+        for _ in range(len(self.abandoned)):
+            try:
+                entry = self.abandoned.pop(0)
+            except IndexError:
+                return
+            if lib.bhvd_poll(entry[0]):
+                lib.bhvd_handle_drop(entry[0])
+            else:
+                self.abandoned.append(entry)
