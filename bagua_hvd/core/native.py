@@ -1,6 +1,6 @@
 """The one importer of the cffi module: the core's codes by name, its errors as exceptions, tensors as it sees them.
 
-Tensors cross as address, shape and dtype. Contexts and operations: context.py.
+Tensors cross as address, shape and dtype. Contexts: context.py. Operations: operations.py.
 """
 from collections.abc import Sequence
 from functools import partial

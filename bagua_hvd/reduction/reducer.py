@@ -23,7 +23,6 @@ Lives on the thread of the backward pass; no lock. Nothing else here touches ten
 """
 import functools
 import itertools
-import threading
 import warnings
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
@@ -40,8 +39,8 @@ from bagua_hvd.reduction.agreement import agree, listed
 from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
-from bagua_hvd.training import variance
-from bagua_hvd.training.late import Late
+from bagua_hvd.reduction.window import Late, Window
+from bagua_hvd.training import late, variance
 from bagua_hvd.training.model import Model, with_own
 
 TOO_MANY_PASSES = (
@@ -76,37 +75,6 @@ def _counted(method):
             account.reset(token)
 
     return on_account
-
-
-class _Travelling:
-    """All operations of a window that are on their way with delay=1. Who needs the results hears of failures.
-
-    Args:
-        operations: in the order in which they are to be waited for. phases: those that consist of several.
-        name: of the algorithm that posts what follows them.
-    """
-
-    def __init__(self, operations, phases, name):
-        self.inits = runtime.inits
-        self._operations = operations
-        self._name = name
-        self._thread = threading.Thread(target=self._end, args=(phases,), daemon=True) if phases else None
-        if self._thread is not None:
-            self._thread.start()
-        runtime.travelling.add(self)
-
-    def _end(self, operations):
-        with statistics.counted(self._name):
-            for operation in operations:
-                with suppress(Exception):
-                    operation.wait()
-
-    def arrive(self):
-        """Blocks until all have ended."""
-        if self._thread is not None:
-            self._thread.join()
-        self._end(self._operations)
-        runtime.travelling.discard(self)
 
 
 class Reducer:
@@ -154,8 +122,7 @@ class Reducer:
         self._ready: list[int] | None = []
         self._noted = set()
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
-        self._operations = {}       # by a number that is the same on all ranks
-        self._travelling = None     # with delay=1: as _Travelling
+        self._late: Late | None = None      # with delay=1: the window before
         self._agreed = None         # runtime.changes when the ranks told each other their facts
         self._weight = None         # as Weight, of the window that comes
         self.model = Model("weights", source, group, algorithm)
@@ -235,21 +202,14 @@ class Reducer:
         self.pending = False
         self.synchronized = False
         self._settled = False       # whether the ranks have agreed on an overflow in this step
-        self._travel = None         # whether gradients do, once the algorithm has been asked
-        self._failure = None        # what went wrong while the rest was posted
-        self._sent = False          # with delay=1: nothing is left to be posted
         self._passes_left = self.passes
-        self._ready_now = [False] * len(self._layout.members)
-        self._placed = [False] * len(self._layout.members)
-        self._unposted = list(self.model.gradients)
-        self._advancing = []        # operations that have advance(), see algorithms/exchange.py
         if not self.model.delay:
-            self._forget_operations()
+            self._clear_buckets()
+        self._window = Window(len(self._layout.members), self.model.gradients)
         self._source.discard()
         self.model.hook = None
 
-    def _forget_operations(self):
-        self._operations = {}
+    def _clear_buckets(self):
         for bucket in self.model.gradients:
             bucket.clear()
 
@@ -282,7 +242,7 @@ class Reducer:
         Raises:
             AssertionError: it was ready in the last pass of this window already, and may be on its way.
         """
-        if self._ready_now[index]:
+        if self._window.ready[index]:
             sentence = TOO_MANY_PASSES if whole else GROWS
             raise AssertionError(sentence.format(name=self._layout.members[index].name))
         self.synchronized = self._settled = False
@@ -292,16 +252,16 @@ class Reducer:
         if self.model.timing is not None:
             self.model.timing.ready(index)
         last_pass = self._passes_left <= 1 and whole
-        self._ready_now[index] = last_pass
+        self._window.ready[index] = last_pass
         if self._agreed != runtime.changes:
             if self._ready is not None:
                 self._ready.append(index)
             return
         if not self._overlaps:
             return
-        if self._travel is None:
+        if self._window.travels is None:
             self._begin()
-        if last_pass and self._travel:
+        if last_pass and self._window.travels:
             self._place(index)
 
     def pass_ended(self):
@@ -320,20 +280,23 @@ class Reducer:
         """Communication begins: that of a window, and of the step if it is its first."""
         if self.model.delay and self.model.not_made:         # it was skipped
             self._step_ends()
-        self.model.communication_begins()
+        if self.model.may_be_scaled:
+            self.model.communication_begins()
         self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
         if self.model.delay and self.model.continues:
             raise ValueError(ADDED_TO_LATE)
-        self._weigh()
+        if self._weight is not None or self._source.factor != 1:
+            self._weigh()
         if not self._begun:
             self.model.pending = {}
-        self._travel = "gradients_travel" not in self._has or self.algorithm.gradients_travel(self.model)
+        travels = "gradients_travel" not in self._has or self.algorithm.gradients_travel(self.model)
+        self._window.travels = travels
         if not self._begun and "backward_begins" in self._has:
             self.model.hook = "backward_begins"
             self.algorithm.backward_begins(self.model)
         self._begun = True
         self.model.hook = "communicate"
-        if self.model.window and self._travel and not self.model.delay:
+        if self.model.window and travels and not self.model.delay:
             self._layout.name_buckets(".again")
 
     def _weigh(self):
@@ -375,7 +338,7 @@ class Reducer:
             model.step = agreed.step
             model.drop_state(shared=agreed.differ)
         if layout.arrange(agreed.order):
-            self._unposted = list(self.buckets)
+            self._window.unposted = list(self.buckets)
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
@@ -383,7 +346,7 @@ class Reducer:
             self._agreed = runtime.changes
             self.algorithm.agreed(model)
             if not model.cut_by_user and layout.resize(self.algorithm.bucket_bytes(model)):
-                self._unposted = list(self.buckets)
+                self._window.unposted = list(self.buckets)
 
     def _set_sparse(self, index, sparse_dim):
         if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
@@ -404,14 +367,14 @@ class Reducer:
             self._post_sparse(index)
         else:
             bucket.place(index, self._source.prepare(index))
-        self._placed[index] = True
+        self._window.placed[index] = True
         if bucket is not None and bucket.missing == 0:
             self._post(bucket)
 
     @_counted
     def _post_sparse(self, index):
         name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * (self.model.window > 0)
-        self._operations[len(self.buckets) + index] = self._source.communicate(index, name)
+        self._window.post(len(self.buckets) + index, self._source.communicate(index, name))
 
     @_counted
     def _post(self, bucket):
@@ -424,29 +387,19 @@ class Reducer:
             else:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._operations[self.model.gradients.index(bucket)] = operation
-            if self._advancing:
-                self._advance()
-            if hasattr(operation, "advance"):
-                self._advancing.append(operation)
-        self._unposted.remove(bucket)
+            self._window.post(self.model.gradients.index(bucket), operation)
+        self._window.unposted.remove(bucket)
 
     def _exchange_for_late(self, bucket):
         """Gives a bucket's gradients what has arrived of them; in the bucket is a copy of what they were."""
         views = bucket.views
-        late = self.model.late.keep(str(self.buckets.index(bucket)), lambda: Late(views), shared=True, scaled=True,
-                                    fits=lambda kept: kept.fits(views))
+        arrived = self.model.late.keep(str(self.buckets.index(bucket)), lambda: late.Late(views), shared=True,
+                                       scaled=True, fits=lambda kept: kept.fits(views))
         indices = list(bucket.members)
-        late.swap(views, lambda memory: self._source.hand_over(indices, memory))
+        arrived.swap(views, lambda memory: self._source.hand_over(indices, memory))
         bucket.clear()
-        for index, view in zip(bucket.members, late.views, strict=True):
+        for index, view in zip(bucket.members, arrived.views, strict=True):
             bucket.place(index, view)
-
-    @_counted
-    def _advance(self):
-        """Lets operations that consist of several go on, where the first ones have ended. Of failures wait() tells."""
-        for operation in self._advancing:
-            operation.advance()
 
     def _note(self, what, how):
         """Says on the first rank, once, what the chosen algorithm does not do."""
@@ -459,30 +412,31 @@ class Reducer:
         """Places what no backward pass has made ready, and posts what is left."""
         if self._agreed != runtime.changes:
             self._agree()
-        if self._travel is None:
+        window = self._window
+        if window.travels is None:
             self._begin()
-        if not self._travel:
+        if not window.travels:
             return
-        for index, placed in enumerate(self._placed):
+        for index, placed in enumerate(window.placed):
             if not placed:
                 self._place(index)
-        for bucket in list(self._unposted):     # those whose posting failed during the backward pass
+        for bucket in list(window.unposted):     # those whose posting failed during the backward pass
             self._post(bucket)
 
     def post(self):
         """Posts what is missing, as zeros. Errors are raised by synchronize(), which is to follow."""
-        if self.synchronized or self.accumulating or self._failure is not None or self._sent:
+        window = self._window
+        if self.synchronized or self.accumulating or window.failure is not None or window.sent:
             return
         try:
-            if self._travelling is not None:
+            if self._late is not None:
                 self.arrive()
             self._post_rest()
             if self.model.delay:
-                self._sent = True
-                self._travelling = _Travelling([each for _, each in sorted(self._operations.items())], self._advancing,
-                                               type(self.algorithm).__name__)
+                window.sent = True
+                self._late = Late(window, type(self.algorithm).__name__)
         except Exception as error:
-            self._failure = error
+            self._window.failure = error        # another one, after a reset()
 
     def arrive(self):
         """With delay=1: waits for what travels, which is state of the model then. Else, or if nothing does, nothing.
@@ -492,13 +446,13 @@ class Reducer:
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; what travelled is lost.
         """
-        if self._travelling is None:
+        if self._late is None:
             return
-        self._travelling.arrive()
-        failure = self._wait()
-        self._forget_operations()
-        lost = self._travelling.inits != runtime.inits
-        self._travelling = None
+        self._late.arrive()
+        failure = self._wait(self._late)
+        self._clear_buckets()
+        lost = self._late.inits != runtime.inits
+        self._late = None
         if failure is None and not lost:
             self.model.arrived()
             return
@@ -507,19 +461,8 @@ class Reducer:
             raise failure
 
     @_counted
-    def _wait(self):
-        """Waits for all operations. Returns the first failure, or None."""
-        failure = None
-        # In the same order everywhere: an operation's wait() may post another one, and wait for that.
-        for number, operation in sorted(self._operations.items()):
-            try:
-                operation.wait()
-            except Exception as error:
-                # The others are waited for first: their memory is in the core's hands.
-                failure = failure or self._explained(error, number)
-            if self._advancing:
-                self._advance()
-        return failure
+    def _wait(self, window):
+        return window.wait(self._explained)
 
     def synchronize(self):
         """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
@@ -540,9 +483,9 @@ class Reducer:
         done = False
         try:
             self.post()
-            failure = self._failure
+            failure = self._window.failure
             if not self.model.delay or failure is not None:
-                failed = self._wait()
+                failed = self._wait(self._window)
                 failure = failure or failed
             if failure is not None:
                 raise failure
@@ -556,7 +499,7 @@ class Reducer:
                 self._cleared = False
                 self._begin_window()
             else:
-                self._forget_operations()
+                self._clear_buckets()
                 self.model.late.drop(shared=True)
                 self.reset()
             self.synchronizations += 1
@@ -653,7 +596,7 @@ class Reducer:
         self._counter.steps += 1
         self._exposed(started)
         if not self.model.cut_by_user and self._layout.resize(self.algorithm.bucket_bytes(self.model)):
-            self._unposted = list(self.buckets)
+            self._window.unposted = list(self.buckets)
 
     def _exposed(self, started):
         """The caller has waited since `started`."""
@@ -715,6 +658,6 @@ class Reducer:
                 self._set_sparse(place(index), sparse_dim)
             plan = [list(map(place, indices)) for indices, _ in state["state"]["gradients"]]
             if self._layout.restore(plan, state["bucket_bytes"]):
-                self._unposted = list(self.buckets)
+                self._window.unposted = list(self.buckets)
                 self._ready = None
             self.model.load_state_dict(state["state"], place)

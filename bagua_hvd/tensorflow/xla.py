@@ -88,7 +88,7 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
 
     Args:
         kind: a native kind. shapes: of the results, lists of ints; the step fails when a result has another one.
-            Others: see context.Context.post.
+            Others: see operations.Posting.post.
     Raises:
         ValueError: a tensor's shape is not known. NotImplementedError: not with this TensorFlow.
     """

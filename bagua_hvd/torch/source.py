@@ -157,7 +157,7 @@ class TorchSource(Source):
         self._stand_ins = {}        # index -> (tensor that travels for p.grad, compression's context)
         self._sparse_dims = {}      # index -> sparse_dim of gradients seen sparse
         self._weights = _Contiguous()
-        self._scaler = lambda: None
+        self._scaler: Callable[[], Any] | None = None       # weakly
         self._adam = None           # a TorchAdam, made when first asked for
         self._reduced = None        # (a parameter, weak reference to its reduced gradient)
         self._sums = {}             # index -> weak reference to a gradient that is a sum over the ranks
@@ -215,7 +215,8 @@ class TorchSource(Source):
             gradient = torch.zeros_like(parameter, requires_grad=False)
             if parameter.requires_grad:     # one that was frozen meanwhile keeps none, and does not move
                 parameter.grad = gradient
-        multiply(gradient, self.factor)
+        if self.factor != 1:
+            multiply(gradient, self.factor)
         travels, context = gradient, None
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
@@ -319,7 +320,7 @@ class TorchSource(Source):
         self._scaler = weakref.ref(scaler)
 
     def loss_scale(self):
-        scaler = self._scaler()
+        scaler = self._scaler and self._scaler()
         return None if scaler is None else scaler.get_scale()
 
     def adam(self):

@@ -48,6 +48,7 @@ class Model:
         scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
         cut_by_user: whether the user has said which gradients travel together, or nothing else can be.
         timing: None, or where the Reducer notes when things happened.
+        may_be_scaled: whether communication_begins() has anything to do: not once a step was made without loss scaling.
     """
 
     def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
@@ -73,6 +74,7 @@ class Model:
         self.scaled = False
         self._loss_scale: float | None = None     # of what is kept in the gradients' unit; None: none has been seen
         self._unscaled = False      # the gradients of this step were unscaled, so it will be made or skipped now
+        self.may_be_scaled = True
         self._made_a_step = False   # since this was made or loaded: a loss scale would have been seen
         self._before: Snapshots | None = None     # what buckets kept before this step, when it may be skipped
 
@@ -175,7 +177,7 @@ class Model:
         if scale is not None:
             self._check_scale(scale)
             self._loss_scale = scale
-        self._unscaled = True
+        self._unscaled = self.may_be_scaled = True
 
     def _check_scale(self, scale: float) -> None:
         if self._loss_scale not in (None, scale) and not self._made_a_step:
@@ -193,6 +195,7 @@ class Model:
         """The step has been made."""
         self.step += 1
         self._unscaled, self._made_a_step = False, True
+        self.may_be_scaled = self.delay > 0 or self._loss_scale is not None or self.source.loss_scale() is not None
         if not self.delay:
             self._before = None
 
@@ -268,6 +271,7 @@ class Model:
         self.step = state["step"]
         self._loss_scale = state["loss_scale"]
         self._before, self._unscaled, self._made_a_step = None, False, False
+        self.may_be_scaled = True
         self._place = self.group.rank(), self.group.size()
         own = (state["rank"], state["size"]) == self._place
         gradients, weights = ([(tuple(map(place, indices)), kept) for indices, kept in state[what]]

@@ -33,7 +33,8 @@ def second_phase_within_the_pass(algorithm):
     def await_first_phases(_):
         """Within the pass, before the next bucket is posted."""
         deadline = time.monotonic() + 30
-        while not all(each._operation is None or each._operation.done() for each in reducer._operations.values()):
+        operations = reducer._window.operations.values()
+        while not all(each._operation is None or each._operation.done() for each in operations):
             assert time.monotonic() < deadline
             time.sleep(0.001)
 

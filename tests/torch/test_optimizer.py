@@ -376,7 +376,7 @@ def compiled():
         opt.zero_grad()
         loss_of(fast, batch_of(hvd.rank(), step)).backward()
         # The hooks have posted all that there is (but in the first step, in which ranks tell what is sparse).
-        assert opt.reducer.pending and bool(opt.reducer._unposted) == (step == 0)
+        assert opt.reducer.pending and bool(opt.reducer._window.unposted) == (step == 0)
         expected = mean([local_gradients(model, [batch_of(r, step)]) for r in range(hvd.size())])
         opt.step()
         assert_close(gradients(model), expected)

@@ -1,0 +1,95 @@
+"""One window of gradients: which of them are ready, placed in buckets and posted, and the operations in flight.
+
+A Window lives from one synchronize() of its Reducer to the next. With delay=1 it lives on as Late: its operations are
+waited for one window later, and those with several phases go on in a thread of their own meanwhile.
+"""
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from bagua_hvd.job import statistics
+from bagua_hvd.job.runtime import runtime
+from bagua_hvd.training.buckets import Bucket
+
+
+class Window:
+    """See the module.
+
+    Args:
+        count: of gradients. buckets: those that are to be posted.
+    Attributes:
+        ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
+        unposted: buckets. operations: by a number that is the same on all ranks.
+        travels: whether gradients do; None: the algorithm has not been asked yet.
+        failure: what went wrong while the rest was posted. sent: with delay=1, nothing is left to be posted.
+    """
+
+    def __init__(self, count: int, buckets: Iterable[Bucket]) -> None:
+        self.ready = [False] * count
+        self.placed = [False] * count
+        self.unposted = list(buckets)
+        self.operations: dict[int, Any] = {}
+        self.travels: bool | None = None
+        self.failure: Exception | None = None
+        self.sent = False
+        self.advancing: list[Any] = []      # operations of several phases, see algorithms/exchange.py
+
+    def post(self, number: int, operation: Any) -> None:
+        """Takes in an operation that has just been posted, and lets those of several phases go on."""
+        self.operations[number] = operation
+        for earlier in self.advancing:
+            earlier.advance()
+        if hasattr(operation, "advance"):
+            self.advancing.append(operation)
+
+    def wait(self, explained: Callable[[Exception, int], Exception]) -> Exception | None:
+        """Waits for all operations. Returns the first failure, or None.
+
+        explained: function of a failure and its operation's number: what is said of it.
+        """
+        failure = None
+        # In the same order everywhere: an operation's wait() may post another one, and wait for that.
+        for number, operation in sorted(self.operations.items()):
+            try:
+                operation.wait()
+            except Exception as error:
+                # The others are waited for first: their memory is in the core's hands.
+                failure = failure or explained(error, number)
+            for each in self.advancing:
+                each.advance()
+        return failure
+
+
+class Late:
+    """A Window with delay=1, of which all is posted. Who needs the results hears of failures.
+
+    Args:
+        algorithm: the name of the one that posts what follows its operations.
+    """
+
+    def __init__(self, window: Window, algorithm: str) -> None:
+        self.inits = runtime.inits
+        self._window = window
+        self._algorithm = algorithm
+        self._thread = threading.Thread(target=self._end, args=(window.advancing,), daemon=True)
+        if window.advancing:
+            self._thread.start()
+        runtime.travelling.add(self)
+
+    def _end(self, operations: Iterable[Any]) -> None:
+        with statistics.counted(self._algorithm):
+            for operation in operations:
+                with suppress(Exception):
+                    operation.wait()
+
+    def arrive(self) -> None:
+        """Blocks until all operations have ended, well or not."""
+        if self._window.advancing:
+            self._thread.join()
+        self._end([operation for _, operation in sorted(self._window.operations.items())])
+        runtime.travelling.discard(self)
+
+    def wait(self, explained: Callable[[Exception, int], Exception]) -> Exception | None:
+        """After arrive(): the first failure; see Window.wait()."""
+        return self._window.wait(explained)
