@@ -118,14 +118,15 @@ class _Distribution:
         """See Distributed.set_weight."""
         self._weight = weight, self.reduction.traces()
 
-    def _take_weight(self):
-        (weight, traced), self._weight = self._weight or (None, False), None
-        if weight is not None and self.reduction.traces() and not traced:
+    def _take_weight(self, weight, traced):
+        self._weight = None
+        if self.reduction.traces() and not traced:
             raise ValueError(WEIGHT_OUTSIDE)
         return weight
 
     def _apply_reduced(self, optimizer, gradients, variables, apply):
-        gradients = self.reduction(gradients, variables, weight=self._take_weight())
+        weight = None if self._weight is None else self._take_weight(*self._weight)
+        gradients = self.reduction(gradients, variables, weight=weight)
 
         def by_optimizer():
             self.reduced = True

@@ -223,8 +223,8 @@ def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, 
     context, id = begin(process_set)
     check_op(op, id, context)
     tensors = _check_group(tensors)
-    outputs = tuple(tensors) if in_place else tuple(frontend.allocate_like(tensor) for tensor in tensors)
-    views = [frontend.view(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)]
+    outputs = tuple(tensors if in_place else map(frontend.allocate_like, tensors))
+    views = list(map(frontend.view, tensors, outputs))
     for tensor, view in zip(tensors, views, strict=True):
         _check_reducible(frontend, tensor, view)
     operation = context.post(
@@ -247,6 +247,12 @@ def _wrap(frontend, operation, index, view, like):
     return tensor if view.placement is None else view.placement.adopt(tensor)
 
 
+def results(frontend, operation, views, like):
+    """What the core has allocated for an ended operation, as a tuple of tensors like those that were posted."""
+    return tuple(_wrap(frontend, operation, index, view, tensor)
+                 for index, (view, tensor) in enumerate(zip(views, like, strict=True)))
+
+
 def allgather(frontend, tensor, name=None, process_set=global_process_set, blocking=False):
     """Concatenates the ranks' tensors along their first dimension, in rank order.
 
@@ -258,11 +264,7 @@ def allgather(frontend, tensor, name=None, process_set=global_process_set, block
     Raises:
         As allreduce; HorovodInternalError also for a 0-d tensor.
     """
-    context, id = begin(process_set)
-    view = frontend.view(tensor)
-    operation = context.post(native.ALLGATHER, _full_name("allgather", name, id), (view,), process_set=id,
-                             blocking=blocking)
-    return _Gathered(operation, lambda ended: _wrap(frontend, ended, 0, view, tensor))
+    return _gather(frontend, "allgather", (tensor,), name, process_set, blocking, lambda outputs: outputs[0])
 
 
 def grouped_allgather(frontend, tensors, name=None, process_set=global_process_set, blocking=False):
@@ -276,17 +278,16 @@ def grouped_allgather(frontend, tensors, name=None, process_set=global_process_s
     Raises:
         As allgather; ValueError also for an empty list.
     """
+    return _gather(frontend, "grouped_allgather", tensors, name, process_set, blocking, lambda outputs: outputs)
+
+
+def _gather(frontend, word, tensors, name, process_set, blocking, output):
+    """output: function of the tuple of results."""
     context, id = begin(process_set)
     tensors = _check_group(tensors)
     views = [frontend.view(tensor) for tensor in tensors]
-    operation = context.post(native.ALLGATHER, _full_name("grouped_allgather", name, id), views, process_set=id,
-                             blocking=blocking)
-
-    def wrap(ended):
-        return tuple(_wrap(frontend, ended, index, view, like)
-                     for index, (view, like) in enumerate(zip(views, tensors, strict=True)))
-
-    return _Gathered(operation, wrap)
+    operation = context.post(native.ALLGATHER, _full_name(word, name, id), views, process_set=id, blocking=blocking)
+    return _Gathered(operation, lambda ended: output(results(frontend, ended, views, tensors)))
 
 
 def broadcast(frontend, tensor, root_rank, in_place=False, name=None, process_set=global_process_set, blocking=False):
@@ -375,11 +376,6 @@ def _scatter_output(frontend, tensor, context, id):
 SCATTER_OPS_ONLY = "Reducescatter currently only supports AVERAGE and SUM."
 
 
-def _check_scatter_op(op):
-    if op != Average and op != Sum:
-        raise HorovodInternalError(SCATTER_OPS_ONLY)
-
-
 def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                   postscale_factor=1.0, blocking=False):
     """Reduces the tensor over the process set and leaves to each rank its slice of the first dimension, in rank order.
@@ -394,15 +390,10 @@ def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_pr
     Raises:
         As allreduce; ValueError also for a 0-d tensor; HorovodInternalError for another op.
     """
-    context, id = begin(process_set)
-    _check_scatter_op(op)
-    view, output = _scatter_output(frontend, tensor, context, id)
-    _check_reducible(frontend, tensor, view)
-    operation = context.post(
-        native.REDUCESCATTER, _full_name("reducescatter", name, id), (view,), process_set=id, op=op,
-        prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
-    )
-    return Pending(operation, output)
+    pending = _scatter(frontend, "reducescatter", (tensor,), name, op, process_set, prescale_factor, postscale_factor,
+                       blocking)
+    [pending.output] = pending.output
+    return pending
 
 
 def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
@@ -418,16 +409,20 @@ def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=
     Raises:
         As reducescatter; ValueError also for an empty list.
     """
+    return _scatter(frontend, "grouped_reducescatter", tensors, name, op, process_set, prescale_factor,
+                    postscale_factor, blocking)
+
+
+def _scatter(frontend, word, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking):
     context, id = begin(process_set)
-    _check_scatter_op(op)
+    if op != Average and op != Sum:
+        raise HorovodInternalError(SCATTER_OPS_ONLY)
     tensors = _check_group(tensors)
-    pairs = [_scatter_output(frontend, tensor, context, id) for tensor in tensors]
-    views = [view for view, _ in pairs]
-    outputs = tuple(output for _, output in pairs)
+    views, outputs = zip(*(_scatter_output(frontend, tensor, context, id) for tensor in tensors), strict=True)
     for tensor, view in zip(tensors, views, strict=True):
         _check_reducible(frontend, tensor, view)
     operation = context.post(
-        native.REDUCESCATTER, _full_name("grouped_reducescatter", name, id), views, process_set=id, op=op,
+        native.REDUCESCATTER, _full_name(word, name, id), views, process_set=id, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
     return Pending(operation, outputs)

@@ -68,8 +68,8 @@ class GradientOptions(NamedTuple):
         """Whether there is anything to do; decided anew when the job is."""
         if self.process_set is not global_process_set and not self.process_set.included():
             return False
-        alone = self.algorithm is not None and self.algorithm.runs_alone
-        return basics.size() > 1 or basics.runtime.options.elastic or alone
+        job = basics.runtime.options or basics.job_options()       # which raises
+        return job.size > 1 or job.elastic or self.algorithm is not None and self.algorithm.runs_alone
 
     def grouped(self, variables, of=lambda variable: variable):
         """`groups`, of variables or weak references to them, as lists of indices into `variables`, or None.

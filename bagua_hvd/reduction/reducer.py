@@ -113,7 +113,8 @@ class Reducer:
         self._counts_since = None   # runtime.inits when there were these
         self._counter, self._account = statistics.AlgorithmStatistics(), 0
         # Hooks of the algorithm's own; the others do nothing, and are not called.
-        self._has = {name for name in ("gradients_travel", "backward_begins", "takes")
+        self._has = {name for name in ("gradients_travel", "backward_begins", "takes", "before_step", "after_step",
+                                       "bucket_bytes")
                      if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
         self.accumulating = False
         self._source = source
@@ -184,7 +185,7 @@ class Reducer:
 
     def set_passes(self, passes):
         """Changes the backward passes of a window; counting begins anew."""
-        self.passes = self._passes_left = passes
+        self.passes = self._window.passes_left = passes
 
     def reset(self):
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
@@ -201,11 +202,9 @@ class Reducer:
     def _begin_window(self):
         self.pending = False
         self.synchronized = False
-        self._settled = False       # whether the ranks have agreed on an overflow in this step
-        self._passes_left = self.passes
         if not self.model.delay:
             self._clear_buckets()
-        self._window = Window(len(self._layout.members), self.model.gradients)
+        self._window = Window(len(self._layout.members), self.model.gradients, self.passes)
         self._source.discard()
         self.model.hook = None
 
@@ -242,26 +241,27 @@ class Reducer:
         Raises:
             AssertionError: it was ready in the last pass of this window already, and may be on its way.
         """
-        if self._window.ready[index]:
+        window = self._window
+        if window.ready[index]:
             sentence = TOO_MANY_PASSES if whole else GROWS
             raise AssertionError(sentence.format(name=self._layout.members[index].name))
-        self.synchronized = self._settled = False
+        self.synchronized = window.overflow_known = False
         if self.accumulating:
             return
         self.pending = True
         if self.model.timing is not None:
             self.model.timing.ready(index)
-        last_pass = self._passes_left <= 1 and whole
-        self._window.ready[index] = last_pass
+        last_pass = window.passes_left <= 1 and whole
+        window.ready[index] = last_pass
         if self._agreed != runtime.changes:
             if self._ready is not None:
                 self._ready.append(index)
             return
         if not self._overlaps:
             return
-        if self._window.travels is None:
+        if window.travels is None:
             self._begin()
-        if last_pass and self._window.travels:
+        if last_pass and window.travels:
             self._place(index)
 
     def pass_ended(self):
@@ -272,8 +272,8 @@ class Reducer:
         self.touched()
         if not self.pending or self.accumulating:
             return False
-        self._passes_left = max(0, self._passes_left - 1)
-        return self._passes_left == 0
+        self._window.passes_left = max(0, self._window.passes_left - 1)
+        return self._window.passes_left == 0
 
     @_counted
     def _begin(self):
@@ -345,8 +345,7 @@ class Reducer:
         if agreed.complete:
             self._agreed = runtime.changes
             self.algorithm.agreed(model)
-            if not model.cut_by_user and layout.resize(self.algorithm.bucket_bytes(model)):
-                self._window.unposted = list(self.buckets)
+            self._resize()
 
     def _set_sparse(self, index, sparse_dim):
         if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
@@ -535,9 +534,9 @@ class Reducer:
             local: function without arguments: whether this rank's are not finite. Not called where gradients travel,
                 nor again in the same step: then the answer is False.
         """
-        if self._settled or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
+        if self._window.overflow_known or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
             return False
-        self._settled = True
+        self._window.overflow_known = True
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
     def before_step(self):
@@ -556,7 +555,8 @@ class Reducer:
         self.model.hook = "before_step"
         started = perf_counter_ns()
         try:
-            self.algorithm.before_step(self.model)
+            if "before_step" in self._has:
+                self.algorithm.before_step(self.model)
             if self.algorithm.shares_variance:
                 variance.share(self.model, self.algorithm.full_step(self.model))
         except BaseException:
@@ -588,14 +588,20 @@ class Reducer:
         if self.model.timing is not None:
             self.model.timing.stepped()
         started = perf_counter_ns()
-        self.model.hook = "after_step"
-        self.algorithm.after_step(self.model)
+        if "after_step" in self._has:
+            self.model.hook = "after_step"
+            self.algorithm.after_step(self.model)
         self.model.hook = None
         self.model.stepped()
         runtime.steps += 1
         self._counter.steps += 1
         self._exposed(started)
-        if not self.model.cut_by_user and self._layout.resize(self.algorithm.bucket_bytes(self.model)):
+        self._resize()
+
+    def _resize(self):
+        """Cuts the buckets to the size that the algorithm wants."""
+        if "bucket_bytes" in self._has and not self.model.cut_by_user and self._layout.resize(
+                self.algorithm.bucket_bytes(self.model)):
             self._window.unposted = list(self.buckets)
 
     def _exposed(self, started):

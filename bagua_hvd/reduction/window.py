@@ -17,15 +17,16 @@ class Window:
     """See the module.
 
     Args:
-        count: of gradients. buckets: those that are to be posted.
+        count: of gradients. buckets: those that are to be posted. passes: backward passes that make the window.
     Attributes:
         ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
         unposted: buckets. operations: by a number that is the same on all ranks.
         travels: whether gradients do; None: the algorithm has not been asked yet.
         failure: what went wrong while the rest was posted. sent: with delay=1, nothing is left to be posted.
+        passes_left: backward passes until it ends. overflow_known: the ranks have agreed on one.
     """
 
-    def __init__(self, count: int, buckets: Iterable[Bucket]) -> None:
+    def __init__(self, count: int, buckets: Iterable[Bucket], passes: int) -> None:
         self.ready = [False] * count
         self.placed = [False] * count
         self.unposted = list(buckets)
@@ -33,6 +34,8 @@ class Window:
         self.travels: bool | None = None
         self.failure: Exception | None = None
         self.sent = False
+        self.passes_left = passes
+        self.overflow_known = False
         self.advancing: list[Any] = []      # operations of several phases, see algorithms/exchange.py
 
     def post(self, number: int, operation: Any) -> None:

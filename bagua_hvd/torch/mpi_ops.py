@@ -15,6 +15,7 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
+from bagua_hvd.torch import sparse
 from bagua_hvd.torch.autograd import (
     HorovodAllgather,
     HorovodAllreduce,
@@ -148,7 +149,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | Non
 
     Args:
         tensor: sparse COO, same shape on all ranks, any number of entries.
-        name: required: two allgathers carry it, `<name>.indices` and `<name>.values`.
+        name: ranks match the gathering by it; None: by the order of unnamed operations.
         op: Average (the values are divided by the size of the set) or Sum. process_set: the ranks taking part.
     Returns:
         A callable that waits and returns the sparse tensor.
@@ -159,18 +160,8 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | Non
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {frontend.type_name(tensor)}.")
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async supports Average and Sum only.")
-    # allgather concatenates along the first dimension: one row for each entry.
-    indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
-    values = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
-
-    def wait():
-        gathered_indices = synchronize(indices)
-        gathered_values = synchronize(values)
-        if op == Average:
-            gathered_values = gathered_values / process_set.size()
-        return torch.sparse_coo_tensor(gathered_indices.t(), gathered_values, tensor.shape, check_invariants=False)
-
-    return wait
+    gathered = rules.grouped_allgather(frontend, sparse.rows_of(tensor), name, process_set)
+    return lambda: sparse.sum_of(gathered.wait(), tensor.shape, process_set.size() if op == Average else 1)
 
 
 # ---------------------------------------------------------------------------------------------------- allgather ----

@@ -9,6 +9,7 @@ import torch
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.job.basics import Sum
+from bagua_hvd.torch import sparse
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
@@ -23,14 +24,10 @@ class _SparseOperation:
     def __init__(self, parameter, gradient, name, op, process_set):
         self.parameter = parameter
         self.divisor = process_set.size() if op != Sum else 1
-        # allgather concatenates along the first dimension: one row for each entry.
-        rows = gradient._indices().t().contiguous(), gradient._values().contiguous()
-        self.gathered = rules.grouped_allgather(frontend, rows, name, process_set)
+        self.gathered = rules.grouped_allgather(frontend, sparse.rows_of(gradient), name, process_set)
 
     def wait(self):
-        indices, values = self.gathered.wait()
-        self.parameter.grad = torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.parameter.shape,
-                                                      check_invariants=False)
+        self.parameter.grad = sparse.sum_of(self.gathered.wait(), self.parameter.shape, self.divisor)
 
 
 class _Contiguous:

@@ -75,6 +75,7 @@ class Model:
         self._loss_scale: float | None = None     # of what is kept in the gradients' unit; None: none has been seen
         self._unscaled = False      # the gradients of this step were unscaled, so it will be made or skipped now
         self.may_be_scaled = True
+        self._scaling_seen = False
         self._made_a_step = False   # since this was made or loaded: a loss scale would have been seen
         self._before: Snapshots | None = None     # what buckets kept before this step, when it may be skipped
 
@@ -177,7 +178,7 @@ class Model:
         if scale is not None:
             self._check_scale(scale)
             self._loss_scale = scale
-        self._unscaled = self.may_be_scaled = True
+        self._unscaled = self._scaling_seen = self.may_be_scaled = True
 
     def _check_scale(self, scale: float) -> None:
         if self._loss_scale not in (None, scale) and not self._made_a_step:
@@ -188,14 +189,14 @@ class Model:
 
     def step_begins(self) -> None:
         """The optimizer is about to step. ValueError: see unscales()."""
-        if not self._unscaled and self.remembers_gradients:
+        if self.may_be_scaled and not self._unscaled and self.remembers_gradients:
             self._check_scale(1.0)
 
     def stepped(self) -> None:
         """The step has been made."""
         self.step += 1
         self._unscaled, self._made_a_step = False, True
-        self.may_be_scaled = self.delay > 0 or self._loss_scale is not None or self.source.loss_scale() is not None
+        self.may_be_scaled = self._scaling_seen or self._loss_scale is not None or self.delay > 0
         if not self.delay:
             self._before = None
 

@@ -2,9 +2,11 @@
 import torch
 from torch.distributed import ReduceOp
 
+from bagua_hvd.collectives.rules import results
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed.tensors import kind_of
-from bagua_hvd.torch.frontend import DTYPES, frontend
+from bagua_hvd.torch.frontend import frontend
+from bagua_hvd.torch.sparse import rows_of, sum_of
 
 
 def allreduce(group, tensor, opts):
@@ -27,21 +29,13 @@ def begin(tensor, post, divisor):
 
     post: posts the allgather of views.
     """
-    source = tensor.detach().coalesce()
-    # allgather concatenates along the first dimension: one row for each entry.
-    parts = source.indices().t().contiguous(), source.values().contiguous()
-    operation = post([frontend.view(part) for part in parts])
+    rows = rows_of(tensor.detach().coalesce())
+    views = list(map(frontend.view, rows))
+    operation = post(views)
 
     def finish():
-        indices, values = (_gathered(operation, index, part) for index, part in enumerate(parts))
-        total = torch.sparse_coo_tensor(indices.t(), values / divisor if divisor > 1 else values, tensor.shape,
-                                        check_invariants=False).coalesce()
+        total = sum_of(results(frontend, operation, views, rows), tensor.shape, divisor).coalesce()
         with torch.no_grad():       # a detached one would be another tensor, of the same entries
             tensor.copy_(total)
 
     return operation, finish
-
-
-def _gathered(operation, index, like):
-    nbytes, rows, owner = operation.result(index)
-    return frontend.wrap_result(nbytes, (rows, *like.shape[1:]), DTYPES[like.dtype], owner).to(like.device)
