@@ -2,10 +2,10 @@
 import functools
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from bagua_hvd.collectives.arguments import wrong_option
 from bagua_hvd.core.util import doc_from
+from bagua_hvd.tensorflow import private
 
 # For functions that scripts call while a graph is traced: AutoGraph would rewrite them, and all that they call.
 as_written = tf.autograph.experimental.do_not_convert
@@ -56,13 +56,14 @@ def one_by_one(gradients):
     likewise.) Does nothing in eager mode, which has this order, and in graphs of tf.compat.v1.
     """
     graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or getattr(graph, "experimental_acd_manager", None) is None:
+    if tf.executing_eagerly() or getattr(graph, "experimental_acd_manager", None) is None or (
+            private.add_control_input is None):
         return
     last = {each.op for each in gradients if tf.is_symbolic_tensor(each) and each.graph is graph}
     waiting = None
     for op in graph.get_operations():       # in the order in which they were made, so that no cycle can arise
         if waiting is not None and op.inputs:
-            op._add_control_input(waiting)
+            private.add_control_input(op, waiting)
             waiting = None
         if op in last:
             waiting = op
@@ -70,6 +71,6 @@ def one_by_one(gradients):
 
 def compiled_by_xla():
     """Whether this code is being traced for tf.function(jit_compile=True)."""
-    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+    return not tf.executing_eagerly() and private.in_xla_context is not None and private.in_xla_context(
         tf.compat.v1.get_default_graph()
     )

@@ -6,9 +6,9 @@ every rank waits in program order, and no wait can keep a rank from posting what
 import weakref
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from bagua_hvd.core import native
+from bagua_hvd.tensorflow import private
 from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.native_ops import library
 
@@ -19,7 +19,7 @@ _CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase", "While", "Stateless
                "StatefulPartitionedCall"}
 _NUMBERS = {tf.float64, tf.float32, tf.float16, tf.bfloat16, tf.int64, tf.int32, tf.bool}
 
-missing = library.bhvd_tf_xla_missing()
+missing = library.bhvd_tf_xla_missing() or (b"" if private.xla_custom_call else b"xla_custom_call_v2")
 
 
 def _check():
@@ -32,7 +32,7 @@ def _check():
 
 def _call(target, text, operands, dtypes, shapes):
     _check()
-    return gen_xla_ops.xla_custom_call_v2(
+    return private.xla_custom_call(
         operands=operands, call_target_name=f"bagua_hvd.{target}", backend_config=text, has_side_effect=True,
         result_dtypes=dtypes, result_shapes=shapes,
     )
