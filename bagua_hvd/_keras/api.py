@@ -1,12 +1,16 @@
 """The functions of both Keras packages, before their signatures part."""
+import os
+from collections.abc import Iterable
 from typing import Any
 
+import keras
 import numpy as np
 
 from bagua_hvd._keras import values
 from bagua_hvd._keras.backend import broadcast_global_variables, default_compression  # noqa: F401
 from bagua_hvd._keras.optimizer import load_model as _load_model
 from bagua_hvd._keras.optimizer import wrap
+from bagua_hvd._keras.types import Groups, Layers, OptimizerT
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.collectives.rules import handle_average_backwards_compatibility
@@ -17,12 +21,12 @@ from bagua_hvd.reduction.options import GradientOptions, groups_of
 Compression = default_compression()
 
 
-def distributed_optimizer(optimizer: Any, compression: type[Compressor] = Compression.none,
+def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] = Compression.none,
                           sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
                           backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-                          num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+                          num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
                           scale_local_gradients: bool = True,
-                          algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
+                          algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> OptimizerT:
     """Wraps a Keras optimizer so that gradients are reduced over the ranks before it applies them.
 
     For model.compile(), compiled by XLA or not, and for apply_gradients() in a loop of one's own. What Keras saves with
@@ -72,12 +76,12 @@ PARTIAL = ("DistributedOptimizer that leaves the trainable weights of some layer
 LOCAL_LAYERS = "a layer or a list of layers, built."
 
 
-def partial_distributed_optimizer(optimizer: Any, local_layers: Any, **options: Any) -> Any:
+def partial_distributed_optimizer(optimizer: OptimizerT, local_layers: Layers, **options: Any) -> OptimizerT:
     """See PARTIAL, and distributed_optimizer() for the options."""
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     if not all(hasattr(layer, "trainable_weights") for layer in layers):
         raise ValueError("local_layers: expected keras layers")
-    wrapped = distributed_optimizer(optimizer, **options)
+    wrapped: Any = distributed_optimizer(optimizer, **options)
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)
@@ -97,7 +101,7 @@ def _value(result):
 
 
 def allreduce(value: Any, name: str | None, average: bool | None, prescale_factor: float, postscale_factor: float,
-              op: int | None, compression: type[Compressor]) -> Any:
+              op: int | None, compression: type[Compressor]) -> Value:
     """Reduces a value over all ranks.
 
     Args:
@@ -123,7 +127,7 @@ def allreduce(value: Any, name: str | None, average: bool | None, prescale_facto
     return _value(reduced.astype(dtype) if halved else reduced)
 
 
-def allgather(value: Any, name: str | None = None) -> Any:
+def allgather(value: Any, name: str | None = None) -> Value:
     """Concatenates the ranks' values along the first dimension, in rank order; returns a Value.
 
     Args:
@@ -134,7 +138,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     return _value(values.allgather(value, name))
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Value:
     """The value of the rank `root_rank`, on all ranks; returns a Value.
 
     Args:
@@ -146,7 +150,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     return _value(values.broadcast(value, root_rank, name))
 
 
-def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Value:
     """Reduces a value and leaves to each rank its slice of the first dimension; returns a Value.
 
     Args:
@@ -158,9 +162,10 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     return _value(values.reducescatter(value, name, op))
 
 
-def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: dict | None = None,
-               compression: type[Compressor] = Compression.none, legacy_opts: bool = False,
-               algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
+def load_model(filepath: str | os.PathLike[str], custom_optimizers: Iterable[type] | None = None,
+               custom_objects: dict | None = None, compression: type[Compressor] = Compression.none,
+               legacy_opts: bool = False, algorithm: str | Algorithm | type[Algorithm] | None = None,
+               delay: int = 0) -> keras.Model:
     """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the state that was saved.
 
     Args:

@@ -13,6 +13,7 @@ from bagua_hvd.keras import backend as _backend
 # isort: split
 from bagua_hvd import algorithms
 from bagua_hvd._keras import api as _api
+from bagua_hvd._keras import types as _types
 from bagua_hvd._keras.api import (
     Compression,
     allgather,
@@ -31,11 +32,12 @@ from bagua_hvd.keras import callbacks, elastic
 
 
 @_doc_from(_api.distributed_optimizer, **_api.UNUSED)
-def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-                         compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
-                         gradient_predivide_factor: float = 1.0, op: int = Average, num_groups: int = 0,
-                         groups: Any = None, algorithm: str | Algorithm | type[Algorithm] | None = None,
-                         delay: int = 0) -> Any:
+def DistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
+                         device_sparse: str = "", compression: type[Compressor] = Compression.none,
+                         sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
+                         num_groups: int = 0, groups: _types.Groups = None,
+                         algorithm: str | Algorithm | type[Algorithm] | None = None,
+                         delay: int = 0) -> _types.OptimizerT:
     return _api.distributed_optimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, num_groups=num_groups, groups=groups,
@@ -44,15 +46,15 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: 
 
 
 @_doc_from(_api.distributed_optimizer, _api.PARTIAL, local_layers=_api.LOCAL_LAYERS, **_api.UNUSED)
-def PartialDistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "",
+def PartialDistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
                                 device_sparse: str = "", compression: type[Compressor] = Compression.none,
                                 sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
                                 op: int = Average, backward_passes_per_step: int = 1,
-                                average_aggregated_gradients: bool = False, groups: Any = None,
-                                process_set: ProcessSet = global_process_set, local_layers: Any = None,
+                                average_aggregated_gradients: bool = False, groups: _types.Groups = None,
+                                process_set: ProcessSet = global_process_set, local_layers: _types.Layers = None,
                                 scale_local_gradients: bool = True,
                                 algorithm: str | Algorithm | type[Algorithm] | None = None,
-                                delay: int = 0) -> Any:
+                                delay: int = 0) -> _types.OptimizerT:
     return _api.partial_distributed_optimizer(
         optimizer, local_layers, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
@@ -64,7 +66,7 @@ def PartialDistributedOptimizer(optimizer: Any, name: str | None = None, device_
 @_doc_from(_api.allreduce)
 def allreduce(value: Any, name: str | None = None, average: bool | None = True, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, op: int | None = None,
-              compression: type[Compressor] = Compression.none) -> Any:
+              compression: type[Compressor] = Compression.none) -> _api.Value:
     # Horovod's default makes `op=` alone an error here; an op that is given is meant.
     average = None if op is not None and average is True else average
     return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)

@@ -10,13 +10,13 @@ class FP16Compressor(Compressor):
     """Sends floating tensors as float16; others as they are."""
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         if tensor.dtype.is_floating:
             return tf.cast(tensor, tf.float16), tensor.dtype
         return tensor, tensor.dtype
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
         return tf.cast(tensor, ctx) if ctx.is_floating else tensor
 
 

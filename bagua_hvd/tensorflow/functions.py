@@ -1,4 +1,5 @@
 """Variables and Python objects, from one rank to all or from all to all."""
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +18,8 @@ _SESSION = "for Horovod's sake."
 
 
 @public
-def broadcast_(variables: Any, root_rank: int, name: str | None = None,
-               process_set: ProcessSet = global_process_set) -> Any:
+def broadcast_(variables: Iterable[tf.Variable], root_rank: int, name: str | None = None,
+               process_set: ProcessSet = global_process_set) -> list[tf.Tensor]:
     """Overwrites the variables with those of the root, as one operation.
 
     Args:
@@ -55,8 +56,8 @@ def broadcast_(variables: Any, root_rank: int, name: str | None = None,
 
 
 @public
-def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set,
-                        inplace: bool = False) -> Any:
+def broadcast_variables(variables: Iterable[tf.Variable], root_rank: int,
+                        process_set: ProcessSet = global_process_set, inplace: bool = False) -> tf.Operation | None:
     """Gives every rank the root's values.
 
     Args:
@@ -72,7 +73,7 @@ def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet 
 
 
 @as_written
-def broadcast_global_variables(root_rank: int) -> Any:
+def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
     """The operation that gives every rank the root's values of all variables of the default graph (tf.compat.v1).
 
     Args:
@@ -104,23 +105,23 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
             self._broadcast = broadcast_global_variables(self.root_rank)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         session.run(self._broadcast)
 
 
 @doc_from(objects.broadcast_object, _AT_ONCE, session=_SESSION)
-def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None,
-                     process_set: ProcessSet = global_process_set) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, session: tf.compat.v1.Session | None = None,
+                     name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 @doc_from(objects.broadcast_object, "A function of `obj` that does as follows with these arguments.", session=_SESSION)
-def broadcast_object_fn(root_rank: int = 0, session: Any = None, name: str | None = None,
-                        process_set: ProcessSet = global_process_set) -> Any:
+def broadcast_object_fn(root_rank: int = 0, session: tf.compat.v1.Session | None = None, name: str | None = None,
+                        process_set: ProcessSet = global_process_set) -> Callable[[Any], Any]:
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 @doc_from(objects.allgather_object, _AT_ONCE, process_set="the ranks taking part.", session=_SESSION)
-def allgather_object(obj: Any, session: Any = None, name: str | None = None,
+def allgather_object(obj: Any, session: tf.compat.v1.Session | None = None, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> list:
     return objects.allgather_object(obj, name, process_set)

@@ -4,7 +4,7 @@ Here is what only TensorFlow has: IndexedSlices, numbers of the job as ops, name
 tf.function, sessions of tf.compat.v1, and functions compiled by XLA (docs/decisions/frontends.md).
 """
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -21,6 +21,8 @@ from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.dtypes import to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
+
+Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # what tf.convert_to_tensor takes
 
 _basics = basics
 _resolve = handle_average_backwards_compatibility
@@ -77,10 +79,11 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
 
 
 @form_of(rules.allreduce, _SPARSE, **_OF_SUMS)
-def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
-              compression: type[Compressor] = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
-              postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
-              ignore_name_scope: bool = False) -> Any:
+def allreduce(tensor: Tensorlike | tf.IndexedSlices, average: bool | None = None, device_dense: str = "",
+              device_sparse: str = "", compression: type[Compressor] = Compression.none, op: int | None = None,
+              prescale_factor: float = 1.0, postscale_factor: float = 1.0, name: str | None = None,
+              process_set: ProcessSet = global_process_set,
+              ignore_name_scope: bool = False) -> tf.Tensor | tf.IndexedSlices:
     op = _resolve(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope)
@@ -92,13 +95,13 @@ def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", 
 
 
 @form_of(rules.grouped_allreduce, _SPARSE + _LIST, **_OF_SUMS)
-def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
-                      device_sparse: str = "", compression: type[Compressor] = Compression.none, op: int | None = None,
-                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+def grouped_allreduce(tensors: Sequence[Tensorlike | tf.IndexedSlices], average: bool | None = None,
+                      device_dense: str = "", device_sparse: str = "", compression: type[Compressor] = Compression.none,
+                      op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
-                      name: str | None = None) -> Any:
+                      name: str | None = None) -> list[tf.Tensor | tf.IndexedSlices]:
     if not tensors:
-        return tensors
+        return list(tensors)
     op = _resolve(op, average)
     id = registered_id(process_set)
     results = [None] * len(tensors)
@@ -123,18 +126,18 @@ def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, devic
 
 
 @form_of(rules.allgather, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
-def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
-              process_set: ProcessSet = global_process_set) -> Any:
+def allgather(tensor: Tensorlike, name: str | None = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> tf.Tensor:
     tensor = _dense(tensor)
     [gathered] = collective_ops.allgather([to_travel(tensor)], name, registered_id(process_set), ignore_name_scope)
     return travelled(gathered, tensor.dtype)
 
 
 @form_of(rules.grouped_allgather, _DIFFERENTIABLE + _LIST, ignore_name_scope=_SCOPE)
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
-                      process_set: ProcessSet = global_process_set) -> Any:
+def grouped_allgather(tensors: Sequence[Tensorlike], name: str | None = None, ignore_name_scope: bool = False,
+                      process_set: ProcessSet = global_process_set) -> list[tf.Tensor]:
     if not tensors:
-        return tensors
+        return list(tensors)
     tensors = [_dense(tensor) for tensor in tensors]
     gathered = collective_ops.allgather([to_travel(tensor) for tensor in tensors], name, registered_id(process_set),
                                         ignore_name_scope, label="HorovodGroupedAllgather")
@@ -142,8 +145,8 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
 
 
 @form_of(rules.broadcast, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
-def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
-              process_set: ProcessSet = global_process_set) -> Any:
+def broadcast(tensor: Tensorlike, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> tf.Tensor:
     tensor = _dense(tensor)
     [received] = collective_ops.broadcast([to_travel(tensor)], root_rank, name, registered_id(process_set),
                                           ignore_name_scope)
@@ -162,8 +165,9 @@ def _int32_splits(splits):
 
 
 @form_of(rules.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.", ignore_name_scope=_SCOPE)
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
-             process_set: ProcessSet = global_process_set) -> Any:
+def alltoall(tensor: Tensorlike, splits: Tensorlike | None = None, name: str | None = None,
+             ignore_name_scope: bool = False,
+             process_set: ProcessSet = global_process_set) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     rows = _int32_splits(splits) if splits is not None else None
     tensor = _dense(tensor)
     output, received = collective_ops.alltoall(to_travel(tensor), rows, name, registered_id(process_set),
@@ -183,9 +187,10 @@ def _check_scatter_op(op):
 
 
 @form_of(rules.reducescatter, _DIFFERENTIABLE, ignore_name_scope=_SCOPE, **_OF_SLICES)
-def reducescatter(tensor: Any, device_dense: str = "", compression: type[Compressor] = Compression.none,
+def reducescatter(tensor: Tensorlike, device_dense: str = "", compression: type[Compressor] = Compression.none,
                   op: int = Average, name: str | None = None, process_set: ProcessSet = global_process_set,
-                  ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> Any:
+                  ignore_name_scope: bool = False, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0) -> tf.Tensor:
     compressed, context = compression.compress(_dense(tensor))
     reduced = collective_ops.reducescatter([compressed], name, _check_scatter_op(op), prescale_factor,
                                            postscale_factor, registered_id(process_set), ignore_name_scope)[0]
@@ -193,12 +198,12 @@ def reducescatter(tensor: Any, device_dense: str = "", compression: type[Compres
 
 
 @form_of(rules.grouped_reducescatter, _DIFFERENTIABLE + _LIST, **_OF_SLICES)
-def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
+def grouped_reducescatter(tensors: Sequence[Tensorlike], device_dense: str = "",
                           compression: type[Compressor] = Compression.none, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
-                          postscale_factor: float = 1.0) -> Any:
+                          postscale_factor: float = 1.0) -> list[tf.Tensor]:
     if not tensors:
-        return tensors
+        return list(tensors)
     pairs = [compression.compress(_dense(tensor)) for tensor in tensors]
     reduced = collective_ops.reducescatter(
         [compressed for compressed, _ in pairs], None, _check_scatter_op(op), prescale_factor, postscale_factor,
@@ -211,12 +216,12 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
 
 
 @form_of(rules.join, "The result is an int32 scalar tensor.")
-def join() -> Any:
+def join() -> tf.Tensor:
     return collective_ops.join()
 
 
 @form_of(rules.barrier, "In a graph: the Operation that blocks.")
-def barrier(process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
     return collective_ops.barrier(registered_id(process_set))
 
 

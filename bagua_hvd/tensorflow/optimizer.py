@@ -1,9 +1,8 @@
 """DistributedOptimizer for TensorFlow: for optimizers of Keras 3, of tf_keras, and of tf.compat.v1."""
-from typing import Any
-
 import tensorflow as tf
 
 from bagua_hvd._keras.optimizer import wrap
+from bagua_hvd._keras.types import Groups, OptimizerT
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.job.basics import Adasum, Average
@@ -14,13 +13,13 @@ from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.optimizer_v1 import DistributedV1
 
 
-def DistributedOptimizer(optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
-                         device_sparse: str = "", compression: type[Compressor] = Compression.none,
-                         sparse_as_dense: bool = False, backward_passes_per_step: int = 1, op: int = Average,
-                         gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False,
-                         num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
-                         scale_local_gradients: bool = True,
-                         algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
+def DistributedOptimizer(optimizer: OptimizerT, name: str | None = None, use_locking: bool = False,
+                         device_dense: str = "", device_sparse: str = "",
+                         compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+                         backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
+                         average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
+                         process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+                         algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> OptimizerT:
     """Wraps an optimizer so that gradients are reduced over the ranks before it applies them.
 
     Args:

@@ -1,8 +1,7 @@
 """DistributedGradientTape: a tf.GradientTape whose gradient() is reduced over the ranks."""
-from typing import Any
-
 import tensorflow as tf
 
+from bagua_hvd._keras.types import Groups, Layers
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.identity import ByIdentity
@@ -32,7 +31,7 @@ class _DistributedGradientTape(tf.GradientTape):
         scale_local_gradients is False."""
         self._local_sources.add(source)
 
-    def set_weight(self, weight: Any) -> None:
+    def set_weight(self, weight: float | tf.Tensor) -> None:
         """Makes the next gradient() a weighted average: sum of w_i g_i / sum of w_i over the ranks.
 
         Args:
@@ -101,10 +100,10 @@ class _DistributedGradientTape(tf.GradientTape):
 def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
                             compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                             op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
-                            groups: Any = None, process_set: ProcessSet = global_process_set,
+                            groups: Groups = None, process_set: ProcessSet = global_process_set,
                             scale_local_gradients: bool = True,
                             algorithm: str | Algorithm | type[Algorithm] | None = None,
-                            delay: int = 0) -> Any:
+                            delay: int = 0) -> tf.GradientTape:
     """Wraps a tf.GradientTape so that its gradients are reduced over the ranks, in eager mode and in any tf.function.
 
     Args:
@@ -147,10 +146,10 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
 def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
                                    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                                    op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
-                                   groups: Any = None, process_set: ProcessSet = global_process_set,
-                                   local_layers: Any = None, scale_local_gradients: bool = True,
+                                   groups: Groups = None, process_set: ProcessSet = global_process_set,
+                                   local_layers: Layers = None, scale_local_gradients: bool = True,
                                    algorithm: str | Algorithm | type[Algorithm] | None = None,
-                                   delay: int = 0) -> Any:
+                                   delay: int = 0) -> tf.GradientTape:
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     if not all(isinstance(layer, tf.keras.layers.Layer) for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")

@@ -4,6 +4,7 @@ from typing import Any
 
 from bagua_hvd import algorithms
 from bagua_hvd._keras import api as _api
+from bagua_hvd._keras import types as _types
 from bagua_hvd._keras.api import (
     Compression,
     allgather,
@@ -24,12 +25,14 @@ from bagua_hvd.tensorflow.keras import callbacks, elastic
 
 
 @_doc_from(_api.distributed_optimizer, **_api.UNUSED)
-def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
-                         compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
-                         gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
-                         average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
+def DistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
+                         device_sparse: str = "", compression: type[Compressor] = Compression.none,
+                         sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
+                         backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+                         num_groups: int = 0, groups: _types.Groups = None,
                          process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
-                         algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
+                         algorithm: str | Algorithm | type[Algorithm] | None = None,
+                         delay: int = 0) -> _types.OptimizerT:
     return _api.distributed_optimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
@@ -41,7 +44,7 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: 
 @_doc_from(_api.allreduce)
 def allreduce(value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, op: int | None = None,
-              compression: type[Compressor] = Compression.none) -> Any:
+              compression: type[Compressor] = Compression.none) -> _api.Value:
     return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 
