@@ -20,7 +20,7 @@ _UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "
              "loss_scale_factor")
 
 
-def check(optimizer):
+def check(optimizer: Any) -> None:
     """Raises ValueError, with a sentence that says why, if the optimizer cannot be served."""
     if optimizer is None:
         raise ValueError("it needs the state of a Keras optimizer")
@@ -35,7 +35,7 @@ def check(optimizer):
             raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}={getattr(optimizer, option)!r}")
 
 
-def is_served(optimizer, tf_keras=True):
+def is_served(optimizer: Any, tf_keras: bool = True) -> Any:
     """Whether check() has nothing against the optimizer, or None. tf_keras: False: that of tf_keras is not served."""
     try:
         check(optimizer)
@@ -44,7 +44,7 @@ def is_served(optimizer, tf_keras=True):
     return tf_keras or hasattr(optimizer, "_get_variable_index")
 
 
-def moments(optimizer, variable):
+def moments(optimizer: Any, variable: Any) -> Any:
     """The optimizer's variables (m, v) of a weight."""
     if hasattr(optimizer, "_get_variable_index"):
         index = optimizer._get_variable_index(variable)
@@ -53,7 +53,7 @@ def moments(optimizer, variable):
     return optimizer._momentums[index], optimizer._velocities[index]
 
 
-def learning_rate(optimizer):
+def learning_rate(optimizer: Any) -> Any:
     """As it is now: a number, a variable or a tensor."""
     if hasattr(optimizer, "_get_current_learning_rate"):
         return optimizer._get_current_learning_rate()
@@ -74,13 +74,13 @@ class KerasSource:
     _passes: int
     _moment: Callable[[str, int], TensorView]
     _number: Callable[[str], float]
-    _adam: Adam | None = None
+    _adam: Any = None
     places: Sequence[int] = ()
 
-    def fingerprint(self):
+    def fingerprint(self) -> int:
         return crc32(repr(list(self.places)).encode()) % (2**31 - 1)
 
-    def adam(self):
+    def adam(self) -> Adam:
         optimizer = self._optimizer()
         check(optimizer)
         if self._adam is None:
@@ -99,14 +99,15 @@ class KerasAdam(Adam):
         passes: backward passes for each step, all of which advance `iterations`.
     """
 
-    def __init__(self, optimizer, variables, view, number, passes=1):
+    def __init__(self, optimizer: Any, variables: Any, view: Callable[[str, int], TensorView],
+                 number: Callable[[str], float], passes: int = 1) -> None:
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._view = view
         self._number = number
         self._passes = passes
 
-    def member(self, index):
+    def member(self, index: int) -> Any:
         optimizer = self._optimizer()
         decay = optimizer.weight_decay
         return AdamMember(
@@ -116,16 +117,16 @@ class KerasAdam(Adam):
             eps_corrected=True,
         )
 
-    def stepped(self, index):
+    def stepped(self, index: int) -> None:
         """Nothing: who lets the algorithm update the weights advances `iterations`, once for all."""
 
 
 class Unbuilt(NoSource):
     """An optimizer before its first step, when algorithms say whether they can serve it. optimizer: may be None."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
-    def adam(self):
+    def adam(self) -> Any:
         check(self._optimizer)
         return Adam()

@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from bagua_hvd.reduction.options import GradientOptions
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -36,7 +38,7 @@ class Backend:
 _backends: dict[str, Backend] = {}
 
 
-def register(name, backend):
+def register(name: str, backend: Any) -> None:
     """Makes a Backend known for KERAS_BACKEND=name."""
     _backends[name] = backend
 
@@ -55,14 +57,14 @@ def _current():
     return _find(keras.backend.backend()) or of_tf_keras()
 
 
-def of_tf_keras():
+def of_tf_keras() -> Any:
     """The Backend of tf_keras, TensorFlow's. RuntimeError: nobody has imported its front end."""
     if "tensorflow" not in _backends:
         raise RuntimeError("models and optimizers of tf_keras need TensorFlow's front end: import bagua_hvd.tensorflow")
     return _backends["tensorflow"]
 
 
-def make_reduction(options, optimizer, passes):
+def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any:
     """The reduction of GradientOptions on this backend.
 
     Args:
@@ -79,7 +81,7 @@ def make_reduction(options, optimizer, passes):
     return backend.make_reduction(options, optimizer=optimizer, passes=passes)
 
 
-def as_written(function):
+def as_written(function: Callable[..., Any]) -> Any:
     """Decorator: TensorFlow's AutoGraph, which would rewrite it and all that it calls, leaves it alone."""
     if keras.backend.backend() != "tensorflow":
         return function
@@ -88,17 +90,17 @@ def as_written(function):
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def shared_reductions():
+def shared_reductions() -> Any:
     """What beside optimizers has numbers; see reduction.py."""
     return _current().shared_reductions
 
 
-def default_compression():
+def default_compression() -> Any:
     """Compression of the backend: classes none and fp16."""
     return _current().Compression
 
 
-def translated_errors():
+def translated_errors() -> Any:
     """A context in which a failed collective raises HorovodInternalError, whatever the backend makes of it."""
     return _current().translated_errors()
 

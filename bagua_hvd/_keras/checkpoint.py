@@ -45,11 +45,11 @@ class AlgorithmState(keras.layers.Layer):
         optimizer: a HasDistribution.
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: Any) -> None:
         super().__init__()
         self._of = (optimizer.algorithm_state_dict, optimizer.load_algorithm_state_dict)
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         state = self._of[0]()
         if not state:
             return
@@ -58,7 +58,7 @@ class AlgorithmState(keras.layers.Layer):
         for name, data in (("tree", tree), *((str(i), blob) for i, blob in enumerate(blobs))):
             store[name] = np.frombuffer(data, np.uint8)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         if "tree" in store.keys():      # noqa: SIM118  # a store of Keras, which may be no dict
             tree = json.loads(store["tree"].tobytes())
             self._of[1](_from_tree(tree, lambda number: store[str(number)].tobytes()))
@@ -71,16 +71,16 @@ class HasDistribution:
     _distribution_class: type[Any]
 
     @functools.cached_property      # which does not go through __setattr__, where Keras tracks what it is to save
-    def distribution(self):
+    def distribution(self) -> Any:
         """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
         return self._distribution_class(self, *self._settings)
 
-    def algorithm_state_dict(self):
+    def algorithm_state_dict(self) -> Any:
         """What the algorithm keeps on this rank, made of dicts, lists, numbers and bytes; {} when it keeps nothing."""
         states = self.distribution.reduction.state_dicts()
         return {"reductions": states} if any(states) else {}
 
-    def load_algorithm_state_dict(self, state):
+    def load_algorithm_state_dict(self, state: Any) -> None:
         """Takes up an algorithm_state_dict(); to be called alike on all ranks, each with its own or all with one.
 
         What is equal on all ranks is taken up always; what is of one rank only by that rank of as many ranks, else it

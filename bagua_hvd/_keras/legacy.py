@@ -4,14 +4,15 @@ The Keras packages serve models of both. What differs between them is here.
 """
 import os
 import sys
+from typing import Any
 
 
-def in_use():
+def in_use() -> bool:
     """Whether tf.keras is tf_keras."""
     return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
 
 
-def is_optimizer(optimizer):
+def is_optimizer(optimizer: Any) -> bool:
     """Whether this is one of tf_keras.optimizers, or of tf_keras.optimizers.legacy."""
     tf_keras = sys.modules.get("tf_keras")
     return tf_keras is not None and isinstance(
@@ -19,13 +20,13 @@ def is_optimizer(optimizer):
     )
 
 
-def session_backend(value):
+def session_backend(value: Any) -> Any:
     """tf_keras.backend for what lies in a graph of TensorFlow 1, and has a value in Keras' session only; else None."""
     tf_keras = sys.modules.get("tf_keras")
     return tf_keras.backend if tf_keras is not None and getattr(value, "graph", None) is not None else None
 
 
-def build(optimizer, variables):
+def build(optimizer: Any, variables: Any) -> None:
     """Makes an optimizer's variables, of either Keras."""
     if hasattr(optimizer, "build"):
         optimizer.build(variables)
@@ -33,7 +34,7 @@ def build(optimizer, variables):
         optimizer._create_all_weights(variables)
 
 
-def variables(optimizer):
+def variables(optimizer: Any) -> list:
     """All variables of an optimizer of either Keras; none of None."""
     if optimizer is None:
         return []
@@ -41,7 +42,7 @@ def variables(optimizer):
     return list(found() if callable(found) else found)
 
 
-def scale(variable, factor):
+def scale(variable: Any, factor: float) -> None:
     """Multiplies a variable of either Keras by a number."""
     session = session_backend(variable)
     if session is None:
@@ -50,7 +51,7 @@ def scale(variable, factor):
         session.set_value(variable, session.get_value(variable) * factor)
 
 
-def velocities(optimizer, weights):
+def velocities(optimizer: Any, weights: Any) -> Any:
     """What an optimizer with a `momentum` adds the gradients up in, of either Keras; none before it is built."""
     if hasattr(optimizer, "get_slot"):  # tf_keras.optimizers.legacy
         built = "momentum" in optimizer.get_slot_names()

@@ -10,6 +10,7 @@ backward passes, loss scaling, serialization under the name of the original clas
 tensorflow/tf_keras.py.
 """
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
 from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.reduction.options import GradientOptions
 
 NOT_REDUCED = (
     "{name} is about to apply gradients that have not been reduced over the ranks, which would drive the ranks' "
@@ -153,24 +155,24 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
     built: bool
 
     @property
-    def algorithm(self):
+    def algorithm(self) -> Any:
         """The Algorithm by which gradients travel."""
         return self._settings[0].algorithm
 
     @property
-    def algorithm_state(self):
+    def algorithm_state(self) -> Any:
         """The part of the optimizer by which Keras saves what the algorithm keeps."""
         part = self.__dict__.get("_algorithm_state")
         if part is None:
             part = self.__dict__["_algorithm_state"] = AlgorithmState(self)
         return part
 
-    def register_local_var(self, var):
+    def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         self.distribution.reduction.register_local(var)
 
-    def set_weight(self, weight):
+    def set_weight(self, weight: Any) -> None:
         """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.
 
             def train_step(self, data):
@@ -188,12 +190,12 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         """
         self.distribution.set_weight(weight)
 
-    def build(self, variables):
+    def build(self, variables: Any) -> None:
         super().build(variables)
         self.distribution.build(variables)
 
     @as_written
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         apply = super().apply
         gradients = list(grads)
         if self.distribution.reduced or not gradients:      # reduced: by a LossScaleOptimizer around this one
@@ -214,7 +216,7 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         self._require_reduced("_backend_update_step")
         return super()._backend_update_step(grads, trainable_variables, learning_rate)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
         self._require_reduced("update_step")
         return super().update_step(gradient, variable, learning_rate)
 
@@ -267,14 +269,14 @@ def _not_scaled(options):
     return ValueError(NOT_SCALED.format(name="delay=1" if options.delay else type(options.algorithm).__name__))
 
 
-def innermost(optimizer):
+def innermost(optimizer: Any) -> Any:
     """The optimizer that holds the hyperparameters: without a LossScaleOptimizer around it."""
     while getattr(optimizer, "inner_optimizer", None) is not None:
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
-def distributions(optimizer):
+def distributions(optimizer: Any) -> Any:
     """Those of the optimizer and of the one within it; an optimizer that is not distributed has none."""
     found = []
     while optimizer is not None:
@@ -284,7 +286,7 @@ def distributions(optimizer):
     return found
 
 
-def forget_step(optimizer):
+def forget_step(optimizer: Any) -> None:
     """Drops what a distributed optimizer has accumulated or pending; others are left alone."""
     for distribution in distributions(optimizer):
         distribution.reset()
@@ -303,7 +305,7 @@ def _subclass(base, settings):
     return cls
 
 
-def wrap(optimizer, options, passes=1, average_aggregated=False):
+def wrap(optimizer: Any, options: GradientOptions, passes: int = 1, average_aggregated: bool = False) -> Any:
     """The distributed optimizer; hyperparameters, variables and state are shared with the given one.
 
     Args:
@@ -333,7 +335,8 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
     return wrapped
 
 
-def load_model(filepath, wrap_optimizer, custom_optimizers, custom_objects):
+def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_optimizers: Any,
+               custom_objects: dict[str, Any] | None) -> Any:
     """keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved.
 
     The algorithm's, too, if it keeps any: of a .keras file, as Keras calls its format.

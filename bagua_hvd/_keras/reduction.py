@@ -9,11 +9,13 @@ first time: one for each list of variables, which ranks meet in the same order, 
 """
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd._keras.adam import Unbuilt
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
+from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.training.model import Model
 
@@ -39,27 +41,27 @@ class Reduction(ABC):
         ValueError: the algorithm cannot serve the optimizer.
     """
 
-    def __init__(self, options, optimizer=None, passes=1):
+    def __init__(self, options: GradientOptions, optimizer: Any = None, passes: int = 1) -> None:
         self.options = options
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._passes = passes
         self._local = ByIdentity(self.native)       # variables that are not reduced
         self._has_local = False
         self._used: Any = None      # the step under way
-        self._steps = {}            # ids of variables -> step, as long as all of them live
-        self._made = []             # weak references to Reducers, in the order in which they were made
-        self._promised = []         # numbers of those that are made next
-        self._loaded = []           # their state, from a checkpoint
+        self._steps: dict[Any, Any] = {}            # ids of variables -> step, as long as all of them live
+        self._made: list[Any] = []             # weak references to Reducers, in the order in which they were made
+        self._promised: list[int] = []         # numbers of those that are made next
+        self._loaded: list[Any] = []           # their state, from a checkpoint
         if options.algorithm is not None:
             options.algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, options.algorithm))
 
     @staticmethod
     @abstractmethod
-    def native(variable):
+    def native(variable: Any) -> Any:
         """The backend's variable behind one of Keras; others as they are."""
 
     @abstractmethod
-    def dense(self, gradient):
+    def dense(self, gradient: Any) -> Any:
         """A gradient that can be added up."""
 
     @abstractmethod
@@ -74,7 +76,7 @@ class Reduction(ABC):
     def _times(self, gradient, factor):
         """Their product; 0 where the factor is, whatever the gradient."""
 
-    def traces(self):
+    def traces(self) -> bool:
         """Whether a graph is being made, that runs later and again."""
         return False
 
@@ -85,12 +87,12 @@ class Reduction(ABC):
     def _divided(self, gradient):
         return gradient / self._size(gradient)
 
-    def register_local(self, variable):
+    def register_local(self, variable: Any) -> None:
         """From now on this one is not reduced."""
         self._local.add(variable)
         self._has_local = True
 
-    def reset(self):
+    def reset(self) -> None:
         """Forgets what is pending."""
         for step in list(self._steps.values()):
             step.reducer.reset()
@@ -175,28 +177,28 @@ class Reduction(ABC):
             step.reducer.load_state_dict(self._loaded.pop(0))
         return step
 
-    def update(self, apply, instead):
+    def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
         """Calls apply(), which applies the gradients that were reduced last; or, where the algorithm has updated the
         weights, instead(). Returns what comes after either, where that is an operation of a graph."""
         return apply() if self._used is None else self._used.update(apply, instead)
 
-    def stepped(self):
+    def stepped(self) -> Any:
         """The gradients have been applied. Returns operations that have to run for the algorithm, in graphs."""
         step, self._used = self._used, None
         return [] if step is None else step.stepped()
 
     # ------------------------------------------------------------------------------------- numbers and their state ----
 
-    def reducers(self):
+    def reducers(self) -> list:
         """Those that live, in the order in which they were made."""
         return [reducer for reducer in (reference() for reference in self._made) if reducer is not None]
 
     @property
-    def number(self):
+    def number(self) -> Any:
         """Those of its Reducers, made or to be made; see share_numbers() in reduction/numbers.py."""
         return [reducer.number for reducer in self.reducers()] + self._promised
 
-    def renumber(self, numbers):
+    def renumber(self, numbers: Any) -> None:
         """Changes them, and forgets what is pending."""
         made = self.reducers()
         for reducer, number in zip(made, numbers, strict=False):
@@ -204,11 +206,11 @@ class Reduction(ABC):
             reducer.renumber(number)
         self._promised = numbers[len(made):]
 
-    def state_dicts(self):
+    def state_dicts(self) -> Any:
         """Those of its Reducers, made or to be made; see Reducer.state_dict()."""
         return [reducer.state_dict() for reducer in self.reducers()] + self._loaded
 
-    def load_state_dicts(self, states):
+    def load_state_dicts(self, states: Any) -> None:
         """Takes up state_dicts(), and forgets what is pending."""
         made = self.reducers()
         for reducer, state in zip(made, states, strict=False):

@@ -1,10 +1,13 @@
 """Reduction of gradients for Keras on its torch backend: the Reducer and the torch front end, inside apply()."""
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from bagua_hvd._keras import adam, reduction
 from bagua_hvd.job.basics import Adasum
+from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.torch.compiled import eager
@@ -14,7 +17,7 @@ from bagua_hvd.torch.mpi_ops import grouped_allreduce
 from bagua_hvd.torch.source import TorchSource
 
 
-def parameter_of(variable):
+def parameter_of(variable: Any) -> Any:
     """torch's parameter behind a variable of Keras."""
     return getattr(variable, "value", variable)
 
@@ -22,7 +25,7 @@ def parameter_of(variable):
 class KerasTorchSource(adam.KerasSource, TorchSource):
     """Gradients and weights are torch's, the optimizer and its state are Keras'."""
 
-    def __init__(self, optimizer, passes, variables, compression, options):
+    def __init__(self, optimizer: Any, passes: int, variables: Any, compression: Any, options: GradientOptions) -> None:
         super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
         self._passes = passes
         self._variables = [weakref.ref(variable) for variable in variables]
@@ -40,7 +43,7 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
 class Step:
     """See Reduction; it keeps the parameters of the variables alive."""
 
-    def __init__(self, options, variables, optimizer, passes, number):
+    def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int, number: int) -> None:
         compression = Compression.none if options.compression is None else options.compression
         self._parameters = list(map(parameter_of, variables))
         self.source = KerasTorchSource(optimizer, passes, variables, compression, options)
@@ -51,11 +54,11 @@ class Step:
         self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
                                options.grouped(variables, parameter_of), **options.how, number=number)
 
-    def factor(self, weight):
+    def factor(self, weight: Any) -> Any:
         return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()
 
     @torch.no_grad()
-    def exchange(self, gradients):
+    def exchange(self, gradients: Any) -> list:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient.to(parameter.dtype)
@@ -64,7 +67,7 @@ class Step:
         self.reducer.synchronize()
         return [parameter.grad for parameter in self._parameters]
 
-    def update(self, apply, instead):
+    def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> None:
         (instead if self._updates() else apply)()
 
     @eager
@@ -73,7 +76,7 @@ class Step:
         return self.reducer.step()
 
     @eager
-    def stepped(self):
+    def stepped(self) -> list:
         self.reducer.stepped()
         return []
 
@@ -84,7 +87,7 @@ class Reduction(reduction.Reduction):
     native = staticmethod(parameter_of)
     __call__ = eager(reduction.Reduction.__call__)
 
-    def dense(self, gradient):
+    def dense(self, gradient: Any) -> Any:
         return gradient.to_dense() if gradient.is_sparse else gradient
 
     def _times(self, gradient, factor):

@@ -3,6 +3,8 @@
 They are copied into NumPy arrays and travel from there, on every backend of Keras alike. For weights before training,
 metrics between epochs and the state of elastic jobs; not for gradients. The rules are in collectives/rules.py.
 """
+from typing import Any
+
 import numpy as np
 
 from bagua_hvd._keras import legacy
@@ -10,10 +12,10 @@ from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.numpy_frontend import frontend
 from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job.basics import Average
-from bagua_hvd.job.process_sets import global_process_set
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 
 
-def to_array(value):
+def to_array(value: Any) -> Any:
     """The value as a C-contiguous NumPy array in this machine's byte order, not copied where it is one already."""
     if hasattr(value, "detach"):                # torch
         value = value.detach().cpu()
@@ -29,32 +31,33 @@ def to_array(value):
     return native_order(np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C"))
 
 
-def allreduce(value, name=None, op=Average, prescale_factor=1.0, postscale_factor=1.0,
-              process_set=global_process_set):
+def allreduce(value: Any, name: str | None = None, op: int = Average, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Any:
     """The reduced value, a NumPy array (a scalar for a 0-d value). See rules.allreduce."""
     return rules.allreduce(
         frontend, to_array(value), False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
     ).wait()[()]
 
 
-def allgather(value, name=None, process_set=global_process_set):
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """All ranks' values, concatenated along the first dimension. See rules.allgather."""
     return rules.allgather(frontend, to_array(value), name, process_set, blocking=True).wait()
 
 
-def reducescatter(value, name=None, op=Average, process_set=global_process_set):
+def reducescatter(value: Any, name: str | None = None, op: int = Average,
+                  process_set: ProcessSet = global_process_set) -> Any:
     """This rank's slice of the reduced value. See rules.reducescatter."""
     return rules.reducescatter(frontend, to_array(value), name, op, process_set, blocking=True).wait()
 
 
-def broadcast(value, root_rank, name=None, process_set=global_process_set):
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """The root's value. See rules.broadcast."""
     return rules.broadcast(
         frontend, to_array(value), root_rank, False, name, process_set, blocking=True
     ).wait()[()]
 
 
-def assign(variables, arrays):
+def assign(variables: Any, arrays: Any) -> None:
     """Gives variables of any backend, or of graphs of TensorFlow 1, the values of arrays."""
     for variable, array in zip(variables, arrays, strict=True):
         session = legacy.session_backend(variable)
@@ -64,7 +67,8 @@ def assign(variables, arrays):
             session.set_value(variable, array)
 
 
-def broadcast_variables(variables, root_rank, name, process_set=global_process_set):
+def broadcast_variables(variables: Any, root_rank: int, name: str | None,
+                        process_set: ProcessSet = global_process_set) -> None:
     """Assigns to Keras variables the values that they have on the root; in one order on all ranks.
 
     Args:

@@ -3,6 +3,7 @@
 An adapter holds no policy. Where a rule could stand in two adapters, it belongs there.
 """
 from abc import ABC, abstractmethod
+from typing import Any
 
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
@@ -20,7 +21,7 @@ class Frontend(ABC):
     reducible: frozenset
 
     @abstractmethod
-    def view(self, tensor, output=None):
+    def view(self, tensor: Any, output: Any = None) -> Any:
         """The TensorView from `tensor` to `output`; None: the core allocates the result; `tensor` itself: in place.
 
         Raises:
@@ -28,33 +29,33 @@ class Frontend(ABC):
         """
 
     @abstractmethod
-    def allocate_like(self, tensor, dim0=None):
+    def allocate_like(self, tensor: Any, dim0: int | None = None) -> Any:
         """An uninitialized, contiguous tensor like `tensor`, with first dimension `dim0` when given."""
 
     @abstractmethod
-    def wrap_result(self, nbytes, shape, dtype, owner):
+    def wrap_result(self, nbytes: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
         """A tensor over the `nbytes` of `owner` (native.buffer), which it keeps alive; not copied. 0: owner is None."""
 
-    def typed(self, tensor, like):
+    def typed(self, tensor: Any, like: Any) -> Any:
         """A result in bytes as what it is: for a tensor `like`, which view() may have taken as bytes."""
         return tensor
 
     @abstractmethod
-    def int32_tensor(self, values, like=None):
+    def int32_tensor(self, values: Any, like: Any = None) -> Any:
         """A 1-D int32 tensor of the Python ints, on the device of tensor `like` when that is a tensor."""
 
     @abstractmethod
-    def splits(self, splits):
+    def splits(self, splits: Any) -> Any:
         """The alltoall splits (a list or a 1-D int32 tensor) as a list of ints. ValueError: not int32, not 1-D."""
 
     @abstractmethod
-    def shape(self, tensor):
+    def shape(self, tensor: Any) -> Any:
         """Its shape as a tuple of ints."""
 
     @abstractmethod
-    def type_name(self, tensor):
+    def type_name(self, tensor: Any) -> Any:
         """What error sentences call its type."""
 
-    def exception(self, status):
+    def exception(self, status: int) -> Any:
         """The exception class for a native status."""
         return ValueError if status == native.ERR_ARGUMENT else HorovodInternalError

@@ -10,15 +10,17 @@ same number.
 """
 import collections
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.util import get_average_backwards_compatibility_fun
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import NOT_INITIALIZED, Adasum, Average, Sum, runtime
-from bagua_hvd.job.process_sets import global_process_set, id_of, is_registered
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set, id_of, is_registered
 
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(basics)
 
@@ -28,17 +30,17 @@ class Pending:
 
     __slots__ = ("operation", "output", "number")
 
-    def __init__(self, operation, output):
+    def __init__(self, operation: Any, output: Any) -> None:
         self.operation = operation
         self.output = output
         self.number = next(runtime.handle_numbers)
 
-    def wait(self):
+    def wait(self) -> Any:
         """Blocks until the operation ended and returns its output; raises as it failed."""
         self.operation.wait()
         return self.output
 
-    def handle(self):
+    def handle(self) -> Any:
         """Registers the operation for poll() and synchronize(); returns its handle."""
         runtime.handles[self.number] = self
         return self.number
@@ -108,7 +110,7 @@ def synchronize(handle: int) -> Any:
     return output
 
 
-def begin(process_set):
+def begin(process_set: ProcessSet) -> Any:
     """The context and the native id of the set."""
     context = runtime.context
     if context is None:
@@ -149,7 +151,7 @@ def _check_reducible(frontend, tensor, view):
         raise ValueError(f"Tensor type {frontend.type_name(tensor)} is not supported.")
 
 
-def check_op(op, id, context):
+def check_op(op: int, id: int, context: Any) -> None:
     """ValueError, NotImplementedError: `op` is none, or cannot be done over this set. context None: not known yet."""
     if op not in (0, 1, 2, 3, 4, 5):
         raise ValueError(f"op={op!r}: expected one of hvd.Average, Sum, Adasum, Min, Max and Product.")
@@ -157,7 +159,7 @@ def check_op(op, id, context):
         check_adasum(id, context.process_set_size(0))
 
 
-def check_adasum(process_set_id, size):
+def check_adasum(process_set_id: int, size: int) -> None:
     """NotImplementedError where Adasum cannot be done."""
     if process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets.")
@@ -172,8 +174,9 @@ def _check_group(tensors):
     return tensors
 
 
-def allreduce(frontend, tensor, in_place=False, name=None, op=Average, prescale_factor=1.0, postscale_factor=1.0,
-              process_set=global_process_set, blocking=False):
+def allreduce(frontend: Any, tensor: Any, in_place: bool = False, name: str | None = None, op: int = Average,
+              prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+              blocking: bool = False) -> Pending:
     """Reduces the tensor over all ranks of the process set.
 
     The result is postscale_factor * op(prescale_factor * tensor on each rank). Average is Sum with a further factor
@@ -208,8 +211,9 @@ def allreduce(frontend, tensor, in_place=False, name=None, op=Average, prescale_
     return Pending(operation, output)
 
 
-def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, prescale_factor=1.0,
-                      postscale_factor=1.0, process_set=global_process_set, blocking=False):
+def grouped_allreduce(frontend: Any, tensors: Any, in_place: bool = False, name: str | None = None, op: int = Average,
+                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set, blocking: bool = False) -> Pending:
     """Reduces several tensors as one operation: all of them or none. Shapes and dtypes may differ between members.
 
     Args:
@@ -247,13 +251,14 @@ def _wrap(frontend, operation, index, view, like):
     return tensor if view.placement is None else view.placement.adopt(tensor)
 
 
-def results(frontend, operation, views, like):
+def results(frontend: Any, operation: Any, views: Sequence[TensorView], like: Any) -> Any:
     """What the core has allocated for an ended operation, as a tuple of tensors like those that were posted."""
     return tuple(_wrap(frontend, operation, index, view, tensor)
                  for index, (view, tensor) in enumerate(zip(views, like, strict=True)))
 
 
-def allgather(frontend, tensor, name=None, process_set=global_process_set, blocking=False):
+def allgather(frontend: Any, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set,
+              blocking: bool = False) -> Pending:
     """Concatenates the ranks' tensors along their first dimension, in rank order.
 
     Args:
@@ -267,7 +272,8 @@ def allgather(frontend, tensor, name=None, process_set=global_process_set, block
     return _gather(frontend, "allgather", (tensor,), name, process_set, blocking, lambda outputs: outputs[0])
 
 
-def grouped_allgather(frontend, tensors, name=None, process_set=global_process_set, blocking=False):
+def grouped_allgather(frontend: Any, tensors: Any, name: str | None = None,
+                      process_set: ProcessSet = global_process_set, blocking: bool = False) -> Pending:
     """Gathers several tensors as one operation: all of them or none.
 
     Args:
@@ -290,7 +296,8 @@ def _gather(frontend, word, tensors, name, process_set, blocking, output):
     return _Gathered(operation, lambda ended: output(results(frontend, ended, views, tensors)))
 
 
-def broadcast(frontend, tensor, root_rank, in_place=False, name=None, process_set=global_process_set, blocking=False):
+def broadcast(frontend: Any, tensor: Any, root_rank: int, in_place: bool = False, name: str | None = None,
+              process_set: ProcessSet = global_process_set, blocking: bool = False) -> Pending:
     """Copies the root's tensor to all ranks of the process set.
 
     Args:
@@ -325,8 +332,9 @@ def _check_splits(splits, shape, size):
         )
 
 
-def alltoall(frontend, tensor, splits=None, name=None, process_set=global_process_set, blocking=False,
-             wants_received=True):
+def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = None,
+             process_set: ProcessSet = global_process_set, blocking: bool = False,
+             wants_received: bool = True) -> Pending:
     """Sends slice i of the tensor to rank i of the process set and concatenates what arrives, in rank order.
 
     Args:
@@ -376,8 +384,9 @@ def _scatter_output(frontend, tensor, context, id):
 SCATTER_OPS_ONLY = "Reducescatter currently only supports AVERAGE and SUM."
 
 
-def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                  postscale_factor=1.0, blocking=False):
+def reducescatter(frontend: Any, tensor: Any, name: str | None = None, op: int | None = Average,
+                  process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0, blocking: bool = False) -> Any:
     """Reduces the tensor over the process set and leaves to each rank its slice of the first dimension, in rank order.
 
     Args:
@@ -396,8 +405,9 @@ def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_pr
     return pending
 
 
-def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                          postscale_factor=1.0, blocking=False):
+def grouped_reducescatter(frontend: Any, tensors: Any, name: str | None = None, op: int | None = Average,
+                          process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                          postscale_factor: float = 1.0, blocking: bool = False) -> Pending:
     """Reduce-scatters several tensors as one operation: all of them or none.
 
     Args:
@@ -428,7 +438,7 @@ def _scatter(frontend, word, tensors, name, op, process_set, prescale_factor, po
     return Pending(operation, outputs)
 
 
-def barrier(process_set=global_process_set):
+def barrier(process_set: ProcessSet = global_process_set) -> Pending:
     """Blocks until all ranks of the process set have called it.
 
     Args:
@@ -440,7 +450,7 @@ def barrier(process_set=global_process_set):
     return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True), None)
 
 
-def join():
+def join() -> Pending:
     """Blocks until all ranks of the job have joined; until then this rank takes part in allreduces with zeros.
 
     Averages still divide by the full number of ranks. Other collectives fail on the ranks that call them meanwhile.

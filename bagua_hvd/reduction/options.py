@@ -13,7 +13,7 @@ from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 class GradientOptions(NamedTuple):
     """The arguments; see DistributedOptimizer. Until check(), as the user gave them."""
 
-    compression: object = None
+    compression: Any = None
     sparse_as_dense: bool = False
     op: int = Average
     gradient_predivide_factor: float = 1.0
@@ -23,7 +23,7 @@ class GradientOptions(NamedTuple):
     scale_local_gradients: bool = True
     delay: int = 0
 
-    def check(self):
+    def check(self) -> Any:
         """The same options, known to be right, with an Algorithm for what names one (None for Adasum).
 
         Raises:
@@ -53,25 +53,25 @@ class GradientOptions(NamedTuple):
         return self._replace(algorithm=algorithm)
 
     @property
-    def how(self):
+    def how(self) -> dict[str, Any]:
         """Arguments of a Reducer."""
         return {"prescale_factor": 1.0 / self.gradient_predivide_factor,
                 "postscale_factor": self.gradient_predivide_factor, "delay": self.delay}
 
     @property
-    def keeps_gradients(self):
+    def keeps_gradients(self) -> Any:
         """Whether anything is kept from step to step that has the gradients' unit. Of checked options."""
         return bool(self.delay) or self.algorithm is not None and self.algorithm.remembers_gradients
 
     @property
-    def communicates(self):
+    def communicates(self) -> Any:
         """Whether there is anything to do; decided anew when the job is."""
         if self.process_set is not global_process_set and not self.process_set.included():
             return False
         job = basics.runtime.options or basics.job_options()       # which raises
         return job.size > 1 or job.elastic or self.algorithm is not None and self.algorithm.runs_alone
 
-    def grouped(self, variables, of=lambda variable: variable):
+    def grouped(self, variables: Any, of: Any = lambda variable: variable) -> Any:
         """`groups`, of variables or weak references to them, as lists of indices into `variables`, or None.
 
         Args:
@@ -92,7 +92,7 @@ def _referred(variable):
     return variable() if isinstance(variable, weakref.ref) else variable
 
 
-def check_groups(groups):
+def check_groups(groups: Any) -> None:
     """ValueError unless it is None, a number of groups, or lists of variables without one twice."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
         return
@@ -104,7 +104,7 @@ def check_groups(groups):
         raise ValueError("a variable or parameter can only appear once in groups")
 
 
-def groups_of(num_groups, groups):
+def groups_of(num_groups: Any, groups: Any) -> Any:
     """`groups`, or the deprecated `num_groups` in its place."""
     if not num_groups:
         return groups

@@ -24,8 +24,10 @@ Lives on the thread of the backward pass; no lock. Nothing else here touches ten
 import functools
 import itertools
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
+from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
@@ -33,6 +35,7 @@ from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import account
 from bagua_hvd.job import statistics
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, listed
@@ -41,7 +44,9 @@ from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import Late, Window
 from bagua_hvd.training import late, variance
+from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model, with_own
+from bagua_hvd.training.source import Source
 
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -103,8 +108,9 @@ class Reducer:
         synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
     """
 
-    def __init__(self, source, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
-                 postscale_factor=1.0, number=None, delay=0):
+    def __init__(self, source: Source, members: Sequence[Member], algorithm: Algorithm, group: ProcessSet,
+                 passes: int = 1, groups: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                 number: int | None = None, delay: Any = 0) -> None:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
@@ -121,11 +127,11 @@ class Reducer:
         self.passes = passes
         # Gradients as they became ready; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
-        self._noted = set()
+        self._noted: set[str] = set()
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
         self._late: Late | None = None      # with delay=1: the window before
-        self._agreed = None         # runtime.changes when the ranks told each other their facts
-        self._weight = None         # as Weight, of the window that comes
+        self._agreed: int | None = None         # runtime.changes when the ranks told each other their facts
+        self._weight: Weight | None = None      # of the window that comes
         self.model = Model("weights", source, group, algorithm)
         self._step_ends()
         self.model.delay = delay
@@ -136,27 +142,27 @@ class Reducer:
         algorithm.prepare(self.model)
 
     @property
-    def buckets(self):
+    def buckets(self) -> Any:
         """Those of the gradients, which the model has."""
         return self.model.gradients
 
     @property
-    def untouched(self):
+    def untouched(self) -> bool:
         """Whether no backward pass has made a gradient ready since they were last communicated and used."""
         return not (self.pending or self.synchronized or self.accumulating)
 
-    def touched(self):
+    def touched(self) -> None:
         """A backward pass has ended that touched it, on this rank or on others."""
         self.touched_at = next(_moments)
 
-    def renumber(self, number):
+    def renumber(self, number: int) -> None:
         """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
         # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
         self.number = number
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 
-    def add(self, members, groups=None):
+    def add(self, members: Sequence[Member], groups: Any = None) -> None:
         """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending.
 
         What has been communicated is then to be again, with the new ones; who knows better sets `synchronized`.
@@ -165,7 +171,7 @@ class Reducer:
         self._agreed = None
         self._begin_window()
 
-    def reduce_added(self, first):
+    def reduce_added(self, first: int) -> None:
         """Reduces the gradients from `first` on in full precision: no hook has seen their first backward pass.
 
         Collective. Raises: HorovodInternalError: ranks disagreed, or one was lost.
@@ -183,11 +189,11 @@ class Reducer:
             for bucket in buckets:
                 bucket.clear()
 
-    def set_passes(self, passes):
+    def set_passes(self, passes: int) -> None:
         """Changes the backward passes of a window; counting begins anew."""
         self.passes = self._window.passes_left = passes
 
-    def reset(self):
+    def reset(self) -> None:
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
         self._weight = None
         self._step_ends()
@@ -213,7 +219,7 @@ class Reducer:
             bucket.clear()
 
     @contextmanager
-    def no_sync(self):
+    def no_sync(self) -> Iterator[None]:
         """Within it, gradients accumulate locally: nothing is posted, and no window of accumulation advances."""
         outer, self.accumulating = self.accumulating, True
         try:
@@ -221,7 +227,7 @@ class Reducer:
         finally:
             self.accumulating = outer
 
-    def set_weight(self, weight):
+    def set_weight(self, weight: Any) -> None:
         """The next window becomes a weighted average, in which this rank has that weight; collective.
 
         Raises:
@@ -233,7 +239,7 @@ class Reducer:
             self._weight.wait()
         self._weight = Weight(weight, f"{self._layout.name}.weight", self.group)
 
-    def gradient_ready(self, index, whole=True):
+    def gradient_ready(self, index: int, whole: bool = True) -> None:
         """A backward pass has accumulated gradient `index`.
 
         Args:
@@ -264,7 +270,7 @@ class Reducer:
         if last_pass and window.travels:
             self._place(index)
 
-    def pass_ended(self):
+    def pass_ended(self) -> bool:
         """A backward pass that has made gradients ready has ended. Returns whether the window has, too.
 
         For front ends with windows of several passes, or that do not know better when to call synchronize().
@@ -422,7 +428,7 @@ class Reducer:
         for bucket in list(window.unposted):     # those whose posting failed during the backward pass
             self._post(bucket)
 
-    def post(self):
+    def post(self) -> None:
         """Posts what is missing, as zeros. Errors are raised by synchronize(), which is to follow."""
         window = self._window
         if self.synchronized or self.accumulating or window.failure is not None or window.sent:
@@ -437,7 +443,7 @@ class Reducer:
         except Exception as error:
             self._window.failure = error        # another one, after a reset()
 
-    def arrive(self):
+    def arrive(self) -> None:
         """With delay=1: waits for what travels, which is state of the model then. Else, or if nothing does, nothing.
 
         What travelled when the job was shut down is lost; so it is on all ranks, and they begin anew with zeros.
@@ -463,7 +469,7 @@ class Reducer:
     def _wait(self, window):
         return window.wait(self._explained)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
 
         Raises:
@@ -517,7 +523,7 @@ class Reducer:
         explained.status = error.status
         return explained
 
-    def changes_follow(self):
+    def changes_follow(self) -> None:
         """Gradients are about to be changed before the step: what was made of them as they are is not to be used."""
         if not self.model.scaled:
             self.model.scaled = True
@@ -525,7 +531,7 @@ class Reducer:
             if any(entry is not None for entry in made):
                 self.model.take_back()
 
-    def agree_on_overflow(self, local):
+    def agree_on_overflow(self, local: Any) -> bool:
         """Whether the gradients of any rank are not finite, where they do not travel and so differ; collective.
 
         All ranks must skip a step together: what comes after a step is communication. Unless that is asynchronous.
@@ -539,7 +545,7 @@ class Reducer:
         self._window.overflow_known = True
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
-    def before_step(self):
+    def before_step(self) -> None:
         """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
 
         Raises:
@@ -565,7 +571,7 @@ class Reducer:
         finally:
             self._exposed(started)
 
-    def step(self):
+    def step(self) -> Any:
         """Lets the algorithm update the weights, after before_step(). False: the optimizer is to do it."""
         self.before_step()
         try:
@@ -580,7 +586,7 @@ class Reducer:
         return self.algorithm.step(self.model)
 
     @_counted
-    def stepped(self):
+    def stepped(self) -> None:
         """The weights have been updated."""
         self.synchronized = False
         self.stepped_at = next(_moments)
@@ -608,17 +614,17 @@ class Reducer:
         """The caller has waited since `started`."""
         self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 
-    def cleared(self):
+    def cleared(self) -> None:
         """The gradients have been zeroed: they are no longer those that were communicated."""
         self.synchronized = False
         self._cleared = True
 
-    def state_dict(self):
+    def state_dict(self) -> Any:
         """The algorithm's state on this rank, {} when it has none. Raises: see arrive()."""
         self.arrive()
         return self._state_dict() if self.model.kinds_of_state()[1] or self.algorithm.counts_steps else {}
 
-    def shared_state_dict(self):
+    def shared_state_dict(self) -> Any:
         """The step, the buckets, and what of the state is equal on all ranks. Raises: see arrive()."""
         self.arrive()
         return self._state_dict(own=False)
@@ -629,11 +635,11 @@ class Reducer:
         return {"algorithm": type(self.algorithm).__name__, "state": self.model.state_dict(own), "sparse": sparse,
                 "bucket_bytes": self._layout.limit}
 
-    def agree_again(self):
+    def agree_again(self) -> None:
         """The ranks tell each other their facts again, in the next step; to be called alike on all ranks."""
         self._agreed = None
 
-    def adopt(self, shared, place):
+    def adopt(self, shared: Any, place: Any) -> None:
         """Takes up the shared_state_dict() of another rank, and forgets what is pending; collective.
 
         What is of one rank only stays if the states of all ranks go with that, else none does.
@@ -648,7 +654,7 @@ class Reducer:
         if extremes([int(state is not None)], "optimizer_state.own", self.group)[0][1] == 0:
             self.model.drop_state(shared=False)
 
-    def load_state_dict(self, state, place=lambda index: index):
+    def load_state_dict(self, state: Any, place: Any = lambda index: index) -> None:
         """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over.
 
         place: function of a gradient's index in the state: its index here.

@@ -2,10 +2,13 @@
 
     d_i = optimizer's step(s) of rank i, from common weights w        w <- w + Adasum(d_0, ..., d_{n-1})
 """
+from typing import Any
+
 import tensorflow as tf
 
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
+from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.mpi_ops import grouped_allreduce
 from bagua_hvd.tensorflow.optimizer_v1 import WrappedV1
 from bagua_hvd.tensorflow.variables import native_variable
@@ -29,7 +32,8 @@ class DistributedAdasum(WrappedV1):
         options: GradientOptions; compression and process_set count. passes: n.
     """
 
-    def __init__(self, optimizer, name, use_locking, options, passes):
+    def __init__(self, optimizer: Any, name: str | None, use_locking: bool, options: GradientOptions,
+                 passes: int) -> None:
         super().__init__(optimizer, name, use_locking)
         self._options = options
         self._passes = passes
@@ -48,7 +52,7 @@ class DistributedAdasum(WrappedV1):
                     )
         return self._counter, [self._starts[variable] for variable in variables]
 
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         grads_and_vars = list(grads_and_vars)
         variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
         counter, starts = self._counter_and_starts(variables)

@@ -30,6 +30,8 @@ are in program order, the same on all ranks. See docs/decisions/frontends.md.
 import itertools
 import threading
 import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -54,18 +56,18 @@ class Bridge:
         failure: the exception that made the last exchange fail, or None.
     """
 
-    def __init__(self, put, wait):
+    def __init__(self, put: Any, wait: Any) -> None:
         self._put = put
         self._wait = wait
         self._lock = threading.Lock()
-        self.failure = None
+        self.failure: BaseException | None = None
         # Graphs with an exchange in them, and those around these.
         self._graphs: weakref.WeakSet = weakref.WeakSet()
         self._id = next(_ids)
         _bridges[self._id] = self
 
     @as_written
-    def exchange(self, tensors, indices=None):
+    def exchange(self, tensors: Sequence[tf.Tensor], indices: Iterable[int] | None = None) -> Any:
         """What put() and wait() make of the tensors, as a list; runs them now in eager mode, else when the graph runs.
 
         Args:

@@ -5,6 +5,8 @@ mode an operation without a name has that of its kind, since calls follow one an
 its tensor, within the name scope, as the graph's own ops are.
 """
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -72,7 +74,7 @@ def _filled(inputs, gradients):
     ]
 
 
-def fact(name, process_set_id=0, node_name=None):
+def fact(name: str, process_set_id: int = 0, node_name: str | None = None) -> Any:
     """A number of the job as an int32 scalar, asked for when the graph runs; see native/tensorflow/fact.c."""
     if compiled_by_xla():
         return xla.fact(name, process_set_id)
@@ -82,8 +84,8 @@ def fact(name, process_set_id=0, node_name=None):
 # ---------------------------------------------------------------------------------------------------- allreduce ----
 
 
-def allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set_id, ignore_name_scope=False,
-              label="HorovodAllreduce"):
+def allreduce(tensors: Sequence[tf.Tensor], name: str | None, op: int, prescale_factor: float, postscale_factor: float,
+              process_set_id: int, ignore_name_scope: bool = False, label: str = "HorovodAllreduce") -> Any:
     """The reduced tensors; several are one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"op": op, "prescale_factor": float(prescale_factor), "postscale_factor": float(postscale_factor),
@@ -110,7 +112,8 @@ def _averaged(name, inputs, gradients, process_set_id):
 # ---------------------------------------------------------------------------------------------------- allgather ----
 
 
-def allgather(tensors, name, process_set_id, ignore_name_scope=False, label="HorovodAllgather"):
+def allgather(tensors: Sequence[tf.Tensor], name: str | None, process_set_id: int, ignore_name_scope: bool = False,
+              label: str = "HorovodAllgather") -> Any:
     """The tensors of all ranks, one after the other; several are one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     if compiled_by_xla():
@@ -144,7 +147,8 @@ def _compiled_allgather_gradient(name, attributes, inputs, gradients):
 # ---------------------------------------------------------------------------------------------------- broadcast ----
 
 
-def broadcast(tensors, root_rank, name, process_set_id, ignore_name_scope=False, label="HorovodBroadcast"):
+def broadcast(tensors: Sequence[tf.Tensor], root_rank: int, name: str | None, process_set_id: int,
+              ignore_name_scope: bool = False, label: str = "HorovodBroadcast") -> Any:
     """The root's tensors; several are one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"root_rank": root_rank, "process_set_id": process_set_id}
@@ -167,7 +171,8 @@ _register("BaguaHvdBroadcast", ("root_rank", "process_set_id"), _broadcast_gradi
 # ----------------------------------------------------------------------------------------------------- alltoall ----
 
 
-def alltoall(tensor, splits, name, process_set_id, ignore_name_scope=False):
+def alltoall(tensor: tf.Tensor, splits: Any, name: str | None, process_set_id: int,
+             ignore_name_scope: bool = False) -> Any:
     """(output, received splits). splits: an int32 tensor, or None for an even split."""
     names = _names("HorovodAlltoall", name, tensor, ignore_name_scope)
     even = splits is None
@@ -201,8 +206,9 @@ def _compiled_alltoall_gradient(name, attributes, inputs, gradients):
 # ------------------------------------------------------------------------------------------------ reducescatter ----
 
 
-def reducescatter(tensors, name, op, prescale_factor, postscale_factor, process_set_id, ignore_name_scope=False,
-                  label="HorovodReducescatter"):
+def reducescatter(tensors: Sequence[tf.Tensor], name: str | None, op: int, prescale_factor: float,
+                  postscale_factor: float, process_set_id: int, ignore_name_scope: bool = False,
+                  label: str = "HorovodReducescatter") -> Any:
     """This rank's rows of the reduced tensors; several are one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"op": op, "prescale_factor": float(prescale_factor), "postscale_factor": float(postscale_factor),
@@ -256,7 +262,7 @@ def _registered_reducescatter_gradient(op, *gradients):
 # --------------------------------------------------------------------------------------------- join and barrier ----
 
 
-def join():
+def join() -> Any:
     """The rank that joined last, an int32 scalar."""
     names = _names("HorovodJoin", None, None, True)
     if compiled_by_xla():
@@ -264,7 +270,7 @@ def join():
     return _run(ops.bagua_hvd_join, names)
 
 
-def barrier(process_set_id):
+def barrier(process_set_id: int) -> Any:
     """None in eager mode, else the Operation that waits."""
     names = _names("HorovodBarrier", None, None, True)
     if compiled_by_xla():

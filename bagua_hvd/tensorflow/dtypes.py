@@ -1,4 +1,6 @@
 """TensorFlow's dtypes and the core's."""
+from typing import Any
+
 import tensorflow as tf
 
 from bagua_hvd.core import native
@@ -20,7 +22,7 @@ DTYPES = {
 _STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
-def to_travel(tensor):
+def to_travel(tensor: tf.Tensor) -> Any:
     """What collectives that only move values are given for the tensor, of another shape where it is complex."""
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)       # XLA casts no bits of complex numbers
@@ -29,7 +31,7 @@ def to_travel(tensor):
     return tf.cast(tensor, tf.bfloat16) if tensor.dtype.name.startswith("float8") else tensor
 
 
-def travelled(tensor, dtype):
+def travelled(tensor: tf.Tensor, dtype: Any) -> Any:
     """The inverse."""
     if dtype.is_complex:
         return tf.complex(tensor[..., 0], tensor[..., 1])
@@ -38,7 +40,7 @@ def travelled(tensor, dtype):
     return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
-def native_dtype(dtype):
+def native_dtype(dtype: Any) -> Any:
     """The core's number for a tf.DType. ValueError: it has none."""
     try:
         return DTYPES[tf.as_dtype(dtype)]

@@ -1,5 +1,7 @@
 """What the ops of this package need to know of the graph that they are put into."""
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -11,7 +13,7 @@ from bagua_hvd.tensorflow import private
 as_written = tf.autograph.experimental.do_not_convert
 
 
-def public(function):
+def public(function: Callable[..., Any]) -> Any:
     """Decorator: as_written; an option of a wrong type is a TypeError that names it, too large a one a ValueError."""
 
     @as_written
@@ -30,12 +32,12 @@ def public(function):
     return call
 
 
-def form_of(source, note=None, **arguments):
+def form_of(source: Any, note: Any = None, **arguments: Any) -> Any:
     """Decorator for a form of a collective: public, with the docstring of `source`; see doc_from()."""
     return lambda function: public(doc_from(source, note, **arguments)(function))
 
 
-def run_independently(output):
+def run_independently(output: Any) -> None:
     """Lets the op that yields this tensor (or Operation) run in any order with others, and always.
 
     tf.function runs stateful ops in program order otherwise: a collective would wait for the one before it, which ranks
@@ -47,7 +49,7 @@ def run_independently(output):
             manager.run_independently(getattr(output, "op", output))
 
 
-def one_by_one(gradients):
+def one_by_one(gradients: Any) -> None:
     """Lets the graph compute these tensors in the order in which they were traced, that of the backward pass.
 
     What comes next in the graph waits for each of them. TensorFlow computes in any order what is ready: by preference
@@ -69,7 +71,7 @@ def one_by_one(gradients):
             waiting = op
 
 
-def compiled_by_xla():
+def compiled_by_xla() -> Any:
     """Whether this code is being traced for tf.function(jit_compile=True)."""
     return not tf.executing_eagerly() and private.in_xla_context is not None and private.in_xla_context(
         tf.compat.v1.get_default_graph()

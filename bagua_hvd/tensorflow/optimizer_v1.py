@@ -1,6 +1,9 @@
 """Optimizers of tf.compat.v1 whose gradients are reduced; what wraps them for Adasum, too."""
+from typing import Any
+
 import tensorflow as tf
 
+from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
@@ -9,30 +12,31 @@ from bagua_hvd.tensorflow.reduction import Reduction
 class WrappedV1(tf.compat.v1.train.Optimizer):
     """Around an optimizer of tf.compat.v1; passes everything on to it."""
 
-    def __init__(self, optimizer, name, use_locking):
+    def __init__(self, optimizer: Any, name: str | None, use_locking: bool) -> None:
         super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
         self._optimizer = optimizer
 
-    def compute_gradients(self, *args, **kwargs):
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.compute_gradients(*args, **kwargs)
 
-    def apply_gradients(self, *args, **kwargs):
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.apply_gradients(*args, **kwargs)
 
-    def get_slot(self, *args, **kwargs):
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.get_slot(*args, **kwargs)
 
-    def get_slot_names(self, *args, **kwargs):
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.get_slot_names(*args, **kwargs)
 
-    def variables(self, *args, **kwargs):
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.variables(*args, **kwargs)
 
 
 class DistributedV1(WrappedV1):
     """Reduces in compute_gradients()."""
 
-    def __init__(self, optimizer, name, use_locking, options, passes, average_aggregated):
+    def __init__(self, optimizer: Any, name: str | None, use_locking: bool, options: GradientOptions, passes: int,
+                 average_aggregated: bool) -> None:
         super().__init__(optimizer, name, use_locking)
         self._reduction = Reduction(options, weights=True)
         self._aggregation = None
@@ -45,19 +49,19 @@ class DistributedV1(WrappedV1):
                 scale_local_gradients=options.scale_local_gradients,
             )
 
-    def register_local_var(self, var):
+    def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         (self._aggregation.register_local_var if self._aggregation else self._reduction.register_local)(var)
 
     @as_written
-    def compute_gradients(self, *args, **kwargs):
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list:
         gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)
         reduce = self._aggregation.compute_gradients if self._aggregation else self._reduction
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
     @as_written
-    def apply_gradients(self, *args, **kwargs):
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         base = super().apply_gradients
 
         def apply():

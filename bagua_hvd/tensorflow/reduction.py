@@ -9,6 +9,7 @@ of them are sparse, is decided when a graph is traced.
 What is the same on all backends of Keras is in bagua_hvd/_keras/reduction.py.
 """
 import weakref
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,7 +17,7 @@ import tensorflow as tf
 from bagua_hvd._keras import reduction
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum
-from bagua_hvd.reduction.options import check_groups
+from bagua_hvd.reduction.options import GradientOptions, check_groups
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import compiled_by_xla, one_by_one
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
@@ -42,7 +43,7 @@ NOT_LATE = (
 OTHER_TAPE = "Ask a tape without delay for it."
 
 
-def dense(gradient, sparse_as_dense):
+def dense(gradient: Any, sparse_as_dense: bool) -> Any:
     """A gradient that can be added up. ValueError: IndexedSlices, and sparse_as_dense is False."""
     if isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense:
         raise ValueError(
@@ -73,7 +74,7 @@ class Reduction(reduction.Reduction):
 
     native = staticmethod(native_variable)
 
-    def __init__(self, options, weights=False, optimizer=None, passes=1):
+    def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none
         self._uses = Uses(options.algorithm, optimizer)
         if options.algorithm is not None:
@@ -84,7 +85,7 @@ class Reduction(reduction.Reduction):
                 raise ValueError(NO_STEP_TO_REPLACE.format(name=name))
         super().__init__(options, optimizer, passes)
 
-    def dense(self, gradient):
+    def dense(self, gradient: Any) -> Any:
         return dense(gradient, self.options.sparse_as_dense)
 
     def _make_step(self, variables, number):
@@ -98,7 +99,7 @@ class Reduction(reduction.Reduction):
             return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
         return super()._size(gradient)
 
-    def traces(self):
+    def traces(self) -> bool:
         return not tf.executing_eagerly()
 
     def _times(self, gradient, factor):
@@ -111,7 +112,7 @@ class Reduction(reduction.Reduction):
             return tf.IndexedSlices(self._divided(gradient.values), gradient.indices, gradient.dense_shape)
         return super()._divided(gradient)
 
-    def stepped(self):
+    def stepped(self) -> Any:
         """See above.
 
         Raises:
@@ -176,7 +177,7 @@ class Reduction(reduction.Reduction):
         return allreduce(tensor, op=self.options.op, compression=self.compression, name=name,
                          process_set=self.options.process_set)
 
-    def jacobians(self, jacobians, variables, local):
+    def jacobians(self, jacobians: Any, variables: Any, local: Any) -> Any:
         """The same for Jacobian matrices. Each travels by itself and as it is, for its shape is not its variable's."""
         jacobians = list(jacobians)
         if not self.options.communicates:

@@ -4,12 +4,13 @@ Weights go over the bridge only for algorithms that look at them, and back only 
 moments only for those that look at them (Algorithm.uses_weights, uses_adam).
 """
 import weakref
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bagua_hvd._keras import adam
-from bagua_hvd.core.native import ffi
+from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.core.vectors import array_view
 from bagua_hvd.training.source import Source
 
@@ -17,7 +18,7 @@ from bagua_hvd.training.source import Source
 class Layout:
     """By which indices things go over the bridge: gradients by 0, 1, ...; then weights and what an optimizer has."""
 
-    def __init__(self, count):
+    def __init__(self, count: int) -> None:
         self.count = count
         self.weight, self.m, self.v = count, 2 * count, 3 * count       # the first of as many
         self.numbers = {"learning rate": 4 * count, "iterations": 4 * count + 1}
@@ -37,31 +38,31 @@ class TensorFlowSource(adam.KerasSource, Source):
         held: discard() does nothing.
     """
 
-    def __init__(self, variables, optimizer, passes):
+    def __init__(self, variables: Any, optimizer: Any, passes: int) -> None:
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._passes = passes
         self.layout = Layout(len(variables))
         self.beside: frozenset[int] = frozenset()
-        self.views = {}
+        self.views: dict[int, TensorView] = {}
         self.held = False
-        self._waiting = []          # gradients that are there before all that is beside them is
+        self._waiting: list[int] = []          # gradients that are there before all that is beside them is
         self._shown = 0             # how much of that is there
-        self._outside = {}          # by index: copies of weights that are looked at outside of steps
+        self._outside: dict[int, Any] = {}          # by index: copies of weights that are looked at outside of steps
 
     @property
-    def optimizer(self):
+    def optimizer(self) -> Any:
         """Keras' optimizer, or None."""
         return self._optimizer()
 
     @property
-    def variables(self):
+    def variables(self) -> list:
         """Those that it was given."""
         return [variable() for variable in self._variables]
 
     # --------------------------------------------------------------------------------------- what bridges bring ----
 
-    def put(self, index, view):
+    def put(self, index: int, view: TensorView) -> Any:
         """The memory of `index`, before the optimizer's step. Returns the gradients that are ready now.
 
         Algorithms may look at weights when the first gradient is ready, and the graph shows them in any order.
@@ -76,26 +77,26 @@ class TensorFlowSource(adam.KerasSource, Source):
         ready, self._waiting = self._waiting, []
         return ready
 
-    def decide(self):
+    def decide(self) -> None:
         """The algorithm has updated the weights."""
         ffi.cast("int32_t *", self._view(self.layout.decision).dst)[0] = 1
 
     # --------------------------------------------------------------------------------- what the Reducer asks for ----
 
-    def gradient(self, index):
+    def gradient(self, index: int) -> Any:
         if index in self.views:
             return self.views[index]
         raise RuntimeError("the step before this one was given up half way, and so is this one; the next one works")
 
     prepare = _view = gradient
 
-    def finish(self):
+    def finish(self) -> None:
         pass
 
-    def weight(self, index):
+    def weight(self, index: int) -> Any:
         return self._view(self.layout.weight + index) if self.views else self._outside_view(index)
 
-    def weight_written(self, index):
+    def weight_written(self, index: int) -> None:
         if index in self._outside:
             self._variables[index]().assign(self._outside.pop(index))
 
@@ -112,7 +113,7 @@ class TensorFlowSource(adam.KerasSource, Source):
     def _number(self, name):
         return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
 
-    def discard(self):
+    def discard(self) -> None:
         if not self.held:
             self.views = {}
             self._waiting = []

@@ -8,10 +8,15 @@ The three trace these ops, or run them in eager mode. When they run, Bridges cal
 have brought lies in a TensorFlowSource. Whether the algorithm or the optimizer updates the weights is known only then,
 so the graph has both and a condition: a number that goes over the bridge with the rest.
 """
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 from bagua_hvd._keras import adam
+from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.core.native import TensorView, ffi
+from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.tensorflow.bridge import Bridge
@@ -31,7 +36,7 @@ class Uses:
             gradients may be reduced before there is one, where the algorithm reads weights.
     """
 
-    def __init__(self, algorithm, optimizer):
+    def __init__(self, algorithm: Algorithm, optimizer: Any) -> None:
         uses = set() if algorithm is None else set(algorithm.uses_weights)
         self.written = "before_step" in uses
         self.after = "after_step" in uses
@@ -54,7 +59,8 @@ class Step:
         source, reducer. uses: what of it the algorithm uses.
     """
 
-    def __init__(self, options, variables, optimizer=None, passes=1, number=None):
+    def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1,
+                 number: int | None = None) -> None:
         self.uses = Uses(options.algorithm, optimizer)
         self.source = TensorFlowSource(variables, optimizer, passes)
         members = [
@@ -95,11 +101,11 @@ class Step:
             tensors[layout.decision] = tf.zeros([], tf.int32)
         return tensors
 
-    def factor(self, weight):
+    def factor(self, weight: Any) -> Any:
         """What multiplies this rank's gradients in a weighted average, a float64 scalar."""
         return self._weighing.exchange([tf.cast(weight, tf.float64)])[0]
 
-    def exchange(self, gradients):
+    def exchange(self, gradients: Any) -> Any:
         """The reduced gradients, dense, in their order."""
         count = self.source.layout.count
         tensors = self._tensors_beside() if self.uses.shown or self.uses.adam else {}
@@ -126,7 +132,7 @@ class Step:
         return [variance.assign(self._results[index])
                 for index, variance in self._moments().items() if index >= first]
 
-    def update(self, apply, instead):
+    def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
         """The optimizer's step, apply(); or, where the algorithm has updated the weights, instead().
 
         Returns:
@@ -149,7 +155,7 @@ class Step:
 
         return tf.cond(tf.not_equal(self._results[self.source.layout.decision], 0), by_algorithm, by_optimizer)
 
-    def stepped(self):
+    def stepped(self) -> Any:
         """The optimizer has written the variables. Returns the operations that write them again; [] in eager mode."""
         if not self.uses.after:
             return []

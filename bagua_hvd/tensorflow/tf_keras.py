@@ -5,6 +5,7 @@ get_gradients(), in _aggregate_gradients() (new optimizers: aggregate_gradients(
 apply_gradients(); there only what has not been reduced before. So what one sees or clips in between is reduced, and a
 LossScaleOptimizer around this one looks for infinities in what all ranks have alike.
 """
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.checkpoint import HasDistribution
 from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
@@ -158,7 +160,7 @@ class _DistributedLegacy(_Distributed):
             self._aggregate(grads_and_vars)
 
 
-def wrap(optimizer, options, passes, average_aggregated):
+def wrap(optimizer: Any, options: GradientOptions, passes: int, average_aggregated: bool) -> Any:
     """The distributed optimizer, made anew from the configuration of the given one.
 
     Args:
@@ -180,7 +182,7 @@ def wrap(optimizer, options, passes, average_aggregated):
     return wrapped
 
 
-def load_model(filepath, wrap_optimizer, custom_objects):
+def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_objects: dict[str, Any]) -> Any:
     """tf_keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that tf_keras loads.
 
     It loads none from a SavedModel, nor of a legacy optimizer from a .keras file: that begins anew.

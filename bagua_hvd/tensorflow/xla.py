@@ -4,6 +4,8 @@ A collective is a pair of calls, post and wait. Each wait takes a token from the
 every rank waits in program order, and no wait can keep a rank from posting what another rank waits for first.
 """
 import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -82,8 +84,9 @@ def _conditions():
     return [numbers[0] for outputs in found if (numbers := [each for each in outputs if each.dtype in _NUMBERS])]
 
 
-def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, root_rank=0, prescale_factor=1.0,
-               postscale_factor=1.0):
+def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, process_set_id: int,
+               op: int = native.OP_SUM, root_rank: int = 0, prescale_factor: float = 1.0,
+               postscale_factor: float = 1.0) -> Any:
     """The results of a collective whose output shapes are known; of join and barrier an int32 scalar.
 
     Args:
@@ -105,7 +108,7 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
     return _wait("wait", "", [running], dtypes or [tf.int32], shapes or [[]])
 
 
-def exchange(bridge_id, tensors, indices, again):
+def exchange(bridge_id: int, tensors: Sequence[tf.Tensor], indices: Iterable[int], again: bool) -> Any:
     """The twin of Bridge.exchange. again: puts come after the wait before, which may be in a condition or loop."""
     after = [*_after(), *_conditions()] if again else []
     running = [
@@ -116,6 +119,6 @@ def exchange(bridge_id, tensors, indices, again):
     return _wait("finish", f"{bridge_id} {len(tensors)}", running, [tensor.dtype for tensor in tensors], shapes)
 
 
-def fact(name, process_set_id):
+def fact(name: str, process_set_id: int) -> Any:
     """The twin of op BaguaHvdFact."""
     return _call("fact", f"{process_set_id} {name}", [], [tf.int32, tf.int64], [[], [1]])[0]

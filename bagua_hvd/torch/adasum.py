@@ -5,6 +5,9 @@
 
 Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, arXiv:2006.02924.
 """
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from bagua_hvd.job.basics import Adasum
@@ -22,31 +25,32 @@ class DistributedAdasum(Wrapped):
     sparse_as_dense = False
     process_set = global_process_set
 
-    def __init__(self, optimizer, named, compression, backward_passes_per_step):
+    def __init__(self, optimizer: torch.optim.Optimizer, named: Any, compression: Any,
+                 backward_passes_per_step: Any) -> None:
         super().__init__(optimizer, named)
         self.compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = Adasum
         self.renumber(optimizer_number())
 
-    def renumber(self, number):
+    def renumber(self, number: int | None) -> None:
         """Changes the number by which ranks match what it communicates."""
         self.number = number
 
-    def set_backward_passes_per_step(self, passes):
+    def set_backward_passes_per_step(self, passes: int) -> None:
         """Kept for information: gradients accumulate until step() is called."""
         self.backward_passes_per_step = passes
 
     @eager
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Does nothing: communication happens in step()."""
 
-    def skip_synchronize(self):
+    def skip_synchronize(self) -> Any:
         """AssertionError: there is no synchronization to skip."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     @eager
-    def step(self, closure=None, **kwargs):
+    def step(self, closure: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
         """Steps as the wrapped class does, and combines the changes of the parameters over the ranks.
 
         Raises:

@@ -1,6 +1,7 @@
 """What was wrong with the arguments of a call that failed: looked at only then, so that right calls pay nothing."""
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ def _wrong_tensor(function, args, kwargs):
     return None
 
 
-def explained(function, args, kwargs, error):
+def explained(function: Callable[..., Any], args: Any, kwargs: Any, error: Any) -> Any:
     """What to raise for an error of Python or PyTorch that came out of a call of `function`.
 
     Returns:

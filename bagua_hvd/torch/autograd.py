@@ -2,11 +2,14 @@
 
 Called by torch/mpi_ops.py when, and only when, a gradient may be asked for.
 """
+from typing import Any
+
 import torch
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.rules import handle_average_backwards_compatibility
 from bagua_hvd.job.basics import Average, Sum, rank
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.frontend import frontend
 
 
@@ -14,7 +17,8 @@ class HorovodAllreduce(torch.autograd.Function):
     """allreduce; its gradient is the allreduce of the gradient with the same op and factors."""
 
     @staticmethod
-    def forward(ctx, tensor, average, name, op, prescale_factor, postscale_factor, process_set):
+    def forward(ctx: Any, tensor: torch.Tensor, average: Any, name: str | None, op: int, prescale_factor: float,
+                postscale_factor: float, process_set: ProcessSet) -> Any:
         op = handle_average_backwards_compatibility(op, average)
         ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
         return rules.allreduce(
@@ -22,7 +26,7 @@ class HorovodAllreduce(torch.autograd.Function):
         ).wait()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         reduced = HorovodAllreduce.apply(gradient.contiguous(), None, None, *ctx.arguments)
         return reduced, None, None, None, None, None, None
 
@@ -39,7 +43,8 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """grouped_allreduce; its gradient is the grouped allreduce of the gradients with the same op and factors."""
 
     @staticmethod
-    def forward(ctx, average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
+    def forward(ctx: Any, average: Any, name: str | None, op: int, prescale_factor: float, postscale_factor: float,
+                process_set: ProcessSet, *tensors: Any) -> Any:
         op = handle_average_backwards_compatibility(op, average)
         ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
         return rules.grouped_allreduce(
@@ -47,7 +52,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         ).wait()
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Any) -> Any:
         reduced = HorovodGroupedAllreduce.apply(None, None, *ctx.arguments, *_contiguous(gradients))
         return None, None, None, None, None, None, *reduced
 
@@ -62,13 +67,13 @@ class HorovodAllgather(torch.autograd.Function):
     """allgather; its gradient is this rank's slice of the averaged gradient."""
 
     @staticmethod
-    def forward(ctx, tensor, name, process_set):
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
         ctx.process_set = process_set
         ctx.rows = tensor.shape[0] if tensor.dim() else 1
         return rules.allgather(frontend, tensor, name, process_set, blocking=True).wait()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         reduced = _average(gradient, ctx.process_set)
         dim0s = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set).tolist()
         return _own_rows(reduced, dim0s, ctx.process_set), None, None
@@ -78,13 +83,13 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     """grouped_allgather; its gradients are this rank's slices of the averaged gradients."""
 
     @staticmethod
-    def forward(ctx, name, process_set, *tensors):
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Any) -> Any:
         ctx.process_set = process_set
         ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
         return rules.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Any) -> Any:
         reduced = HorovodGroupedAllreduce.apply(None, None, Average, 1.0, 1.0, ctx.process_set, *_contiguous(gradients))
         by_rank = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set)
         rows = by_rank.t().tolist()
@@ -96,13 +101,13 @@ class HorovodBroadcast(torch.autograd.Function):
     """broadcast; its gradient is the averaged gradient on the root and zero elsewhere."""
 
     @staticmethod
-    def forward(ctx, tensor, root_rank, name, process_set):
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         ctx.root_rank = root_rank
         ctx.process_set = process_set
         return rules.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         reduced = _average(gradient, ctx.process_set)
         if rank() != ctx.root_rank:
             reduced = torch.zeros_like(reduced)
@@ -113,7 +118,7 @@ class HorovodAlltoall(torch.autograd.Function):
     """alltoall, always as the pair; its gradient is the alltoall of the gradient by the received splits."""
 
     @staticmethod
-    def forward(ctx, tensor, splits, name, process_set):
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         output, received_splits = rules.alltoall(
             frontend, tensor, splits, name, process_set, blocking=True
         ).wait()
@@ -124,7 +129,7 @@ class HorovodAlltoall(torch.autograd.Function):
         return output, received_splits
 
     @staticmethod
-    def backward(ctx, gradient, _):
+    def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
         returned, _ = HorovodAlltoall.apply(gradient.contiguous(), ctx.received_splits, None, ctx.process_set)
         dropped = ctx.rows - returned.shape[0]
         if dropped:     # rows past the sum of the splits went nowhere
@@ -142,14 +147,15 @@ class HorovodReducescatter(torch.autograd.Function):
     """reducescatter; its gradient is the allgather of the gradient, times the size for Sum, times the factors."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet,
+                prescale_factor: float, postscale_factor: float) -> Any:
         ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
         return rules.reducescatter(
             frontend, tensor, name, op, process_set, prescale_factor, postscale_factor, blocking=True
         ).wait()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         gathered = HorovodAllgather.apply(gradient.contiguous(), None, ctx.arguments[1])
         return gathered * _scatter_factor(ctx), None, None, None, None, None
 
@@ -158,14 +164,15 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     """grouped_reducescatter; its gradients are as those of reducescatter."""
 
     @staticmethod
-    def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
+    def forward(ctx: Any, name: str | None, op: int, process_set: ProcessSet, prescale_factor: float,
+                postscale_factor: float, *tensors: Any) -> Any:
         ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
         return rules.grouped_reducescatter(
             frontend, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking=True
         ).wait()
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Any) -> Any:
         gathered = HorovodGroupedAllgather.apply(None, ctx.arguments[1], *_contiguous(gradients))
         factor = _scatter_factor(ctx)
         return None, None, None, None, None, *(tensor * factor for tensor in gathered)

@@ -86,7 +86,7 @@ class Backward:
         frozen: dict of name -> parameter that requires no gradient now.
     """
 
-    def __init__(self, reducer, source, gradients_untouched, frozen):
+    def __init__(self, reducer: Any, source: Any, gradients_untouched: bool, frozen: Any) -> None:
         self._reducer: Callable[[], Any] = weakref.ref(reducer)
         self._source = source
         self.gradients_untouched = gradients_untouched
@@ -99,7 +99,7 @@ class Backward:
         _living.add(self)
         self.register(0)
 
-    def register(self, first):
+    def register(self, first: int) -> None:
         """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
         handles, nodes = [], []
         for index, parameter in enumerate(self._source.parameters[first:], first):
@@ -136,7 +136,7 @@ class Backward:
             if name is not None:
                 raise ValueError(SHARED.format(name=name))
 
-    def add(self, named):
+    def add(self, named: Any) -> None:
         """Parameters that come later, as (name, parameter); alike on all ranks."""
         first = len(self._source.parameters)
         self._frozen.update((name, parameter) for name, parameter in named if not parameter.requires_grad)
@@ -172,7 +172,7 @@ class Backward:
         _engine.queue_callback(end)
         return end
 
-    def pass_ended(self, within, node):
+    def pass_ended(self, within: Any, node: Any) -> None:
         """Called by the engine, within the pass. within, node: see _outer_pass()."""
         self._end = None
         reducer = self._reducer()
@@ -199,7 +199,7 @@ class Backward:
         following = [function for function, _ in node.next_functions if function] if node is not None else []
         handles = [function.register_prehook(goes_on) for function in following]
 
-    def complete(self):
+    def complete(self) -> None:
         """Waits for the reduction, unless nothing is to be communicated."""
         reducer = self._reducer()
         if reducer is None:
@@ -232,7 +232,7 @@ class Backward:
             if self._frozen:
                 self.take_in_unfrozen()
 
-    def take_in_unfrozen(self):
+    def take_in_unfrozen(self) -> None:
         """Lets parameters take part that were frozen and now require a gradient. All ranks have unfrozen the same ones.
 
         Raises:

@@ -1,5 +1,7 @@
 """What torch.compile leaves alone, and users call: what they give wrongly gets a sentence (arguments.py)."""
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -7,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 from bagua_hvd.torch.arguments import explained
 
 
-def eager(function):
+def eager(function: Callable[..., Any]) -> Any:
     """Decorator: a compiled function breaks its graph where it calls `function`, and nothing in there is traced.
 
     Collectives work on addresses, and on objects of the core, of which a compiler can make nothing. Not
@@ -29,7 +31,7 @@ def eager(function):
     return call
 
 
-def uncompiled(function):
+def uncompiled(function: Callable[..., Any]) -> Any:
     """Decorator for what torch calls by itself, as hooks: neither it nor what it calls is ever compiled.
 
     As eager(), but the compiler is told once, when the function is made, and a call costs nothing.

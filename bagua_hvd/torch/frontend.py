@@ -1,4 +1,6 @@
 """PyTorch's tensors as the core sees them."""
+from typing import Any
+
 import numpy as np
 import torch
 from torch import strided
@@ -46,7 +48,7 @@ def _bytes_of(tensor):
     return tensor.detach().unsqueeze(-1).view(torch.uint8)
 
 
-def check_memory(tensor):
+def check_memory(tensor: torch.Tensor) -> None:
     """ValueError: the storage was freed, which PyTorch would read all the same. The core checks what travels."""
     if tensor.layout is strided and tensor.numel() and not tensor.data_ptr():
         raise ValueError("Tensor has elements but no memory: its storage has been freed.")
@@ -55,19 +57,19 @@ def check_memory(tensor):
 class TorchPlacement(Placement):
     """A GPU as PyTorch counts them."""
 
-    def __init__(self, index):
+    def __init__(self, index: int) -> None:
         super().__init__(device(index))
         self._torch_device = torch.device("cuda", index)
         self._streams = [torch.cuda.ExternalStream(stream, device=self._torch_device)
                          for stream in (self.device.to_host, self.device.from_host)]
 
-    def stream(self):
+    def stream(self) -> Any:
         return torch.cuda.current_stream(self._torch_device).cuda_stream
 
-    def adopt(self, tensor):
+    def adopt(self, tensor: torch.Tensor) -> Any:
         return tensor.to(self._torch_device)
 
-    def view(self, tensor, output, dtype):
+    def view(self, tensor: torch.Tensor, output: Any, dtype: Any) -> Any:
         """As Frontend.view. Nobody else gets the memory before the core's streams are done with it."""
         for stream in self._streams:
             tensor.record_stream(stream)
@@ -83,10 +85,10 @@ class TorchFrontend(Frontend):
         {native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64, native.BFLOAT16}
     )
 
-    def __init__(self):
-        self._placements = {}       # by index of the GPU
+    def __init__(self) -> None:
+        self._placements: dict[int, Any] = {}       # by index of the GPU
 
-    def view(self, tensor, output=None):
+    def view(self, tensor: torch.Tensor, output: Any = None) -> Any:
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None or tensor.layout is not strided or not tensor.is_contiguous() or tensor.is_neg():
             return self._view_of_bytes(tensor, output)
@@ -106,11 +108,11 @@ class TorchFrontend(Frontend):
         src = _bytes_of(tensor)
         return self.view(src, src if output is tensor else None if output is None else _bytes_of(output))
 
-    def typed(self, tensor, like):
+    def typed(self, tensor: torch.Tensor, like: Any) -> Any:
         return tensor if like.dtype in DTYPES else tensor.view(like.dtype).squeeze(-1)
 
     @staticmethod
-    def moves(dtype):
+    def moves(dtype: Any) -> bool:
         """Whether collectives that only move values take the dtype."""
         return dtype in DTYPES or dtype in _MOVED
 
@@ -137,12 +139,12 @@ class TorchFrontend(Frontend):
             placement = self._placements[index] = TorchPlacement(index)
         return placement
 
-    def allocate_like(self, tensor, dim0=None):
+    def allocate_like(self, tensor: torch.Tensor, dim0: int | None = None) -> Any:
         if dim0 is None:
             return torch.empty_like(tensor)
         return torch.empty((dim0, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
 
-    def wrap_result(self, nbytes, shape, dtype, owner):
+    def wrap_result(self, nbytes: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
         if not nbytes:
             return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device="cpu")
         memory = native.buffer(owner, nbytes)
@@ -151,11 +153,11 @@ class TorchFrontend(Frontend):
             return torch.frombuffer(memory, dtype=TORCH_DTYPES[dtype]).view(shape)
         return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory))     # in half the time of a view
 
-    def int32_tensor(self, values, like=None):
+    def int32_tensor(self, values: Any, like: Any = None) -> Any:
         device = like.device if isinstance(like, torch.Tensor) else "cpu"
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def splits(self, splits):
+    def splits(self, splits: Any) -> Any:
         if isinstance(splits, torch.Tensor):
             if splits.is_meta:
                 raise ValueError("alltoall expects splits with values, not a tensor on the meta device.")
@@ -172,10 +174,10 @@ class TorchFrontend(Frontend):
             raise ValueError(f"alltoall expects splits to be a list of integers, not {splits!r}.")
         return tensor.tolist()
 
-    def shape(self, tensor):
+    def shape(self, tensor: torch.Tensor) -> Any:
         return tuple(tensor.shape)
 
-    def type_name(self, tensor):
+    def type_name(self, tensor: torch.Tensor) -> Any:
         return tensor.type() if tensor.layout is strided else f"{tensor.layout} of {tensor.dtype}"
 
 

@@ -2,13 +2,15 @@
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from bagua_hvd.collectives import rules
+from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.basics import Sum
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch import sparse
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.compression import Compression
@@ -56,12 +58,12 @@ class _Contiguous:
 class TorchAdam(Adam):
     """torch.optim.Adam or AdamW over the parameters of a TorchSource. One for all steps: it holds their copies."""
 
-    def __init__(self, optimizer, parameters):
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Any) -> None:
         self.warmup_steps = getattr(optimizer, "warmup_steps", None)
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self._parameters = parameters
         self._layouts = _Contiguous()
-        self._places = {}           # id of a parameter -> (group, place in it)
+        self._places: dict[int, tuple[int, int]] = {}           # id of a parameter -> (group, place in it)
 
     def _group(self, parameter):
         """Its parameter group; found without a search while the groups are as they were."""
@@ -73,7 +75,7 @@ class TorchAdam(Adam):
             group, _ = self._places[id(parameter)]
         return groups[group]
 
-    def member(self, index):
+    def member(self, index: int) -> Any:
         optimizer, parameter = self._optimizer(), self._parameters[index]
         group = self._group(parameter)
         state = optimizer.state[parameter]
@@ -89,18 +91,18 @@ class TorchAdam(Adam):
             isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
         )
 
-    def begin(self, index):
+    def begin(self, index: int) -> None:
         parameter = self._parameters[index]
         state = self._optimizer().state[parameter]
         if "exp_avg" not in state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter),
                          exp_avg_sq=torch.zeros_like(parameter))
 
-    def moments_written(self, index):
+    def moments_written(self, index: int) -> None:
         for name in ("exp_avg", "exp_avg_sq"):
             self._layouts.write_back((index, name))
 
-    def stepped(self, index):
+    def stepped(self, index: int) -> None:
         self.moments_written(index)
         self._optimizer().state[self._parameters[index]]["step"] += 1
 
@@ -132,7 +134,7 @@ def _is_nobody_elses(parameter):
 
 
 @torch.no_grad()
-def multiply(gradient, factor):
+def multiply(gradient: torch.Tensor, factor: float) -> None:
     """In place; by 0 also what is not finite: NaN is the mean of no samples."""
     if factor == 0:
         gradient.zero_()
@@ -143,24 +145,25 @@ def multiply(gradient, factor):
 class TorchSource(Source):
     """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
 
-    def __init__(self, optimizer, compression, sparse_as_dense, op, process_set):
+    def __init__(self, optimizer: torch.optim.Optimizer, compression: Any, sparse_as_dense: bool, op: int,
+                 process_set: ProcessSet) -> None:
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
-        self.names = []
-        self.parameters = []
+        self.names: list[str] = []
+        self.parameters: list[torch.Tensor] = []
         self.compression = None if compression is Compression.none else compression
         self.sparse_as_dense = sparse_as_dense
         self.op = op
         self.process_set = process_set
-        self._stand_ins = {}        # index -> (tensor that travels for p.grad, compression's context)
-        self._sparse_dims = {}      # index -> sparse_dim of gradients seen sparse
+        self._stand_ins: dict[int, Any] = {}        # index -> (tensor that travels for p.grad, compression's context)
+        self._sparse_dims: dict[int, int] = {}      # index -> sparse_dim of gradients seen sparse
         self._weights = _Contiguous()
         self._scaler: Callable[[], Any] | None = None       # weakly
-        self._adam = None           # a TorchAdam, made when first asked for
-        self._reduced = None        # (a parameter, weak reference to its reduced gradient)
-        self._sums = {}             # index -> weak reference to a gradient that is a sum over the ranks
-        self._untouched = {}        # index -> (weak reference to a gradient of zeros, its version, what adds to it)
+        self._adam: Any = None           # a TorchAdam, made when first asked for
+        self._reduced: Any = None        # (a parameter, weak reference to its reduced gradient)
+        self._sums: dict[int, Any] = {}             # index -> weak reference to a gradient that is a sum over the ranks
+        self._untouched: dict[int, Any] = {}        # (weakly a gradient of zeros, its version, what adds to it)
 
-    def add(self, name, parameter):
+    def add(self, name: str, parameter: torch.Tensor) -> Any:
         """Appends a parameter; returns its Member."""
         if hasattr(parameter, "to_local"):
             raise ValueError(f"parameter {name} is a DTensor (fully_shard, tensor parallelism), which has no memory of "
@@ -171,7 +174,7 @@ class TorchSource(Source):
             raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
         return Member(name, tuple(parameter.shape), DTYPES[parameter.dtype], parameter.device)
 
-    def begin_with_zeros(self, index, accumulation):
+    def begin_with_zeros(self, index: int, accumulation: Any) -> Any:
         """Gives a parameter a gradient of zeros, which makes room for the first one that comes: that may be sparse.
 
         Args:
@@ -194,7 +197,7 @@ class TorchSource(Source):
         handle = accumulation.register_prehook(first_one_comes)
         return handle
 
-    def gradient(self, index):
+    def gradient(self, index: int) -> TensorView:
         parameter = self.parameters[index]
         gradient = parameter.grad
         if gradient is None:
@@ -203,7 +206,7 @@ class TorchSource(Source):
         dense = dense.detach().contiguous()
         return frontend.view(dense, dense)
 
-    def prepare(self, index):
+    def prepare(self, index: int) -> TensorView:
         parameter = self.parameters[index]
         if self._sums:
             self.take_share(index)
@@ -227,13 +230,14 @@ class TorchSource(Source):
             self._stand_ins[index] = (travels, context)
         return frontend.view(travels, travels)
 
-    def hand_over(self, indices, memory):
+    def hand_over(self, indices: Iterable[int], memory: list[TensorView] | None) -> Any:
         parameters = [self.parameters[index] for index in indices]
         if not all(index not in self._stand_ins and _is_nobody_elses(parameter)
                    for index, parameter in zip(indices, parameters, strict=True)):
             return None
         before = [parameter.grad for parameter in parameters]
-        now = [view.owner for view in memory] if memory else [torch.empty_like(gradient) for gradient in before]
+        now: list[Any] = ([view.owner for view in memory] if memory
+                          else [torch.empty_like(gradient) for gradient in before])
         if any(new.shape != old.shape for new, old in zip(now, before, strict=True)):
             return None
         for parameter, gradient in zip(parameters, now, strict=True):
@@ -241,24 +245,24 @@ class TorchSource(Source):
         return tuple([frontend.view(gradient, gradient) for gradient in gradients] for gradients in (before, now))
 
     @torch.no_grad()
-    def take_share(self, index):
+    def take_share(self, index: int) -> None:
         """What adds to a sum over the ranks will be summed again, with it: leaves this rank its share of it."""
         gradient = self.parameters[index].grad
         summed = self._sums.pop(index, None)
         if summed is not None and gradient is not None and summed() is gradient:
             gradient.div_(self.process_set.size())
 
-    def sparse_dim(self, index):
+    def sparse_dim(self, index: int) -> Any:
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
             return gradient.sparse_dim()
         return self._sparse_dims.get(index, 0)
 
-    def travels_alone(self, index, sparse_dim):
+    def travels_alone(self, index: int, sparse_dim: int) -> bool:
         self._sparse_dims[index] = sparse_dim
         return not self.sparse_as_dense
 
-    def communicate(self, index, name):
+    def communicate(self, index: int, name: str) -> Any:
         parameter = self.parameters[index]
         self.take_share(index)
         gradient = parameter.grad
@@ -276,7 +280,7 @@ class TorchSource(Source):
         return _SparseOperation(parameter, gradient, name, self.op, self.process_set)
 
     @torch.no_grad()
-    def finish(self):
+    def finish(self) -> None:
         for index, (reduced, context) in self._stand_ins.items():
             parameter = self.parameters[index]
             if self.compression is not None:
@@ -297,30 +301,30 @@ class TorchSource(Source):
             self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
                           if parameter.grad is not None}
 
-    def holds_reduced(self):
+    def holds_reduced(self) -> bool:
         if self._reduced is None:
             return False
         parameter, reduced = self._reduced
         return parameter.grad is not None and reduced() is parameter.grad
 
-    def discard(self):
+    def discard(self) -> None:
         self._stand_ins = {}
 
-    def weight(self, index):
+    def weight(self, index: int) -> Any:
         return self._weights.view(index, self.parameters[index].detach())
 
-    def weight_written(self, index):
+    def weight_written(self, index: int) -> None:
         self._weights.write_back(index)
 
-    def take_scale_from(self, scaler):
+    def take_scale_from(self, scaler: Any) -> None:
         """The GradScaler whose scale is in the gradients from now on."""
         self._scaler = weakref.ref(scaler)
 
-    def loss_scale(self):
+    def loss_scale(self) -> Any:
         scaler = self._scaler and self._scaler()
         return None if scaler is None else scaler.get_scale()
 
-    def adam(self):
+    def adam(self) -> Any:
         optimizer = self._optimizer()
         if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
             raise ValueError(f"it needs torch.optim.Adam or AdamW, not {type(optimizer).__name__}")
@@ -331,14 +335,14 @@ class TorchSource(Source):
         return self._adam
 
     @torch.no_grad()
-    def overflow(self):
+    def overflow(self) -> bool:
         """Whether any gradient holds NaN or infinity."""
         gradients = (parameter.grad for parameter in self.parameters)
         return any(not g.coalesce().values().isfinite().all() if g.is_sparse else not g.isfinite().all()
                    for g in gradients if g is not None)
 
     @torch.no_grad()
-    def make_overflow(self):
+    def make_overflow(self) -> None:
         """Gives one gradient an infinity: a GradScaler then skips the step here, too."""
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.numel():

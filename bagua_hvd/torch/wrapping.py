@@ -2,6 +2,8 @@
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 # What stands before an optimizer's class has its methods above; that class need not be one of torch's.
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Optimizer
@@ -25,7 +27,7 @@ class Wrapped(_Optimizer):
     reducer: Any        # not here: a proxy of the class must ask the optimizer
     algorithm: Any
 
-    def __init__(self, optimizer, named):
+    def __init__(self, optimizer: torch.optim.Optimizer, named: Any) -> None:
         own = type(self).__mro__[1]
         self.__dict__.update({name: value for name, value in optimizer.__dict__.items() if not hasattr(own, name)})
         self.__dict__["param_groups"] = optimizer.param_groups
@@ -44,7 +46,7 @@ class Wrapped(_Optimizer):
             "save its state_dict(), or copy the optimizer before it is wrapped"
         )
 
-    def no_sync(self):
+    def no_sync(self) -> Any:
         """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.
 
             for i, batch in enumerate(batches):
@@ -74,7 +76,7 @@ class Wrapped(_Optimizer):
         self._given._step_count = getattr(self._given, "_step_count", 0) + 1      # up to torch 2.2
 
 
-def wrapped_class(optimizer, mixin):
+def wrapped_class(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
     """The class of a wrapped optimizer: with the name of the given one, and "horovod" in what str() says of it.
 
     By the latter libraries recognize Horovod's optimizers.
@@ -84,7 +86,7 @@ def wrapped_class(optimizer, mixin):
         "__doc__": cls.__doc__, "__module__": mixin.__module__, "__qualname__": f"horovod.{cls.__name__}"})
 
 
-def parameters_by_name(optimizer, named_parameters):
+def parameters_by_name(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list:
     """(name, parameter) of all parameters of the optimizer.
 
     In the order of named_parameters where given: the model's, equal on all ranks even where the optimizer's is not.

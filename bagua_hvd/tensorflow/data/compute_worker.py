@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
@@ -38,7 +39,7 @@ def _await(configfile, key, timeout):
     raise TimeoutError(f"rank 0 has not written {configfile} within {timeout} seconds")
 
 
-def main(dispatchers, dispatcher_side, configfile, timeout):
+def main(dispatchers: Any, dispatcher_side: Any, configfile: Any, timeout: int) -> None:
     """Runs this rank of the compute tasks until the service ends.
 
     Args:

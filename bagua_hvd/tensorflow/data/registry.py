@@ -64,10 +64,10 @@ class Registry:
         port.
     """
 
-    def __init__(self, secret, host="127.0.0.1"):
-        self._addresses = {}        # index -> address
-        self._attached = set()      # numbers of clients
-        self._watching = set()
+    def __init__(self, secret: Any, host: Any = "127.0.0.1") -> None:
+        self._addresses: dict[int, Any] = {}        # index -> address
+        self._attached: set[int] = set()      # numbers of clients
+        self._watching: set[Any] = set()
         self._finished = False
         self._over = threading.Event()
         self._service = Service(secret, self._on_event, (Dispatcher, Wanted, Attach, Watch, Finished, Shutdown), host)
@@ -93,7 +93,7 @@ class Registry:
             while self._watching:
                 self._service.send(self._watching.pop(), Shutdown())
 
-    def close(self):
+    def close(self) -> None:
         """Hangs up on everybody."""
         self._service.close()
 

@@ -3,6 +3,7 @@ import inspect
 import itertools
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,8 @@ class Group(dist.ProcessGroup):
         timeout: of its operations. options: Options or None. started: see start.stop().
     """
 
-    def __init__(self, store, rank, ranks, timeout, options=None, started=None):
+    def __init__(self, store: Any, rank: int, ranks: Any, timeout: Any, options: Any = None,
+                 started: float | None = None) -> None:
         super().__init__(rank, len(ranks))
         self._rank, self._ranks = rank, ranks
         self._started = started

@@ -24,7 +24,7 @@ from bagua_hvd.torch.distributed.tensors import Tensors, dense
 from bagua_hvd.torch.distributed.works import Work
 
 
-def create(backend_options, options):
+def create(backend_options: Any, options: Any) -> Any:
     """What torch calls for a new group, on its members."""
     ranks = list(backend_options.global_ranks_in_group)
     rank, size = backend_options.group_rank, backend_options.group_size

@@ -1,9 +1,10 @@
 """The barrier that says who is missing: by the store, which works while nothing else does."""
 import time
 from datetime import timedelta
+from typing import Any
 
 
-def barrier(store, rank, size, seconds, wait_all_ranks):
+def barrier(store: Any, rank: int, size: int, seconds: float, wait_all_ranks: Any) -> None:
     """Blocks until rank 0 has heard of all ranks, and all others of rank 0.
 
     Args:

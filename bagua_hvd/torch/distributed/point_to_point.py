@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ class _Failed(Ended):
 class Transfer:
     """One message. `post` is called with the id of the set of two, and returns the Operation."""
 
-    def __init__(self, pair, post):
+    def __init__(self, pair: Any, post: Any) -> None:
         self._pair = pair
         self._post = post
         self._posted = threading.Event()
@@ -92,21 +93,21 @@ class Transfer:
         if callback is not None:
             operation.when_ended(callback)
 
-    def when_ended(self, callback):
+    def when_ended(self, callback: Callable[..., Any]) -> None:
         with self._lock:
             if not self._posted.is_set():
                 self._callback = callback
                 return
         self._operation.when_ended(callback)
 
-    def ended_within(self, seconds):
+    def ended_within(self, seconds: float) -> Any:
         # Being posted is part of the time, but an Event has no use for years.
         return self._posted.wait(min(seconds, threading.TIMEOUT_MAX)) and self._operation.ended_within(seconds)
 
-    def done(self):
+    def done(self) -> Any:
         return self._posted.is_set() and self._operation.done()
 
-    def wait(self):
+    def wait(self) -> None:
         self._posted.wait()
         self._operation.wait()
 
@@ -234,12 +235,12 @@ class PointToPoint:
         key: of the group, the same on its ranks. rank, ranks: as the group has them. id: of its process set.
     """
 
-    def __init__(self, context, key, rank, ranks, id):
+    def __init__(self, context: Any, key: Any, rank: int, ranks: Any, id: int) -> None:
         self._context, self._key, self._rank, self._ranks, self._id = context, key, rank, ranks, id
         self._sent: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)      # by (receiver, tag)
         self._received: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)  # by (sender, tag)
-        self._open = defaultdict(deque)         # by (sender, tag): begun and not taken
-        self._wanting = defaultdict(deque)      # by tag: _Any without a message, and sizes
+        self._open: defaultdict[Any, deque] = defaultdict(deque)         # by (sender, tag): begun and not taken
+        self._wanting: defaultdict[Any, deque] = defaultdict(deque)      # by tag: _Any without a message, and sizes
         self._lock = threading.RLock()
         self._itself = _Pair(context, None, id) if len(ranks) == 2 else None
 
@@ -265,7 +266,7 @@ class PointToPoint:
         first = self._ranks[rank] < self._ranks[self._rank]
         return [count, 0] if first else [0, count]
 
-    def send(self, tensor, rank, tag):
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to send a flat tensor. Returns a Transfer."""
         self._check(rank, "send to")
         name = self._name(self._rank, rank, tag, next(self._sent[rank, tag]))
@@ -292,7 +293,7 @@ class PointToPoint:
 
         return cls(self._pair(rank), post, rank, tensor, direct, *arguments)
 
-    def receive(self, tensor, rank, tag):
+    def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to receive into a flat tensor. Returns a message: take() puts it there at the end."""
         self._check(rank, "receive from")
         with self._lock:
@@ -303,7 +304,7 @@ class PointToPoint:
                 return _Taken(message, tensor)
         return self._begin(rank, tag, tensor, _Message)
 
-    def receive_any(self, tensor, tag):
+    def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
         """Begins to receive into a flat tensor from whoever sends first. Returns a message with its `source`."""
         wanted = _Any(tensor)
         with self._lock:

@@ -1,4 +1,6 @@
 """The allreduce of sparse COO tensors: their entries are gathered."""
+from typing import Any
+
 import torch
 from torch.distributed import ReduceOp
 
@@ -9,7 +11,7 @@ from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.sparse import rows_of, sum_of
 
 
-def allreduce(group, tensor, opts):
+def allreduce(group: Any, tensor: torch.Tensor, opts: Any) -> Any:
     """The Work of a sum or mean, in place; the result is coalesced.
 
     Raises:
@@ -24,7 +26,7 @@ def allreduce(group, tensor, opts):
     return group._work(operation, [tensor], what, opts, finish)
 
 
-def begin(tensor, post, divisor):
+def begin(tensor: torch.Tensor, post: Any, divisor: int) -> Any:
     """Begins to sum a tensor: (operation, what is left to do at its end: the sum / divisor goes into the tensor).
 
     post: posts the allgather of views.

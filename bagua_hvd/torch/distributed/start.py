@@ -12,7 +12,7 @@ _started: set[int] = set()            # groups for whose sake the runtime runs, 
 _next = 0
 
 
-def start(store, rank, size, seconds):
+def start(store: Any, rank: int, size: int, seconds: float) -> Any:
     """Makes sure that the runtime runs, with this rank and size. Collective over the default group.
 
     Args:
@@ -47,7 +47,7 @@ def _check(rank, size):
         )
 
 
-def stop(number):
+def stop(number: Any) -> None:
     """Shuts down what start() has started."""
     with _lock:
         if number in _started:

@@ -1,5 +1,7 @@
 """Tensors of c10d as the core sees them, and reductions that the core has no kernel for."""
 import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -20,21 +22,21 @@ _BINARY = {
 }
 
 
-def kind_of(op):
+def kind_of(op: Any) -> Any:
     """The RedOpType of what opts.reduceOp holds."""
     return getattr(op, "op", op)
 
 
-def prescale_of(op):
+def prescale_of(op: Any) -> Any:
     """What PREMUL_SUM multiplies by before the sum."""
     return float(op.__getstate__()[1]) if kind_of(op) == _Op.PREMUL_SUM else 1.0
 
 
-def reduces_natively(tensors, op):
+def reduces_natively(tensors: Sequence[torch.Tensor], op: Any) -> bool:
     return kind_of(op) in NATIVE_OPS and all(DTYPES.get(t.dtype) in frontend.reducible for t in tensors)
 
 
-def reduce_rows(rows, op):
+def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
     """The reduction of a tensor's first dimension, in the order of the ranks, in its own dtype."""
     kind = kind_of(op)
     if kind not in _BINARY:
@@ -45,7 +47,7 @@ def reduce_rows(rows, op):
     return result
 
 
-def dense(tensor):
+def dense(tensor: torch.Tensor) -> Any:
     """The tensor, or a contiguous copy of it, without history."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
@@ -53,18 +55,18 @@ def dense(tensor):
     return tensor.contiguous().resolve_neg().resolve_conj()
 
 
-def movable(tensor):
+def movable(tensor: torch.Tensor) -> Any:
     """A contiguous tensor as 1-D of a dtype that the core moves: its own, else bytes."""
     flat = tensor.reshape(-1)
     return flat if tensor.dtype in DTYPES else flat.view(torch.uint8)
 
 
-def row(tensor):
+def row(tensor: torch.Tensor) -> Any:
     """The same as one row, shape (1, count): ranks whose rows differ in length or dtype are told so."""
     return movable(tensor).unsqueeze(0)
 
 
-def rows_of(tensor, count):
+def rows_of(tensor: torch.Tensor, count: int) -> Any:
     """A contiguous tensor as `count` rows of equal length.
 
     Raises:
@@ -76,7 +78,7 @@ def rows_of(tensor, count):
     return flat.view(count, -1) if flat.numel() else flat.view(count, 0)
 
 
-def write_back(copies):
+def write_back(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copies results to where they belong: pairs (tensor, what was communicated in its place)."""
     for tensor, copy in copies:
         if tensor.data_ptr() != copy.data_ptr() or not tensor.is_contiguous():

@@ -5,6 +5,7 @@ threads of core/completions.py.
 """
 import threading
 from concurrent import futures
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work as _Work
@@ -17,7 +18,7 @@ from bagua_hvd.core.operations import Posted
 class Waiter:
     """Waits in a thread for what an algorithm posts and knows wait() only: in its order, which is that of all ranks."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._executor: futures.ThreadPoolExecutor | None = None
 
     def __call__(self, operation):
@@ -54,7 +55,8 @@ class Work(_Work):
         source: rank in the group that a message came from; a function of no arguments: known at the end.
     """
 
-    def __init__(self, operation, outputs, what, timeout, finish=None, source=-1):
+    def __init__(self, operation: Any, outputs: Any, what: str, timeout: Any, finish: Any = None,
+                 source: Any = -1) -> None:
         super().__init__()
         self._operation = operation
         self._outputs = outputs
@@ -64,18 +66,18 @@ class Work(_Work):
         self._source = source
         self._lock = threading.Lock()
         self._ended = False
-        self._error = None
+        self._error: Exception | None = None
         self._future: Future | None = None
         self._device = next((t.device for t in outputs if not t.is_cpu), None)
 
-    def then(self, finish, outputs):
+    def then(self, finish: Any, outputs: Any) -> Any:
         """The same with more to do at its end, and other outputs; while nobody else has seen it. Returns itself."""
         first = self._finish
         self._finish = finish if first is None else lambda: (first(), finish())
         self._outputs = outputs
         return self
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: Any = None) -> bool:
         """Blocks until it has ended; raises as it failed.
 
         On a GPU: until the results are on their way, in the order of the current stream.
@@ -113,31 +115,31 @@ class Work(_Work):
             if self._device is None:
                 self._operation = None
 
-    def is_completed(self):
+    def is_completed(self) -> Any:
         if not self._ended and self._operation.done():
             self._end()
         return self._ended
 
-    def is_success(self):
+    def is_success(self) -> Any:
         return self.is_completed() and self._error is None
 
-    def exception(self):
+    def exception(self) -> Any:
         return self._error if self.is_completed() else None
 
-    def result(self):
+    def result(self) -> Any:
         """The tensors with the results."""
         return self._outputs
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.wait()
 
-    def source_rank(self):
+    def source_rank(self) -> Any:
         """Rank in the group that the message of a recv came from."""
         return self._source() if callable(self._source) else self._source
 
     _source_rank = source_rank
 
-    def get_future(self):
+    def get_future(self) -> Any:
         """A future of the list of tensors, which somebody else completes: nobody needs to wait for the work."""
         with self._lock:
             if self._future is not None:

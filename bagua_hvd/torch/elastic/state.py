@@ -47,14 +47,14 @@ class StateHandler:
 class StateDictHandler(StateHandler):
     """For whatever has state_dict() and load_state_dict(): LR schedulers, a GradScaler, data loaders."""
 
-    def __init__(self, value):
+    def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.save()
 
-    def save(self):
+    def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
 
-    def restore(self):
+    def restore(self) -> None:
         # A copy: optimizers keep the tensors that they are given, and would change them.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
