@@ -6,11 +6,13 @@ somebody asks for it; both are the whole process's, so what is opened here stays
 import importlib.util
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bagua_hvd.core import device_kernels, native, operations, variables
 from bagua_hvd.core.log import logger
-from bagua_hvd.core.native import ffi, lib
+from bagua_hvd.core.native import TensorView, ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
 # One kernel for each type, at consecutive numbers.
@@ -31,17 +33,17 @@ _devices: dict = {}
 _lock = threading.Lock()
 
 
-def driver_files(environ=os.environ):
+def driver_files(environ: Any = os.environ) -> Any:
     """Where to look for libcuda.so.1 before the system's places, ':' between the files."""
     return variables.read("BAGUA_HVD_LIBCUDA", environ) or ""
 
 
-def nccl_is_wanted(environ=os.environ):
+def nccl_is_wanted(environ: Any = os.environ) -> bool:
     """Whether NCCL may carry tensors of GPUs, at least within hosts: unless BAGUA_HVD_NCCL is 0, on any rank."""
     return variables.read("BAGUA_HVD_NCCL", environ) != "0"
 
 
-def nccl_files(environ=os.environ):
+def nccl_files(environ: Any = os.environ) -> Any:
     """Where to look for libnccl.so.2: BAGUA_HVD_LIBNCCL, then the package nvidia-nccl-cu12 or -cu13."""
     files = [variables.read("BAGUA_HVD_LIBNCCL", environ)]
     try:
@@ -53,14 +55,14 @@ def nccl_files(environ=os.environ):
     return ":".join(filter(None, files))
 
 
-def cuda_facts():
+def cuda_facts() -> Any:
     """(version, GPUs, reason): the driver's version as 12040 for CUDA 12.4, and why there is none, "" when there is."""
     version, count, error = ffi.new("int *"), ffi.new("int *"), ffi.new("struct bhvd_error *")
     status = lib.bhvd_cuda_probe(driver_files().encode(), version, count, error)
     return version[0], count[0], "" if status == native.OK else native.message_of(error)
 
 
-def nccl_facts():
+def nccl_facts() -> Any:
     """(version, reason): NCCL's version as 22105 for 2.21.5, and why there is none, "" when there is."""
     version, error = ffi.new("int *"), ffi.new("struct bhvd_error *")
     status = lib.bhvd_nccl_probe(nccl_files().encode(), version, error)
@@ -80,7 +82,7 @@ class Device:
         HorovodInternalError: no driver, or it failed; ValueError: no such GPU. The sentence says what is missing.
     """
 
-    def __init__(self, index, kind=lib.BHVD_DEVICE_CUDA, files=None, nccl=None):
+    def __init__(self, index: int, kind: Any = lib.BHVD_DEVICE_CUDA, files: Any = None, nccl: Any = None) -> None:
         text = ffi.new("char[]", (driver_files() if files is None else files).encode())
         options = ffi.new("struct bhvd_device_options *", {"kind": kind, "index": index, "libraries": text})
         if nccl or (nccl is None and nccl_is_wanted()):
@@ -94,36 +96,36 @@ class Device:
         self.to_host = int(ffi.cast("uintptr_t", lib.bhvd_device_stream(self._pointer, 1)))
         self.from_host = int(ffi.cast("uintptr_t", lib.bhvd_device_stream(self._pointer, 0)))
 
-    def set_kernels(self, functions, owner):
+    def set_kernels(self, functions: Any, owner: Any) -> None:
         """Gives the core kernels: a dict from a number in KERNELS to the driver's handle. `owner` keeps them alive."""
         for kernel, function in functions.items():
             lib.bhvd_device_set_kernel(self._pointer, kernel, ffi.cast("void *", function))
         self._module = owner
 
-    def place(self, args, stream):
+    def place(self, args: Any, stream: Any) -> None:
         """Fills in where an operation's tensors are: struct bhvd_args."""
         args.device = self.index
         args.gpu = self._pointer
         args.stream = ffi.cast("void *", stream)
 
-    def copy(self, views, stream):
+    def copy(self, views: Sequence[TensorView], stream: Any) -> None:
         """Copies each view's src to its dst, host or GPU, after what the stream was given before. Blocks until done."""
         array, _shapes = operations.tensor_array(views)
         error = ffi.new("struct bhvd_error *")
         native.check(lib.bhvd_device_copy(self._pointer, array, len(views), ffi.cast("void *", stream), error), error)
 
-    def wait(self, context):
+    def wait(self, context: Any) -> None:
         """Waits for what ended operations of a context (bhvd_context *) put on the GPU; see bhvd_context_wait_gpu."""
         error = ffi.new("struct bhvd_error *")
         native.check(lib.bhvd_context_wait_gpu(context, self._pointer, error), error)
 
-    def close(self):
+    def close(self) -> None:
         """Gives the device back. Operations in flight hold it until they end."""
         lib.bhvd_device_drop(self._pointer)
         self._pointer = ffi.NULL
 
 
-def device(index):
+def device(index: int) -> Any:
     """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them.
 
     Where CuPy cannot compile, one warning says so; then tensors are copied one by one; the CPU averages and encodes.
@@ -153,14 +155,14 @@ class Placement:
         device: the Device.
     """
 
-    def __init__(self, device):
+    def __init__(self, device: Any) -> None:
         self.device = device
 
-    def stream(self):
+    def stream(self) -> Any:
         """The address of the framework's current stream on this GPU."""
         raise NotImplementedError
 
-    def adopt(self, tensor):
+    def adopt(self, tensor: Any) -> Any:
         """A tensor on this GPU with the values of one in the host's memory."""
         raise NotImplementedError
 

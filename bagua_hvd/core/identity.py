@@ -1,5 +1,6 @@
 """A dict of objects that cannot be hashed, or are equal element by element, as variables and tensors are."""
 import weakref
+from typing import Any
 
 
 class ByIdentity:
@@ -11,9 +12,10 @@ class ByIdentity:
         of: function of what is given as a key, that returns the object which is meant.
     """
 
-    def __init__(self, of=lambda key: key):
+    def __init__(self, of: Any = lambda key: key) -> None:
         self._of = of
-        self._entries = {}      # id -> (weak reference, value); without an entry before the id is another object's
+        # id -> (weak reference, value); without an entry before the id is another object's
+        self._entries: dict[int, Any] = {}
 
     def __setitem__(self, key, value):
         meant, entries = self._of(key), self._entries
@@ -29,10 +31,10 @@ class ByIdentity:
     def __len__(self):
         return len(self._entries)
 
-    def add(self, key):
+    def add(self, key: Any) -> None:
         """For a set: an entry without a value."""
         self[key] = None
 
-    def values(self):
+    def values(self) -> list:
         """Those of all entries."""
         return [value for _, value in self._entries.values()]

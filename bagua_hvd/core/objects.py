@@ -4,6 +4,7 @@ cloudpickle, so that lambdas and classes of __main__ travel. Ranks of one job tr
 others send, over connections that have proved to know the job's secret.
 """
 import struct
+from typing import Any
 
 import cloudpickle
 
@@ -12,7 +13,7 @@ from bagua_hvd.core import native, vectors
 _SIZE = struct.Struct("=q")
 
 
-def broadcast_object(context, obj, root_rank, is_root, name, process_set=0):
+def broadcast_object(context: Any, obj: Any, root_rank: int, is_root: Any, name: str, process_set: Any = 0) -> Any:
     """`obj` itself on the root, its copy elsewhere.
 
     Args:
@@ -33,7 +34,7 @@ def _broadcast(context, data, root_rank, name, process_set):
                  blocking=True).wait()
 
 
-def allgather_object(context, obj, name, process_set=0):
+def allgather_object(context: Any, obj: Any, name: str, process_set: Any = 0) -> Any:
     """The ranks' objects as a list in rank order; see broadcast_object for the arguments."""
     data = cloudpickle.dumps(obj)
     sizes = _SIZE.iter_unpack(_allgather(context, _SIZE.pack(len(data)), f"allgather.{name}.sz", process_set))

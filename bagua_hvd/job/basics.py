@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from bagua_hvd.core import log, native, objects, variables
 from bagua_hvd.core.context import Context
@@ -152,7 +153,7 @@ def restart() -> None:
     init(process_sets=runtime.process_sets)
 
 
-def placed_by_baguarun():
+def placed_by_baguarun() -> Any:
     """Whether the environment says where the ranks meet: no engine is to be asked then."""
     placed = variables.given("HOROVOD_SIZE") or variables.given("HOROVOD_RANK")
     return placed and variables.read("HOROVOD_GLOO_RENDEZVOUS_PORT") != 0

@@ -16,6 +16,7 @@ import json
 import secrets
 import socket
 from contextlib import suppress
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import messages
@@ -33,7 +34,7 @@ _PROBE_SECONDS = 5
 _NEVER_SECONDS = 1_000_000
 
 
-def silence_seconds(environ=None):
+def silence_seconds(environ: Any = None) -> Any:
     """For how long launcher and hosts may hear nothing of each other: the limits of the ranks come first.
 
     Twice theirs: after a cut, TCP may wait as long again before it tries once more.
@@ -42,7 +43,7 @@ def silence_seconds(environ=None):
     return 2 * max(heartbeat, variables.read("HOROVOD_GLOO_TIMEOUT_SECONDS", environ)) + 10
 
 
-def watch(connection):
+def watch(connection: Any) -> None:
     """Has the system end a TCP connection whose other host does not answer any more, for longer than silence_seconds().
 
     A process that is only stopped is not lost: the kernel answers for it.
@@ -65,7 +66,7 @@ class Handshake:
         secret: bytes. role: CONNECTED or ACCEPTED. port: of the side that accepted.
     """
 
-    def __init__(self, secret, role, port):
+    def __init__(self, secret: Any, role: Any, port: Any) -> None:
         self._secret = secret
         self._role = role
         self._bound = _MAGIC + port.to_bytes(4, "little")
@@ -75,7 +76,7 @@ class Handshake:
     def _proof(self, role, own, other):
         return hmac.digest(self._secret, role + self._bound + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
 
-    def answer(self, peer_hello):
+    def answer(self, peer_hello: Any) -> Any:
         """The proof to send. NotAuthenticated: the peer speaks something else."""
         if not peer_hello.startswith(_MAGIC):
             raise NotAuthenticated("the other side does not speak this version of bagua_hvd's elastic protocol")
@@ -83,18 +84,18 @@ class Handshake:
         self._expected = self._proof(peer_role, peer_hello, self.hello)
         return self._proof(self._role, self.hello, peer_hello)
 
-    def check(self, peer_proof):
+    def check(self, peer_proof: Any) -> None:
         """NotAuthenticated: the peer has another secret, or means another port."""
         if not hmac.compare_digest(peer_proof, self._expected):
             raise NotAuthenticated("the other side has another secret (_HOROVOD_SECRET_KEY)")
 
 
-def encode(message):
+def encode(message: Any) -> Any:
     """The line of a message, a dataclass: see job/messages.py."""
     return json.dumps(messages.to_dict(message), separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line, *kinds):
+def decode(line: Any, *kinds: Any) -> Any:
     """The message of a line, one of these dataclasses. ValueError: it is none."""
     try:
         content = json.loads(line)
@@ -114,7 +115,7 @@ class Connection:
         OSError: nobody listens there. NotAuthenticated.
     """
 
-    def __init__(self, host, port, secret, timeout):
+    def __init__(self, host: Any, port: Any, secret: Any, timeout: float) -> None:
         self._socket = socket.create_connection((host, port), timeout)
         try:
             self._file = self._socket.makefile("rb")
@@ -134,7 +135,7 @@ class Connection:
             raise NotAuthenticated("the driver of the job hung up: it has another secret (_HOROVOD_SECRET_KEY)")
         return data
 
-    def send(self, message, content=b""):
+    def send(self, message: Any, content: Any = b"") -> None:
         """A message, and bytes that follow it. OSError: the launcher has ended."""
         if content and hasattr(socket, "TCP_USER_TIMEOUT"):
             # Much of it may wait for as long as the launcher is suspended: that is no loss.
@@ -142,7 +143,7 @@ class Connection:
         self._socket.sendall(encode(message))
         self._socket.sendall(content)
 
-    def receive(self, *kinds):
+    def receive(self, *kinds: Any) -> Any:
         """The next message, one of these dataclasses; None when the launcher has ended, or says something else."""
         try:
             line = self._file.readline(MESSAGE_MAX)
@@ -150,7 +151,7 @@ class Connection:
         except (OSError, ValueError):
             return None
 
-    def receive_content(self, nbytes):
+    def receive_content(self, nbytes: int) -> Any:
         """Bytes that follow a message. EOFError: the launcher has ended."""
         content = self._file.read(nbytes)
         if len(content) < nbytes:
@@ -158,15 +159,15 @@ class Connection:
         return content
 
     @property
-    def local_host(self):
+    def local_host(self) -> Any:
         """The numeric address by which the other side sees this one."""
         return self._socket.getsockname()[0]
 
-    def fileno(self):
+    def fileno(self) -> Any:
         """The descriptor, for a process that is to write to the launcher."""
         return self._socket.fileno()
 
-    def close(self):
+    def close(self) -> None:
         """Hangs up, whoever may be receiving."""
         with suppress(OSError):         # nobody is connected
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -2,6 +2,7 @@
 import hashlib
 import os
 import socket
+from typing import Any
 
 # Processes that differ in one of these do not share memory or network, though they share the kernel.
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
@@ -17,7 +18,7 @@ def _namespaces():
     return ",".join(found)
 
 
-def host_hash(salt=None):
+def host_hash(salt: Any = None) -> str:
     """Text that is equal for processes of one host and one container, and begins with the host's short name.
 
     Args:

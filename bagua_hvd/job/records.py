@@ -7,6 +7,7 @@ GIL, takes it out. One kind is no text for people: that other ranks wait for thi
 import sys
 import threading
 import traceback
+from typing import Any
 
 from bagua_hvd.core import log
 from bagua_hvd.core.native import LOG_LATE
@@ -21,11 +22,11 @@ class Listener:
         context: context.Context. steps: function that returns how many optimizer steps were made.
     """
 
-    def __init__(self, context, steps):
+    def __init__(self, context: Any, steps: Any) -> None:
         self._thread = threading.Thread(target=_listen, args=(context, steps), name="bagua_hvd log", daemon=True)
         self._thread.start()
 
-    def close(self):
+    def close(self) -> None:
         """After the context was shut down: waits, a moment, for the thread to log the rest."""
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)

@@ -7,6 +7,7 @@ is: where the script's stderr is something else, a file say, nothing is written.
 import os
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
@@ -46,7 +47,7 @@ def _write(report):
     os.write(2, MARK + channel.encode(report))
 
 
-def read(line):
+def read(line: Any) -> Any:
     """What such a line says after MARK. ValueError: somebody else wrote into it."""
     return channel.decode(line, Figures, Stalled, BecauseOf)
 
@@ -59,10 +60,10 @@ class Reporter:
         stalled: function that returns what Context.stalled() does.
     """
 
-    def __init__(self, facts, stalled):
+    def __init__(self, facts: Any, stalled: Any) -> None:
         self._facts = facts
         self._stalled = stalled
-        self._told = {}
+        self._told: dict[Any, Any] = {}
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua_hvd reports", daemon=True)
@@ -83,7 +84,7 @@ class Reporter:
         except OSError:
             pass        # nobody reads stderr
 
-    def close(self):
+    def close(self) -> None:
         """Reports once more, that nobody stalls, and ends the thread. Nothing in a forked child, which has none."""
         if os.getpid() != self._pid:
             return
@@ -92,7 +93,7 @@ class Reporter:
         self._report({})
 
 
-def start(facts, stalled):
+def start(facts: Any, stalled: Any) -> Any:
     """A Reporter, if the launcher asked for one; else None."""
     return Reporter(facts, stalled) if variables.read(VARIABLE) else None
 
@@ -100,7 +101,7 @@ def start(facts, stalled):
 _told = BecauseOf(None)
 
 
-def because_of(rank):
+def because_of(rank: int) -> None:
     """Tells the launcher whose end came before this process's, and caused it: so that it names the right one.
 
     Args:

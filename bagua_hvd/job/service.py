@@ -1,5 +1,6 @@
 """A launcher's connections to processes, which say hello first: a driver's workers, a registry's clients."""
 import asyncio
+from typing import Any
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello, name_of
@@ -21,13 +22,13 @@ class Service(Server):
         port.
     """
 
-    def __init__(self, secret, on_event, kinds, host="127.0.0.1"):
+    def __init__(self, secret: Any, on_event: Any, kinds: Any, host: Any = "127.0.0.1") -> None:
         self._on_event = on_event
         self._kinds = kinds
-        self._writers = {}          # number of the worker -> StreamWriter
+        self._writers: dict[Any, Any] = {}          # number of the worker -> StreamWriter
         super().__init__(secret, host, "elastic service")
 
-    def send(self, number, message):
+    def send(self, number: int, message: Any) -> None:
         """Sends a message to a worker; lost when it has hung up. Any thread."""
         self.loop.call_soon_threadsafe(self._send, number, channel.encode(message))
 

@@ -1,6 +1,7 @@
 """Which engine started this process, and as which rank."""
 import os
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ _ENGINES = (
 )
 
 
-def detect(environ=None):
+def detect(environ: Any = None) -> Any:
     """The Placement that the environment tells of; None: no engine.
 
     Raises:

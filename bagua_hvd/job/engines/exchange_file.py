@@ -8,6 +8,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 # Processes that start the ranks of a host, as their names are cut off by the kernel.
 _STARTERS = ("hydra_pmi_proxy", "mpiexec", "mpirun", "prterun", "prted", "orted", "slurmstepd")
@@ -18,7 +19,7 @@ class NoExchange(RuntimeError):
     """This way is not open; the sentence says why."""
 
 
-def folder(one_host):
+def folder(one_host: Any) -> Any:
     """The folder, made if need be. NoExchange: it is not this user's alone."""
     path = Path(tempfile.gettempdir()) / f"bagua_hvd-{os.getuid()}" if one_host else Path.home() / ".bagua_hvd"
     try:
@@ -31,7 +32,7 @@ def folder(one_host):
     return path
 
 
-def starter():
+def starter() -> str:
     """Text about the process of this host that started its ranks, found among the ancestors: pid and start time."""
     pid = os.getppid()
     while pid > 1:
@@ -57,13 +58,13 @@ class FileExchange:
 
     may_change = True
 
-    def __init__(self, job, one_host):
+    def __init__(self, job: Any, one_host: Any) -> None:
         if job is None and not one_host:
             raise NoExchange("the engine gives its job no name")
         name = hashlib.sha256((job or starter()).encode()).hexdigest()[:32]
         self._path = folder(one_host) / name
 
-    def send(self, message):
+    def send(self, message: Any) -> None:
         """Rank 0: bytes for all others."""
         part = self._path.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -72,7 +73,7 @@ class FileExchange:
             file.write(message)
         os.replace(part, self._path)
 
-    def receive(self, timeout):
+    def receive(self, timeout: float) -> Any:
         """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
         end = time.monotonic() + timeout
         while True:
@@ -85,6 +86,6 @@ class FileExchange:
                                  "and do all hosts share that folder?")
             time.sleep(_POLL_SECONDS)
 
-    def close(self):
+    def close(self) -> None:
         """Rank 0, when all have received."""
         self._path.unlink(missing_ok=True)

@@ -8,13 +8,14 @@ import os
 import time
 import uuid
 from datetime import timedelta
+from typing import Any
 
 from bagua_hvd.job.engines.exchange_file import NoExchange
 
 _POLL_SECONDS = 0.005, 0.1          # at first, at last
 
 
-def attempt(store, rank, size, seconds):
+def attempt(store: Any, rank: int, size: int, seconds: float) -> Any:
     """A part of the store, empty at first, for this attempt of the ranks to run together; all of them call this.
 
     A store keeps what earlier attempts wrote: torchrun's agent has one for all restarts, and a group that is destroyed
@@ -69,14 +70,14 @@ def _answer(store, name, missing, seconds):
 class StoreMessage:
     """A message in a store of torch's, in a part that attempt() has made."""
 
-    def __init__(self, store):
+    def __init__(self, store: Any) -> None:
         self._store = store
 
-    def send(self, message):
+    def send(self, message: Any) -> None:
         """Rank 0: bytes for all others."""
         self._store.set("message", message)
 
-    def receive(self, timeout):
+    def receive(self, timeout: float) -> Any:
         """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
         try:
             self._store.wait(["message"], timedelta(seconds=timeout))
@@ -85,7 +86,7 @@ class StoreMessage:
                              f"({str(error).splitlines()[0]})") from None
         return bytes(self._store.get("message"))
 
-    def close(self):
+    def close(self) -> None:
         """Rank 0, when all have received."""
         try:
             self._store.delete_key("message")
@@ -101,7 +102,7 @@ class StoreExchange(StoreMessage):
         placement: of this process, by torchrun or env. timeout: seconds.
     """
 
-    def __init__(self, placement, timeout):
+    def __init__(self, placement: Any, timeout: float) -> None:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
         if placement.engine == "torchrun" and not agent:
             raise NoExchange("torchrun keeps no store (TORCHELASTIC_USE_AGENT_STORE is not True)")

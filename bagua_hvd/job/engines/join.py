@@ -8,6 +8,7 @@ import base64
 import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
@@ -59,11 +60,13 @@ class Membership:
         exchange: how rank 0's message reaches the others; None: what is open.
     """
 
-    def __init__(self, placement, timeout, exchange=None):
+    def __init__(self, placement: Any, timeout: float, exchange: Any = None) -> None:
         self.scope = "torch.distributed" if exchange else None
         self.spent = False
         self.variables = {"HOROVOD_RANK": str(placement.rank), "HOROVOD_SIZE": str(placement.size)}
-        self._rendezvous = self._target = self._exchange = None
+        self._rendezvous: Any = None
+        self._target: Any = None
+        self._exchange: Any = None
         if placement.size == 1:
             return
         one_host = placement.local_size == placement.size
@@ -92,7 +95,7 @@ class Membership:
             address for _, address in probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))]
         return Meeting(self._rendezvous.port, "" if given else secret, addresses, self._target.port, key.decode(), job)
 
-    def met(self):
+    def met(self) -> None:
         """To be called when all ranks have met: the message is no longer needed."""
         atexit.unregister(self.met)
         self.spent = self.scope is not None
@@ -172,7 +175,7 @@ def _reached_address(message):
     return reached[0][1]
 
 
-def join(timeout):
+def join(timeout: float) -> Any:
     """The Membership of this process in its torch.distributed group, or in the job of whichever engine started it.
 
     None: there is no such group, and no engine started it.
@@ -190,7 +193,7 @@ def join(timeout):
     return None if placement is None else Membership(placement, timeout)
 
 
-def join_group(store, rank, size, timeout):
+def join_group(store: Any, rank: int, size: int, timeout: float) -> Any:
     """The Membership of this process among the ranks that share a store of torch's; collective. As join()."""
     placement, exchange = meet(store, rank, size, timeout)
     return Membership(placement, timeout, exchange)

@@ -7,6 +7,7 @@ finalized when Python ends.
 import atexit
 import os
 import sys
+from typing import Any
 
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
@@ -29,7 +30,7 @@ def _candidates(vendor):
     return list(dict.fromkeys(os.path.realpath(path) for path in paths if os.path.exists(path)))
 
 
-def start(placement):
+def start(placement: Any) -> None:
     """Loads and initializes MPI, unless that is done. NoExchange: it is not usable here, and why."""
     if placement.engine not in _VENDORS:
         raise NoExchange(f"{placement.engine} started this process, not mpirun or srun")
@@ -44,7 +45,7 @@ def start(placement):
         atexit.register(_finish)
 
 
-def abandon():
+def abandon() -> None:
     """A rank was lost: nobody finalizes MPI any more, since that waits for all."""
     _state["abandoned"] = True
 
