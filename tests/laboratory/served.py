@@ -1,0 +1,42 @@
+"""What works with which algorithm: the table of docs/algorithms.md, by what each algorithm declares."""
+import importlib
+
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms.base import RESEARCH, Algorithm, Safety
+from bagua_hvd.bench import report
+from bagua_hvd.reduction.weight import check_weighable
+from bagua_hvd.torch.distributed.options import besides_gradients
+
+COLUMNS = ("algorithm", "class", "optimizer", "tape", "DDP hook", "`delay=1`", "`set_weight()`", "sparse, torch",
+           "Keras' loss scaling")
+
+
+def _weighable(algorithm):
+    try:
+        check_weighable(algorithm)
+    except ValueError:
+        return False
+    return True
+
+
+def _mark(served):
+    return "yes" if served else "no"
+
+
+def _row(name):
+    algorithm: Algorithm = algorithms.get(name)
+    sees_weights = bool(algorithm.uses_weights) or algorithm.replaces_step
+    return (f"`{name}`", Safety(algorithm.safety).name,
+            "Adam, AdamW" if algorithm.uses_adam and algorithm.replaces_step else "any",
+            _mark(not sees_weights), "hook" if not besides_gradients(algorithm) else "`wrap_optimizer`",
+            _mark(algorithm.gradients_only), _mark(_weighable(algorithm)),
+            "as dense" if algorithm.dense_only else "gathered",
+            _mark(not (algorithm.replaces_step or algorithm.remembers_gradients)))
+
+
+def table():
+    """Menu first, the mildest first; then the others by name."""
+    importlib.import_module("bagua_hvd.algorithms.research")
+    menu = algorithms.menu()
+    return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted({*algorithms.names(), *RESEARCH} - {*menu})]],
+                        left=len(COLUMNS))
