@@ -63,7 +63,7 @@ def same_as_one_process():
     hvd.init()
     for make in (torch.optim.SGD, torch.optim.Adam):
         expected = one_process(make=make)
-        for options in ({}, {"wait_in_step": True}, {"groups": 2}, {"gradient_predivide_factor": 2.0},
+        for options in ({}, {"gradients_untouched": True}, {"groups": 2}, {"gradient_predivide_factor": 2.0},
                         {"algorithm": hvd.algorithms.ByteGrad(codec=float32)},
                         {"algorithm": hvd.algorithms.PowerSGD(100)}):
             model = model_of()
