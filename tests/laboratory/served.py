@@ -38,5 +38,6 @@ def table():
     """Menu first, the mildest first; then the others by name."""
     importlib.import_module("bagua_hvd.algorithms.research")
     menu = algorithms.menu()
-    return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted({*algorithms.names(), *RESEARCH} - {*menu})]],
+    ours = {name for name in algorithms.names() if type(algorithms.get(name)).__module__.startswith("bagua_hvd.")}
+    return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted({*ours, *RESEARCH} - {*menu})]],
                         left=len(COLUMNS))
