@@ -54,12 +54,22 @@ def with_params(table: dict[str, tuple[Any, str]]) -> Callable[[_Class], _Class]
         for name, (_, meaning) in table.items():
             camel = "".join(word.capitalize() for word in name.split("_"))
             setattr(cls, name, Param(Params._dummy(), name, meaning))
-            setattr(cls, f"set{camel}", lambda self, value, name=name: self._set(**{name: value}))
-            setattr(cls, f"get{camel}", lambda self, name=name: self.getOrDefault(name))
+            for kind, accessor in _accessors(name).items():
+                setattr(cls, f"{kind}{camel}", accessor)
         cls.table = table
         return cls
 
     return add
+
+
+def _accessors(name):
+    def set(self, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    def get(self) -> Any:
+        return self.getOrDefault(name)
+
+    return {"set": set, "get": get}
 
 
 class Keywords(Saved):
