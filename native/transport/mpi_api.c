@@ -19,35 +19,31 @@ struct mpi_status {
     _Alignas(16) unsigned char bytes[128];
 };
 
-// The functions that take handles, with handles of one type.
-#define FUNCTIONS(HANDLE)                                                               \
-    int (*MPI_Comm_rank)(HANDLE, int *);                                                \
-    int (*MPI_Comm_size)(HANDLE, int *);                                                \
-    int (*MPI_Comm_idup)(HANDLE, HANDLE *, HANDLE *);                                   \
-    int (*MPI_Comm_free)(HANDLE *);                                                     \
-    int (*MPI_Comm_set_errhandler)(HANDLE, HANDLE);                                     \
-    int (*MPI_Isend)(const void *, int, HANDLE, int, int, HANDLE, HANDLE *);            \
-    int (*MPI_Irecv)(void *, int, HANDLE, int, int, HANDLE, HANDLE *);                  \
-    int (*MPI_Test)(HANDLE *, int *, struct mpi_status *);                              \
-    int (*MPI_Get_count)(const struct mpi_status *, HANDLE, int *);                     \
-    int (*MPI_Cancel)(HANDLE *);                                                        \
-    int (*MPI_Bcast)(void *, int, HANDLE, int, HANDLE);
+// Handles are ints or pointers. Both calling conventions of Linux that this is built for (x86-64, AArch64) pass the union as they pass
+// either: in one register, of which who expects an int reads the lower half. So one declaration serves all interfaces.
+#define FUNCTIONS(each)                                                                                                     \
+    each(MPI_Comm_rank, union mpi_handle, int *)                                                                            \
+    each(MPI_Comm_size, union mpi_handle, int *)                                                                            \
+    each(MPI_Comm_idup, union mpi_handle, union mpi_handle *, union mpi_handle *)                                           \
+    each(MPI_Comm_free, union mpi_handle *)                                                                                 \
+    each(MPI_Comm_set_errhandler, union mpi_handle, union mpi_handle)                                                       \
+    each(MPI_Isend, const void *, int, union mpi_handle, int, int, union mpi_handle, union mpi_handle *)                    \
+    each(MPI_Irecv, void *, int, union mpi_handle, int, int, union mpi_handle, union mpi_handle *)                          \
+    each(MPI_Test, union mpi_handle *, int *, struct mpi_status *)                                                          \
+    each(MPI_Get_count, const struct mpi_status *, union mpi_handle, int *)                                                 \
+    each(MPI_Cancel, union mpi_handle *)                                                                                    \
+    each(MPI_Bcast, void *, int, union mpi_handle, int, union mpi_handle)                                                   \
+    each(MPI_Get_library_version, char *, int *)                                                                            \
+    each(MPI_Initialized, int *)                                                                                            \
+    each(MPI_Finalized, int *)                                                                                              \
+    each(MPI_Init_thread, int *, char ***, int, int *)                                                                      \
+    each(MPI_Query_thread, int *)                                                                                           \
+    each(MPI_Finalize, void)
 
-// In the order of FUNCTIONS.
-static const char *const names[] = {
-    "MPI_Comm_rank", "MPI_Comm_size", "MPI_Comm_idup", "MPI_Comm_free", "MPI_Comm_set_errhandler", "MPI_Isend",
-    "MPI_Irecv", "MPI_Test", "MPI_Get_count", "MPI_Cancel", "MPI_Bcast"};
+#define NAME(function, ...) #function,
+#define POINTER(function, ...) int (*function)(__VA_ARGS__);
+static const char *const names[] = {FUNCTIONS(NAME)};
 enum { NAME_COUNT = sizeof names / sizeof names[0] };
-
-struct integer_functions {
-    FUNCTIONS(int)
-};
-struct pointer_functions {
-    FUNCTIONS(void *)
-};
-_Static_assert(sizeof(struct integer_functions) == NAME_COUNT * sizeof(void *), "one name for each function");
-
-enum interface { MPICH, STANDARD, OPEN_MPI };
 
 static struct {
     pthread_mutex_t lock;               // of bhvd_mpi_open and _close
@@ -55,14 +51,13 @@ static struct {
     int rank, size;
     int threads;                        // 0 to 3, as bhvd_mpi_threads
     void *handle;                       // of dlopen()
-    enum interface interface;
+    bool is_standard;                   // the ABI of MPI 5
     union {
-        struct integer_functions integer;
-        struct pointer_functions pointer;
+        struct {
+            FUNCTIONS(POINTER)
+        } call;
         void *symbols[NAME_COUNT];
-    } call;
-    int (*initialized)(int *), (*finalized)(int *), (*init_thread)(int *, char ***, int, int *), (*query_thread)(int *),
-        (*finalize)(void);
+    };
     union mpi_handle world, byte, errors_return;
 } mpi = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -70,68 +65,42 @@ static const int standard_threads[] = {0, 1024, 2048, 4096}, usual_threads[] = {
 
 // ---------------------------------------------------------------------------------------------------------- the calls
 
-#define HAS_INTEGERS (mpi.interface == MPICH)
-
 int mpi_duplicate_world(union mpi_handle *communicator, union mpi_handle *request)
 {
-    return HAS_INTEGERS
-               ? mpi.call.integer.MPI_Comm_idup(mpi.world.integer, &communicator->integer, &request->integer)
-               : mpi.call.pointer.MPI_Comm_idup(mpi.world.pointer, &communicator->pointer, &request->pointer);
+    return mpi.call.MPI_Comm_idup(mpi.world, communicator, request);
 }
 
 int mpi_use_communicator(union mpi_handle communicator)
 {
-    return HAS_INTEGERS
-               ? mpi.call.integer.MPI_Comm_set_errhandler(communicator.integer, mpi.errors_return.integer)
-               : mpi.call.pointer.MPI_Comm_set_errhandler(communicator.pointer, mpi.errors_return.pointer);
+    return mpi.call.MPI_Comm_set_errhandler(communicator, mpi.errors_return);
 }
 
-int mpi_free_communicator(union mpi_handle *communicator)
-{
-    return HAS_INTEGERS ? mpi.call.integer.MPI_Comm_free(&communicator->integer)
-                        : mpi.call.pointer.MPI_Comm_free(&communicator->pointer);
-}
+int mpi_free_communicator(union mpi_handle *communicator) { return mpi.call.MPI_Comm_free(communicator); }
 
 int mpi_isend(const void *src, int nbytes, int peer, int tag, union mpi_handle communicator, union mpi_handle *request)
 {
-    return HAS_INTEGERS ? mpi.call.integer.MPI_Isend(src, nbytes, mpi.byte.integer, peer, tag, communicator.integer,
-                                                     &request->integer)
-                        : mpi.call.pointer.MPI_Isend(src, nbytes, mpi.byte.pointer, peer, tag, communicator.pointer,
-                                                     &request->pointer);
+    return mpi.call.MPI_Isend(src, nbytes, mpi.byte, peer, tag, communicator, request);
 }
 
 int mpi_irecv(void *dst, int nbytes, int peer, int tag, union mpi_handle communicator, union mpi_handle *request)
 {
-    return HAS_INTEGERS ? mpi.call.integer.MPI_Irecv(dst, nbytes, mpi.byte.integer, peer, tag, communicator.integer,
-                                                     &request->integer)
-                        : mpi.call.pointer.MPI_Irecv(dst, nbytes, mpi.byte.pointer, peer, tag, communicator.pointer,
-                                                     &request->pointer);
+    return mpi.call.MPI_Irecv(dst, nbytes, mpi.byte, peer, tag, communicator, request);
 }
 
 int mpi_test(union mpi_handle *request, int *complete, int *received)
 {
     struct mpi_status status = {{0}};
-    int code = HAS_INTEGERS ? mpi.call.integer.MPI_Test(&request->integer, complete, &status)
-                            : mpi.call.pointer.MPI_Test(&request->pointer, complete, &status);
-    if (code != MPI_DONE || !*complete || !received)
-        return code;
-    return HAS_INTEGERS ? mpi.call.integer.MPI_Get_count(&status, mpi.byte.integer, received)
-                        : mpi.call.pointer.MPI_Get_count(&status, mpi.byte.pointer, received);
+    const int code = mpi.call.MPI_Test(request, complete, &status);
+    return code != MPI_DONE || !*complete || !received ? code : mpi.call.MPI_Get_count(&status, mpi.byte, received);
 }
 
-int mpi_cancel(union mpi_handle *request)
-{
-    return HAS_INTEGERS ? mpi.call.integer.MPI_Cancel(&request->integer)
-                        : mpi.call.pointer.MPI_Cancel(&request->pointer);
-}
+int mpi_cancel(union mpi_handle *request) { return mpi.call.MPI_Cancel(request); }
 
 bhvd_status bhvd_mpi_broadcast(void *buffer, int nbytes, struct bhvd_error *error)
 {
     if (!mpi_is_running())
         return error_set(error, BHVD_ERR_SYSTEM, "MPI does not run in this process");
-    int code = HAS_INTEGERS
-                   ? mpi.call.integer.MPI_Bcast(buffer, nbytes, mpi.byte.integer, 0, mpi.world.integer)
-                   : mpi.call.pointer.MPI_Bcast(buffer, nbytes, mpi.byte.pointer, 0, mpi.world.pointer);
+    const int code = mpi.call.MPI_Bcast(buffer, nbytes, mpi.byte, 0, mpi.world);
     return code == MPI_DONE ? BHVD_OK : error_set(error, BHVD_ERR_SYSTEM, "MPI_Bcast failed with code %d", code);
 }
 
@@ -162,8 +131,10 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     static char version[VERSION_MAX];   // under mpi.lock
     int ignored;
     Dl_info where;
-    int (*get_version)(char *, int *) = (int (*)(char *, int *))dlsym(mpi.handle, "MPI_Get_library_version");
-    if (!get_version || get_version(version, &ignored) != MPI_DONE) {
+    bool complete = true;
+    for (int i = 0; i < NAME_COUNT; i++)
+        complete &= (mpi.symbols[i] = dlsym(mpi.handle, names[i])) != NULL;
+    if (!mpi.call.MPI_Get_library_version || mpi.call.MPI_Get_library_version(version, &ignored) != MPI_DONE) {
         snprintf(reason, reason_size, "it does not tell its version");
         return false;
     }
@@ -173,33 +144,22 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
                  (int)strcspn(version, ",\n") < NAME_SHOWN ? (int)strcspn(version, ",\n") : NAME_SHOWN, version);
         return false;
     }
-    for (int i = 0; i < NAME_COUNT; i++)
-        mpi.call.symbols[i] = dlsym(mpi.handle, names[i]);
-    mpi.initialized = (int (*)(int *))dlsym(mpi.handle, "MPI_Initialized");
-    mpi.finalized = (int (*)(int *))dlsym(mpi.handle, "MPI_Finalized");
-    mpi.init_thread = (int (*)(int *, char ***, int, int *))dlsym(mpi.handle, "MPI_Init_thread");
-    mpi.query_thread = (int (*)(int *))dlsym(mpi.handle, "MPI_Query_thread");
-    mpi.finalize = (int (*)(void))dlsym(mpi.handle, "MPI_Finalize");
-    bool complete = mpi.initialized && mpi.finalized && mpi.init_thread && mpi.query_thread && mpi.finalize;
-    for (int i = 0; i < NAME_COUNT; i++)
-        complete = complete && mpi.call.symbols[i];
     if (!complete) {
         snprintf(reason, reason_size, "it lacks functions of MPI 3");
         return false;
     }
     void *world = dlsym(mpi.handle, "ompi_mpi_comm_world");
-    if (dladdr((void *)get_version, &where) && strncmp(base_name(where.dli_fname), "libmpi_abi.", 11) == 0) {
-        mpi.interface = STANDARD;
+    mpi.is_standard = dladdr((void *)mpi.call.MPI_Get_library_version, &where) &&
+                      strncmp(base_name(where.dli_fname), "libmpi_abi.", 11) == 0;
+    if (mpi.is_standard) {
         mpi.world.pointer = (void *)0x101;
         mpi.byte.pointer = (void *)0x247;
         mpi.errors_return.pointer = (void *)0x143;
     } else if (world) {
-        mpi.interface = OPEN_MPI;
         mpi.world.pointer = world;
         mpi.byte.pointer = dlsym(mpi.handle, "ompi_mpi_byte");
         mpi.errors_return.pointer = dlsym(mpi.handle, "ompi_mpi_errors_return");
     } else {
-        mpi.interface = MPICH;
         mpi.world.integer = 0x44000000;
         mpi.byte.integer = 0x4c00010d;
         mpi.errors_return.integer = 0x54000001;
@@ -258,15 +218,15 @@ static bool find(const struct bhvd_mpi_options *options, char *reasons, size_t r
 // MPI by itself meanwhile.
 static bhvd_status start(struct bhvd_error *error)
 {
-    const int *levels = mpi.interface == STANDARD ? standard_threads : usual_threads;
+    const int *levels = mpi.is_standard ? standard_threads : usual_threads;
     int flag = 0, provided = 0;
-    if (mpi.finalized(&flag) != MPI_DONE || flag)
+    if (mpi.call.MPI_Finalized(&flag) != MPI_DONE || flag)
         return error_set(error, BHVD_ERR_SYSTEM, "MPI was finalized before init(): finalize it at the script's end");
-    if (mpi.initialized(&flag) != MPI_DONE || !flag) {
-        if (mpi.init_thread(NULL, NULL, levels[3], &provided) != MPI_DONE)
+    if (mpi.call.MPI_Initialized(&flag) != MPI_DONE || !flag) {
+        if (mpi.call.MPI_Init_thread(NULL, NULL, levels[3], &provided) != MPI_DONE)
             return error_set(error, BHVD_ERR_SYSTEM, "MPI_Init_thread failed; was this process started by mpirun?");
         mpi.initialized_here = true;
-    } else if (mpi.query_thread(&provided) != MPI_DONE) {
+    } else if (mpi.call.MPI_Query_thread(&provided) != MPI_DONE) {
         return error_set(error, BHVD_ERR_SYSTEM, "MPI_Query_thread failed");
     }
     for (int i = 0; i < 4; i++)
@@ -276,11 +236,9 @@ static bhvd_status start(struct bhvd_error *error)
 
 static bhvd_status ask_rank(struct bhvd_error *error)
 {
-    int code = HAS_INTEGERS ? mpi.call.integer.MPI_Comm_rank(mpi.world.integer, &mpi.rank)
-                            : mpi.call.pointer.MPI_Comm_rank(mpi.world.pointer, &mpi.rank);
+    int code = mpi.call.MPI_Comm_rank(mpi.world, &mpi.rank);
     if (code == MPI_DONE)
-        code = HAS_INTEGERS ? mpi.call.integer.MPI_Comm_size(mpi.world.integer, &mpi.size)
-                            : mpi.call.pointer.MPI_Comm_size(mpi.world.pointer, &mpi.size);
+        code = mpi.call.MPI_Comm_size(mpi.world, &mpi.size);
     return code == MPI_DONE ? BHVD_OK : error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_rank failed with code %d", code);
 }
 
@@ -323,7 +281,7 @@ bhvd_status mpi_check(int rank, int size, struct bhvd_error *error)
 bool mpi_is_running(void)
 {
     int finalized = 0;
-    return mpi.open && mpi.finalized(&finalized) == MPI_DONE && !finalized;
+    return mpi.open && mpi.call.MPI_Finalized(&finalized) == MPI_DONE && !finalized;
 }
 
 int bhvd_mpi_threads(void) { return mpi_is_running() ? mpi.threads : -1; }
@@ -332,7 +290,7 @@ void bhvd_mpi_close(void)
 {
     pthread_mutex_lock(&mpi.lock);
     if (mpi.initialized_here && mpi_is_running())
-        mpi.finalize();
+        mpi.call.MPI_Finalize();
     mpi.open = mpi.initialized_here = false;
     pthread_mutex_unlock(&mpi.lock);
 }
