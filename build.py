@@ -1,7 +1,8 @@
 """Builds bagua_hvd._native: the C core as a static library, and the cffi module over the one public header.
 
 `setup.py` reads `ffibuilder` and `LIBRARIES` from here; the C tests read `SOURCES` and `FLAGS`, so the files are listed
-nowhere else. A `_<isa>` suffix on a C file selects its compiler flags.
+nowhere else. A `_<isa>` suffix on a C file selects its compiler flags; a file of the suffix `_vectors`
+is compiled for each instruction set, with its name as ISA.
 
 In this folder this file hides the package `build` from `python -m build`, so run as a program it says what to write.
 """
@@ -34,8 +35,8 @@ FLAGS = [
     "-fno-math-errno", "-fno-trapping-math", "-Werror=implicit-function-declaration",
 ]
 ISA_FLAGS = {
-    "avx2": ["-mavx2", "-mf16c", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mf16c", "-mfma"],
+    "avx2": ["-DISA=avx2", "-mavx2", "-mf16c", "-mfma"],
+    "avx512": ["-DISA=avx512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mf16c", "-mfma"],
 }
 LINK_LIBRARIES = ["pthread", "m", "dl"]
 
@@ -58,8 +59,10 @@ LTO = ["-flto", "-ffat-lto-objects"] if os.environ.get("BHVD_BUILD_LTO") != "0" 
 LTO_LINK = [*LTO, "-flto-partition=one", *FLAGS] if LTO else []
 
 
-def _isa(path):
-    return next((isa for isa in ISA_FLAGS if path.stem.endswith("_" + isa)), None)
+def _isas(path):
+    if path.stem.endswith("_vectors"):
+        return list(ISA_FLAGS)
+    return [isa for isa in ISA_FLAGS if path.stem.endswith("_" + isa)] or [None]
 
 
 def _sources():
@@ -72,9 +75,9 @@ def _sources():
     for path in sorted((ROOT / NATIVE).rglob("*.c")):
         if ROOT / TENSORFLOW in path.parents:
             continue
-        isa = _isa(path)
-        if isa is None or x86:
-            sources.setdefault(isa, []).append(str(path.relative_to(ROOT)))
+        for isa in _isas(path):
+            if isa is None or x86:
+                sources.setdefault(isa, []).append(str(path.relative_to(ROOT)))
     return sources
 
 

@@ -33,7 +33,10 @@ class BuildInParallel(build_clib):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             self.compiler._compile = lambda *args: jobs.append(pool.submit(compile_one, *args))
             self.compiler.create_static_lib = archive_what_is_compiled
-            super().build_libraries(libraries)
+            objects = self.build_temp
+            for library in libraries:               # some files are in several, with other flags
+                self.build_temp = os.path.join(objects, library[0])
+                super().build_libraries([library])
 
 
 setup(cmdclass={"build_clib": BuildInParallel}, cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],

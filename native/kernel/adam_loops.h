@@ -1,4 +1,4 @@
-// Adam's loops: adam.c compiles them as the definition, adam_avx2.c for AVX2. The includer defines ISA, the suffix of all
+// Adam's loops: adam_update.c compiles them as the definition, adam_avx2.c for AVX2. The includer defines ISA, the suffix of all
 // names. A NaN stays one: it is not beyond any bound.
 #include <math.h>
 

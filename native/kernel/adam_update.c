@@ -1,31 +1,41 @@
 // Adam's arithmetic on tensors where they lie: one pass over memory, where NumPy would make ten.
 #include "kernel/flat.h"
-#include "kernel/adam.h"
+#include "kernel/variants.h"
+
+#define ISA scalar
+#include "kernel/adam_loops.h"
 
 enum { BLOCK = 1024 };      // elements that stay in the cache while they are converted
 
+void adam_kernels_init(struct adam_kernels *kernels, bhvd_dtype flat, unsigned cpu)
+{
+    *kernels = adam_kernels_scalar(flat);
+    if (cpu & CPU_AVX2)
+        adam_kernels_init_avx2(kernels, flat);
+}
+
 // A tensor's elements i ... i + n - 1 in the flat dtype: where they are, or converted into `room`.
-static const void *load(const struct flat_casts *casts, const struct bhvd_tensor *tensor, size_t i, size_t n, void *room)
+static const void *load(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, size_t n, void *room)
 {
     const char *from = (const char *)tensor->src + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype);
-    if (tensor->dtype == (int32_t)casts->flat)
+    if (tensor->dtype == (int32_t)flat)
         return from;
-    casts->table.to_float[tensor->dtype](room, from, n);
+    kernel_table_best()->to_float[tensor->dtype](room, from, n);
     return room;
 }
 
 // Where to compute these elements, in `room` if they are to be converted by store().
-static void *place(const struct flat_casts *casts, const struct bhvd_tensor *tensor, size_t i, void *room)
+static void *place(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, void *room)
 {
-    const bool same = tensor->dtype == (int32_t)casts->flat;
+    const bool same = tensor->dtype == (int32_t)flat;
     return same ? (char *)tensor->dst + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype) : room;
 }
 
-static void store(const struct flat_casts *casts, const struct bhvd_tensor *tensor, size_t i, size_t n, const void *from)
+static void store(const struct bhvd_tensor *tensor, size_t i, size_t n, const void *from)
 {
     void *to = (char *)tensor->dst + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype);
     if (from != to)
-        casts->table.from_float[tensor->dtype](to, from, n);
+        kernel_table_best()->from_float[tensor->dtype](to, from, n);
 }
 
 // Of every block of every tensor: `t` and the elements i ... i + n - 1, which lie at `at` in a flat vector.
@@ -33,13 +43,13 @@ static void store(const struct flat_casts *casts, const struct bhvd_tensor *tens
     for (size_t t = 0, at = 0, of; t < (count) && (of = flat_count(&(tensors)[t]), true); at += of, t++)      \
         for (size_t i = 0, n; i < of && (n = of - i < BLOCK ? of - i : BLOCK); i += n)
 
-static bool find(struct flat_casts *casts, struct adam_kernels *kernels, const struct bhvd_tensor *const *lists, size_t count,
+static bool find(struct adam_kernels *kernels, const struct bhvd_tensor *const *lists, size_t count,
                  bhvd_dtype flat)
 {
     if (flat != BHVD_FLOAT32 && flat != BHVD_FLOAT64)
         return false;
     for (; *lists; lists++)
-        if (!flat_find_casts(casts, *lists, count, flat))
+        if (!flat_is_possible(*lists, count, flat))
             return false;
     adam_kernels_init(kernels, flat, cpu_features());
     return true;
@@ -49,16 +59,15 @@ bhvd_status bhvd_adam_momentum(const struct bhvd_tensor *m, const struct bhvd_te
                                const struct bhvd_tensor *x, const struct bhvd_adam *by, size_t count, int in_steps,
                                bhvd_dtype flat, void *sent)
 {
-    struct flat_casts casts;
     struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {m, v, g, x, NULL};
     float room[4][BLOCK];
-    if (!find(&casts, &kernels, lists, count, flat))
+    if (!find(&kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (m, count) {
-        const void *ms = load(&casts, &m[t], i, n, room[0]), *vs = load(&casts, &v[t], i, n, room[1]),
-                   *gs = load(&casts, &g[t], i, n, room[2]),
-                   *xs = x && by[t].weight_decay != 0 ? load(&casts, &x[t], i, n, room[3]) : NULL;
+        const void *ms = load(flat, &m[t], i, n, room[0]), *vs = load(flat, &v[t], i, n, room[1]),
+                   *gs = load(flat, &g[t], i, n, room[2]),
+                   *xs = x && by[t].weight_decay != 0 ? load(flat, &x[t], i, n, room[3]) : NULL;
         void *to = (char *)sent + (at + i) * bhvd_dtype_size(flat);
         kernels.momentum(to, ms, gs, vs, xs, &by[t], in_steps, n);
     }
@@ -68,19 +77,18 @@ bhvd_status bhvd_adam_momentum(const struct bhvd_tensor *m, const struct bhvd_te
 bhvd_status bhvd_adam_step(const struct bhvd_tensor *m, const struct bhvd_tensor *v, const struct bhvd_tensor *x,
                            const struct bhvd_adam *by, size_t count, int in_steps, bhvd_dtype flat, const void *sent)
 {
-    struct flat_casts casts;
     struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {m, v, x, NULL};
     float room[3][BLOCK];
-    if (!find(&casts, &kernels, lists, count, flat))
+    if (!find(&kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (m, count) {
-        const void *vs = load(&casts, &v[t], i, n, room[0]), *before = load(&casts, &x[t], i, n, room[1]),
+        const void *vs = load(flat, &v[t], i, n, room[0]), *before = load(flat, &x[t], i, n, room[1]),
                    *from = (const char *)sent + (at + i) * bhvd_dtype_size(flat);
-        void *ms = place(&casts, &m[t], i, room[2]), *xs = place(&casts, &x[t], i, room[1]);
+        void *ms = place(flat, &m[t], i, room[2]), *xs = place(flat, &x[t], i, room[1]);
         kernels.step(xs, ms, from, vs, before, &by[t], in_steps, n);
-        store(&casts, &m[t], i, n, ms);
-        store(&casts, &x[t], i, n, xs);
+        store(&m[t], i, n, ms);
+        store(&x[t], i, n, xs);
     }
     return BHVD_OK;
 }
@@ -88,18 +96,17 @@ bhvd_status bhvd_adam_step(const struct bhvd_tensor *m, const struct bhvd_tensor
 bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_tensor *g, const struct bhvd_adam_variance *by,
                                size_t count, bhvd_dtype flat, void *exact, void *own)
 {
-    struct flat_casts casts;
     struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {v, g, NULL};
     float room[2][BLOCK];
-    if (!find(&casts, &kernels, lists, count, flat))
+    if (!find(&kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (v, count) {
-        const void *gs = load(&casts, &g[t], i, n, room[0]);
+        const void *gs = load(flat, &g[t], i, n, room[0]);
         const size_t offset = (at + i) * bhvd_dtype_size(flat);
-        void *used = place(&casts, &v[t], i, room[1]);
+        void *used = place(flat, &v[t], i, room[1]);
         kernels.variance(used, (char *)exact + offset, (char *)own + offset, gs, &by[t], n);
-        store(&casts, &v[t], i, n, used);
+        store(&v[t], i, n, used);
     }
     return BHVD_OK;
 }

@@ -12,25 +12,10 @@ enum { LANES = 8 };
 typedef __m256 (*load8_fn)(const void *p);
 typedef void (*store8_fn)(void *p, __m256 x);
 
-INLINE __m256 load8_f32(const void *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-INLINE void store8_f32(void *p, __m256 x)
-{
-    _mm256_storeu_ps(p, x);
-}
-
-INLINE __m256 load8_f16(const void *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128(p));
-}
-
-INLINE void store8_f16(void *p, __m256 x)
-{
-    _mm_storeu_si128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-}
+INLINE __m256 load8_f32(const void *p) { return _mm256_loadu_ps(p); }
+INLINE void store8_f32(void *p, __m256 x) { _mm256_storeu_ps(p, x); }
+INLINE __m256 load8_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE void store8_f16(void *p, __m256 x) { _mm_storeu_si128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 
 INLINE __m256 load8_bf16(const void *p)
 {

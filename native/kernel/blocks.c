@@ -2,7 +2,6 @@
 #include "kernel/blocks.h"
 
 #include "kernel/half.h"
-#include "kernel/variants.h"
 
 #define LOOPS "kernel/blocks_loops.h"
 #include "kernel/for_each_element.h"
@@ -25,11 +24,7 @@ static size_t encoded_size(const struct blocks_format *format, bhvd_dtype dtype,
     }
 BLOCKS_EACH(BLOCKS_ENCODED_SIZE)
 
-void blocks_kernels_init(struct kernel_table *table, unsigned cpu)
+void blocks_kernels_init(struct kernel_table *table)
 {
     BLOCKS_EACH(BLOCKS_DEFINITIONS)
-    if (cpu & CPU_AVX2)
-        blocks_kernels_init_avx2(table);
-    if (cpu & CPU_AVX512)
-        blocks_kernels_init_avx512(table);
 }

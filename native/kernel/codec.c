@@ -2,90 +2,80 @@
 #include "kernel/codec.h"
 
 #include "base/dtype.h"
-#include "kernel/kernel.h"
+#include "kernel/variants.h"
 
 static const struct bhvd_codec_options defaults;
 
+#define INIT(codec) codec##_kernels_init(table);
+#define INIT_AVX2(codec) codec##_kernels_init_avx2(table);
+#define INIT_AVX512(codec) codec##_kernels_init_avx512(table);
+
 void codec_kernels_init(struct kernel_table *table, unsigned cpu)
 {
-    minmax_uint8_kernels_init(table, cpu);
-    float32_kernels_init(table, cpu);
-    sign_kernels_init(table, cpu);
-    ternary_kernels_init(table, cpu);
-    qsgd_kernels_init(table, cpu);
-    half_kernels_init(table, cpu);
-    topk_kernels_init(table, cpu);
-    blocks_kernels_init(table, cpu);
-    rotated_kernels_init(table, cpu);
+    CODECS(INIT)
+    if (cpu & CPU_AVX2) {
+        CODECS_AVX2(INIT_AVX2)
+    }
+    if (cpu & CPU_AVX512) {
+        CODECS_AVX512(INIT_AVX512)
+    }
 }
 
-// The codec's kernels for this dtype, best of this CPU, and *options for them; false when it does not take the dtype.
-static bool codec_find(bhvd_codec codec, bhvd_dtype dtype, const struct bhvd_codec_options **options,
-                       struct kernel_codec *out)
+// The codec's kernels for this dtype, and *options for them; NULL when it does not take the dtype.
+static const struct kernel_codec *codec_find(bhvd_codec codec, bhvd_dtype dtype, const struct bhvd_codec_options **options)
 {
     if ((int)codec < 0 || codec >= BHVD_CODEC_COUNT || !dtype_is_valid(dtype))
-        return false;
-    struct kernel_table table;
-    memset(table.codecs, 0, sizeof table.codecs);
-    codec_kernels_init(&table, cpu_features());
-    *out = table.codecs[codec][dtype];
+        return NULL;
     if (!*options)
         *options = &defaults;
-    return out->encoded_size != NULL;
+    const struct kernel_codec *kernels = &kernel_table_best()->codecs[codec][dtype];
+    return kernels->encoded_size ? kernels : NULL;
 }
 
 size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options)
 {
-    struct kernel_codec kernels;
-    return codec_find(codec, dtype, &options, &kernels) ? kernels.encoded_size(dtype, count, options) : 0;
+    const struct kernel_codec *kernels = codec_find(codec, dtype, &options);
+    return kernels ? kernels->encoded_size(dtype, count, options) : 0;
 }
 
-static bhvd_status check(const struct kernel_codec *kernels, bhvd_dtype dtype, size_t count,
-                         const struct bhvd_codec_options *options)
+// *kernels: to encode; to decode src.
+static bhvd_status check(bhvd_codec codec, bhvd_dtype dtype, const void *src, size_t count, const struct bhvd_codec_options **options,
+                         const struct kernel_codec **kernels)
 {
-    return count > 0 && kernels->encoded_size(dtype, count, options) == 0 ? BHVD_ERR_ARGUMENT : BHVD_OK;
-}
-
-static bhvd_status check_code(const struct kernel_codec *kernels, bhvd_dtype dtype, const void *src, size_t count,
-                              const struct bhvd_codec_options *options)
-{
-    if (kernels->version && ((const uint8_t *)src)[CODEC_VERSION_AT] != kernels->version)
+    *kernels = codec_find(codec, dtype, options);
+    if (!*kernels)
+        return BHVD_ERR_UNSUPPORTED;
+    if (src && (*kernels)->version && ((const uint8_t *)src)[CODEC_VERSION_AT] != (*kernels)->version)
         return BHVD_ERR_ARGUMENT;
-    return check(kernels, dtype, count, options);
+    return count > 0 && (*kernels)->encoded_size(dtype, count, *options) == 0 ? BHVD_ERR_ARGUMENT : BHVD_OK;
 }
 
 bhvd_status bhvd_encode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count,
                         const struct bhvd_codec_options *options)
 {
-    struct kernel_codec kernels;
-    if (!codec_find(codec, dtype, &options, &kernels))
-        return BHVD_ERR_UNSUPPORTED;
-    const bhvd_status status = check(&kernels, dtype, count, options);
+    const struct kernel_codec *kernels;
+    const bhvd_status status = check(codec, dtype, NULL, count, &options, &kernels);
     if (status == BHVD_OK)
-        kernels.encode(dst, src, count, options);
+        kernels->encode(dst, src, count, options);
     return status;
 }
 
 bhvd_status bhvd_decode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count,
                         const struct bhvd_codec_options *options)
 {
-    struct kernel_codec kernels;
-    if (!codec_find(codec, dtype, &options, &kernels))
-        return BHVD_ERR_UNSUPPORTED;
-    const bhvd_status status = check_code(&kernels, dtype, src, count, options);
+    const struct kernel_codec *kernels;
+    const bhvd_status status = check(codec, dtype, src, count, &options, &kernels);
     if (status == BHVD_OK)
-        kernels.decode(dst, src, count, options);
+        kernels->decode(dst, src, count, options);
     return status;
 }
 
 bhvd_status bhvd_decode_add(bhvd_codec codec, bhvd_dtype dtype, float *dst, const void *src, size_t count,
                             const struct bhvd_codec_options *options)
 {
-    struct kernel_codec kernels;
-    if (!codec_find(codec, dtype, &options, &kernels))
-        return BHVD_ERR_UNSUPPORTED;
-    const bhvd_status status = check_code(&kernels, dtype, src, count, options);
+    const struct kernel_codec *kernels;
+    const bhvd_status status = check(codec, dtype, src, count, &options, &kernels);
     if (status == BHVD_OK)
-        kernels.decode_add(dst, src, count, options);
+        kernels->decode_add(dst, src, count, options);
     return status;
 }

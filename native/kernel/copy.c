@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "kernel/kernel.h"
-#include "kernel/variants.h"
 
 static void copy_scalar(void *dst, const void *src, size_t nbytes)
 {
@@ -10,10 +9,8 @@ static void copy_scalar(void *dst, const void *src, size_t nbytes)
         memcpy(dst, src, nbytes);
 }
 
-void copy_kernels_init(struct kernel_table *table, unsigned cpu)
+void copy_kernels_init(struct kernel_table *table)
 {
     table->long_copy = copy_scalar;
     table->streamed_copy = NULL;
-    if (cpu & CPU_AVX2)
-        copy_kernels_init_avx2(table, cpu);
 }

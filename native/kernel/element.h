@@ -8,10 +8,7 @@
 #include "kernel/processor.h"
 
 // What may stand for a NaN in a result, so that its bits do not depend on the order of operands.
-CODEC_INLINE float canonical_nan(float x)
-{
-    return x == x ? x : (float)NAN;
-}
+CODEC_INLINE float canonical_nan(float x) { return x == x ? x : (float)NAN; }
 
 CODEC_INLINE float float_from_bits(uint32_t bits)
 {
@@ -59,10 +56,7 @@ CODEC_INLINE uint16_t float16_from_float(float x)
     return (uint16_t)(sign | (kept + (dropped > half || (dropped == half && (kept & 1)))));
 }
 
-CODEC_INLINE float bfloat16_to_float(uint16_t h)
-{
-    return float_from_bits((uint32_t)h << 16);
-}
+CODEC_INLINE float bfloat16_to_float(uint16_t h) { return float_from_bits((uint32_t)h << 16); }
 
 CODEC_INLINE uint16_t bfloat16_from_float(float x)
 {
@@ -79,10 +73,7 @@ CODEC_INLINE float load_f32(const void *p)
     return x;
 }
 
-CODEC_INLINE void store_f32(void *p, float x)
-{
-    memcpy(p, &x, sizeof x);
-}
+CODEC_INLINE void store_f32(void *p, float x) { memcpy(p, &x, sizeof x); }
 
 CODEC_INLINE double load_f64(const void *p)
 {
@@ -91,10 +82,7 @@ CODEC_INLINE double load_f64(const void *p)
     return x;
 }
 
-CODEC_INLINE void store_f64(void *p, double x)
-{
-    memcpy(p, &x, sizeof x);
-}
+CODEC_INLINE void store_f64(void *p, double x) { memcpy(p, &x, sizeof x); }
 
 CODEC_INLINE float load_f16(const void *p)
 {

@@ -1,15 +1,10 @@
-// What functions share that see tensors as one flat vector (pack.c, adam.c).
+// What functions share that see tensors as one flat vector (pack.c, adam_update.c).
 #ifndef BHVD_CORE_FLAT_H
 #define BHVD_CORE_FLAT_H
 
 #include <stdbool.h>
 
 #include "kernel/kernel.h"
-
-struct flat_casts {
-    bhvd_dtype flat;                // the vector's
-    struct kernel_table table;      // of it the casts to and from float32 alone, best of this CPU
-};
 
 static inline size_t flat_count(const struct bhvd_tensor *tensor)
 {
@@ -19,7 +14,7 @@ static inline size_t flat_count(const struct bhvd_tensor *tensor)
     return count;
 }
 
-// False: there is no such flat form of these tensors.
-bool flat_find_casts(struct flat_casts *casts, const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat);
+// Is there a vector of this dtype with the values of these tensors?
+bool flat_is_possible(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat);
 
 #endif

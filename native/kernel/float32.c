@@ -27,9 +27,8 @@ static void float32_decode_add(float *dst, const void *src, size_t count, OPTION
         sum[i] += values[i];
 }
 
-void float32_kernels_init(struct kernel_table *table, unsigned cpu)
+void float32_kernels_init(struct kernel_table *table)
 {
-    (void)cpu;
     table->codecs[BHVD_CODEC_FLOAT32][BHVD_FLOAT32] = (struct kernel_codec){
         .encoded_size = float32_encoded_size,
         .encode = float32_copy,

@@ -4,7 +4,6 @@
 
 #include "kernel/definitions.h"
 #include "kernel/loops.h"
-#include "kernel/variants.h"
 
 typedef float (*load_fn)(const void *p);
 typedef void (*store_fn)(void *p, float x);
@@ -82,7 +81,7 @@ CAST(f64, 8)
 
 #define CAST_SET(dtype, to, from) (table->to_float[dtype] = (to), table->from_float[dtype] = (from))
 
-void half_kernels_init(struct kernel_table *table, unsigned cpu)
+void half_kernels_init(struct kernel_table *table)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_FLOAT16, 0, half_encoded_size, f16, f16);
     CODEC_DEFINITIONS(table, BHVD_CODEC_BFLOAT16, 0, half_encoded_size, bf16, bf16);
@@ -90,6 +89,4 @@ void half_kernels_init(struct kernel_table *table, unsigned cpu)
     CAST_SET(BHVD_FLOAT16, to_float_f16_scalar, from_float_f16_scalar);
     CAST_SET(BHVD_BFLOAT16, to_float_bf16_scalar, from_float_bf16_scalar);
     CAST_SET(BHVD_FLOAT64, to_float_f64_scalar, from_float_f64_scalar);
-    if (cpu & CPU_AVX2)
-        half_kernels_init_avx2(table);
 }

@@ -19,14 +19,7 @@ CODEC_INLINE float half_odd_float(double x)
     return float_from_bits(bits | 1);
 }
 
-CODEC_INLINE float load_odd_f64(const void *p)
-{
-    return half_odd_float(load_f64(p));
-}
-
-CODEC_INLINE void store_wide_f64(void *p, float x)
-{
-    store_f64(p, x);
-}
+CODEC_INLINE float load_odd_f64(const void *p) { return half_odd_float(load_f64(p)); }
+CODEC_INLINE void store_wide_f64(void *p, float x) { store_f64(p, x); }
 
 #endif

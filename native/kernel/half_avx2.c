@@ -41,15 +41,8 @@ INLINE void convert(void *dst, size_t to_size, const void *src, size_t from_size
         convert_tail(to + i * to_size, to_size, from + i * from_size, from_size, count - i, load, store);
 }
 
-INLINE __m256 round_f32(__m256 x)
-{
-    return x;
-}
-
-INLINE __m256 round_f16(__m256 x)
-{
-    return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-}
+INLINE __m256 round_f32(__m256 x) { return x; }
+INLINE __m256 round_f16(__m256 x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 
 INLINE __m256 round_bf16(__m256 x)
 {

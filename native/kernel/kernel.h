@@ -86,22 +86,13 @@ static inline void kernel_codec_set(struct kernel_codec *codec, kernel_encode_fn
 // What the CPU can run (CPU_* bits), asked once through CPUID including the operating system's part (XGETBV).
 unsigned cpu_features(void);
 
+// Of this CPU, from when the library is loaded.
+const struct kernel_table *kernel_table_best(void);
+
 // Fills the table for a CPU with these features; cpu = 0 gives the scalar definitions.
 void kernel_table_init(struct kernel_table *table, unsigned cpu);
 
-// Each family fills its part, scalar first. kernel_table_init calls them in order.
-void copy_kernels_init(struct kernel_table *table, unsigned cpu);
-void reduce_kernels_init(struct kernel_table *table, unsigned cpu);
-void scale_kernels_init(struct kernel_table *table, unsigned cpu);
-void codec_kernels_init(struct kernel_table *table, unsigned cpu);       // each of the codecs:
-void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu);
-void float32_kernels_init(struct kernel_table *table, unsigned cpu);
-void sign_kernels_init(struct kernel_table *table, unsigned cpu);
-void ternary_kernels_init(struct kernel_table *table, unsigned cpu);
-void qsgd_kernels_init(struct kernel_table *table, unsigned cpu);
-void half_kernels_init(struct kernel_table *table, unsigned cpu);
-void topk_kernels_init(struct kernel_table *table, unsigned cpu);
-void blocks_kernels_init(struct kernel_table *table, unsigned cpu);
-void rotated_kernels_init(struct kernel_table *table, unsigned cpu);
+// All codecs of the table.
+void codec_kernels_init(struct kernel_table *table, unsigned cpu);
 
 #endif

@@ -1,4 +1,4 @@
-// Puts the kernel table together. No state but what kind of CPU this is.
+// Puts kernel tables together. No state but what kind of CPU this is, and its table.
 #include "kernel/kernel.h"
 
 #include <string.h>
@@ -7,24 +7,30 @@
 
 // Asked once, while the library is loaded: in a virtual machine CPUID takes as long as a small collective.
 static unsigned features;
+static struct kernel_table best;
 
-__attribute__((constructor)) static void ask_cpu(void)
-{
-    features = variants_cpu_features();
-}
+unsigned cpu_features(void) { return features; }
 
-unsigned cpu_features(void)
-{
-    return features;
-}
+const struct kernel_table *kernel_table_best(void) { return &best; }
 
 void kernel_table_init(struct kernel_table *table, unsigned cpu)
 {
     memset(table, 0, sizeof *table);
-    copy_kernels_init(table, cpu);
-    reduce_kernels_init(table, cpu);
-    scale_kernels_init(table, cpu);
+    copy_kernels_init(table);
+    reduce_kernels_init(table);
+    scale_kernels_init(table);
+    if (cpu & CPU_AVX2) {
+        copy_kernels_init_avx2(table, cpu);
+        reduce_kernels_init_avx2(table);
+        scale_kernels_init_avx2(table);
+    }
     codec_kernels_init(table, cpu);
+}
+
+__attribute__((constructor)) static void ask_cpu(void)
+{
+    features = variants_cpu_features();
+    kernel_table_init(&best, features);
 }
 
 const char *bhvd_cpu_features(void)

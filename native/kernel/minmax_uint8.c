@@ -1,7 +1,6 @@
 // Codec minmax_uint8: the definitions. Formula and layout: minmax_uint8.h; loops: minmax_uint8_loops.h.
 #include "kernel/minmax_uint8.h"
 
-#include "kernel/variants.h"
 
 #define LOOPS "kernel/minmax_uint8_loops.h"
 #include "kernel/for_each_element.h"
@@ -12,12 +11,8 @@ static size_t minmax_uint8_encoded_size(bhvd_dtype dtype, size_t count, const st
     return CODEC_HEADER + codec_padded(count);
 }
 
-void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu)
+void minmax_uint8_kernels_init(struct kernel_table *table)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_MINMAX_UINT8, MINMAX_UINT8_VERSION, minmax_uint8_encoded_size, minmax_uint8,
                       minmax_uint8);
-    if (cpu & CPU_AVX2)
-        minmax_uint8_kernels_init_avx2(table);
-    if (cpu & CPU_AVX512)
-        minmax_uint8_kernels_init_avx512(table);
 }

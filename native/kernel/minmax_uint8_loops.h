@@ -1,5 +1,5 @@
 // Codec minmax_uint8, one element at a time: minmax_uint8.c includes this for each element type as the definition,
-// minmax_uint8_avx2.c for float64, which the compiler vectorizes. The includer defines
+// minmax_uint8_vectors.c for float64, which the compiler vectorizes. The includer defines
 //     ISA       suffix of all names
 //     ELEMENT   f32, f16, bf16, f64: load_<ELEMENT> and store_<ELEMENT>
 //     REAL      float or double, in which to compute

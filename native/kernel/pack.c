@@ -4,30 +4,27 @@
 
 #include <string.h>
 
-bool flat_find_casts(struct flat_casts *casts, const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat)
+bool flat_is_possible(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat)
 {
     for (size_t t = 0; t < count; t++) {
         if (!dtype_is_valid(tensors[t].dtype) || (tensors[t].dtype != (int32_t)flat &&
                                                   (flat != BHVD_FLOAT32 || !dtype_is_floating(tensors[t].dtype))))
             return false;
     }
-    casts->flat = flat;
-    half_kernels_init(&casts->table, cpu_features());
     return true;
 }
 
 bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst)
 {
-    struct flat_casts casts;
     unsigned char *to = dst;
-    if (!flat_find_casts(&casts, tensors, count, flat))
+    if (!flat_is_possible(tensors, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
         const size_t n = flat_count(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
         if (n && tensors[t].dtype == (int32_t)flat)
             memcpy(to, tensors[t].src, nbytes);
         else if (n)
-            casts.table.to_float[tensors[t].dtype]((float *)to, tensors[t].src, n);
+            kernel_table_best()->to_float[tensors[t].dtype]((float *)to, tensors[t].src, n);
         to += nbytes;
     }
     return BHVD_OK;
@@ -35,24 +32,24 @@ bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtyp
 
 bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
 {
-    struct flat_casts casts;
     const unsigned char *from = src;
-    if (!flat_find_casts(&casts, tensors, count, flat))
+    if (!flat_is_possible(tensors, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
         const size_t n = flat_count(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
         if (n && tensors[t].dtype == (int32_t)flat)
             memcpy(tensors[t].dst, from, nbytes);
         else if (n)
-            casts.table.from_float[tensors[t].dtype](tensors[t].dst, (const float *)from, n);
+            kernel_table_best()->from_float[tensors[t].dtype](tensors[t].dst, (const float *)from, n);
         from += nbytes;
     }
     return BHVD_OK;
 }
 
 // x += delta in float32, rounded to the dtype once; a block at a time, which stays in the cache.
-static void add_wide(const struct kernel_table *table, const struct bhvd_tensor *tensor, const float *delta, size_t count)
+static void add_wide(const struct bhvd_tensor *tensor, const float *delta, size_t count)
 {
+    const struct kernel_table *table = kernel_table_best();
     float block[1024];
     const size_t element = bhvd_dtype_size((bhvd_dtype)tensor->dtype), most = sizeof block / sizeof *block;
     for (size_t i = 0; i < count; i += most) {
@@ -65,17 +62,15 @@ static void add_wide(const struct kernel_table *table, const struct bhvd_tensor 
 
 bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
 {
-    struct flat_casts casts;
     const unsigned char *from = src;
-    if (!flat_find_casts(&casts, tensors, count, flat) || !dtype_is_floating((int32_t)flat))
+    if (!flat_is_possible(tensors, count, flat) || !dtype_is_floating((int32_t)flat))
         return BHVD_ERR_UNSUPPORTED;
-    reduce_kernels_init(&casts.table, cpu_features());
     for (size_t t = 0; t < count; t++) {
         const size_t n = flat_count(&tensors[t]);
         if (n && tensors[t].dtype == (int32_t)flat)
-            casts.table.reduce[KERNEL_SUM][flat](tensors[t].dst, tensors[t].src, from, n);
+            kernel_table_best()->reduce[KERNEL_SUM][flat](tensors[t].dst, tensors[t].src, from, n);
         else if (n)
-            add_wide(&casts.table, &tensors[t], (const float *)from, n);
+            add_wide(&tensors[t], (const float *)from, n);
         from += n * bhvd_dtype_size(flat);
     }
     return BHVD_OK;

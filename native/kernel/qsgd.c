@@ -1,7 +1,6 @@
 // Codec qsgd: the definitions. Formula and layout: qsgd.h; loops: qsgd_loops.h.
 #include "kernel/qsgd.h"
 
-#include "kernel/variants.h"
 
 #define LOOPS "kernel/qsgd_loops.h"
 #include "kernel/for_each_element.h"
@@ -14,11 +13,7 @@ static size_t qsgd_encoded_size(bhvd_dtype dtype, size_t count, const struct bhv
     return CODEC_HEADER + qsgd_norms_size(count, real_size) + codec_padded(count);
 }
 
-void qsgd_kernels_init(struct kernel_table *table, unsigned cpu)
+void qsgd_kernels_init(struct kernel_table *table)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_QSGD, QSGD_VERSION, qsgd_encoded_size, qsgd, qsgd);
-    if (cpu & CPU_AVX2)
-        qsgd_kernels_init_avx2(table);
-    if (cpu & CPU_AVX512)
-        qsgd_kernels_init_avx512(table);
 }

@@ -3,7 +3,6 @@
 #include "kernel/reduce_loops.h"
 
 #include "kernel/element.h"
-#include "kernel/variants.h"
 
 // float16 and bfloat16: in float32, every NaN result the canonical one.
 #define REDUCE_HALF(name, element, expression)                                                               \
@@ -23,11 +22,9 @@
 REDUCE_HALF_ALL(f16)
 REDUCE_HALF_ALL(bf16)
 
-void reduce_kernels_init(struct kernel_table *table, unsigned cpu)
+void reduce_kernels_init(struct kernel_table *table)
 {
     reduce_loops_init_scalar(table);
     REDUCE_FILL(BHVD_FLOAT16, sum_f16, product_f16, min_f16, max_f16);
     REDUCE_FILL(BHVD_BFLOAT16, sum_bf16, product_bf16, min_bf16, max_bf16);
-    if (cpu & CPU_AVX2)
-        reduce_kernels_init_avx2(table);
 }

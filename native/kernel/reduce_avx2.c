@@ -1,5 +1,4 @@
 // Elementwise reductions for AVX2: the loops of reduce_loops.h again, and float16 and bfloat16 by vectors of float32.
-#define ISA avx2
 #include "kernel/reduce_loops.h"
 
 #include "kernel/avx2.h"
@@ -7,15 +6,8 @@
 
 typedef __m256 (*operation_fn)(__m256 x, __m256 y);
 
-INLINE __m256 add8(__m256 x, __m256 y)
-{
-    return _mm256_add_ps(x, y);
-}
-
-INLINE __m256 multiply8(__m256 x, __m256 y)
-{
-    return _mm256_mul_ps(x, y);
-}
+INLINE __m256 add8(__m256 x, __m256 y) { return _mm256_add_ps(x, y); }
+INLINE __m256 multiply8(__m256 x, __m256 y) { return _mm256_mul_ps(x, y); }
 
 // The instruction gives y when either is NaN, so a NaN in x must be put back.
 INLINE __m256 minimum8(__m256 x, __m256 y)

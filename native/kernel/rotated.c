@@ -5,7 +5,6 @@
 
 #include "kernel/definitions.h"
 #include "kernel/loops.h"
-#include "kernel/variants.h"
 
 // x with the sign of element i of the block.
 INLINE float flipped(float x, const uint32_t *signs, size_t i)
@@ -126,11 +125,7 @@ ROTATED_EACH(ROTATED_ENCODED_SIZE)
     ROTATED_DEFINITION(codec, name, BHVD_BFLOAT16, bf16)                                                            \
     ROTATED_DEFINITION(codec, name, BHVD_FLOAT64, f64)
 
-void rotated_kernels_init(struct kernel_table *table, unsigned cpu)
+void rotated_kernels_init(struct kernel_table *table)
 {
     ROTATED_EACH(ROTATED_DEFINITIONS)
-    if (cpu & CPU_AVX2)
-        rotated_kernels_init_avx2(table);
-    if (cpu & CPU_AVX512)
-        rotated_kernels_init_avx512(table);
 }

@@ -131,16 +131,10 @@ CODEC_INLINE int rotated_is_regular(float squares)
 }
 
 // t, computed in double, or a NaN.
-CODEC_INLINE float rotated_scale(double t)
-{
-    return t <= ROTATED_LARGEST ? (float)t : (float)NAN;
-}
+CODEC_INLINE float rotated_scale(double t) { return t <= ROTATED_LARGEST ? (float)t : (float)NAN; }
 
 // Whether a coefficient, or t, is such that decoding cannot overflow.
-CODEC_INLINE int rotated_is_bounded(float z)
-{
-    return z >= -ROTATED_LARGEST && z <= ROTATED_LARGEST;
-}
+CODEC_INLINE int rotated_is_bounded(float z) { return z >= -ROTATED_LARGEST && z <= ROTATED_LARGEST; }
 
 CODEC_INLINE uint64_t rotated_key(const void *code)
 {
@@ -155,9 +149,6 @@ static inline size_t rotated_coefficients(size_t count, const struct bhvd_codec_
     return rotated_count(count, rotated_size(options->parameter));
 }
 
-static inline bool rotated_are_alike(const void *a, const void *b)
-{
-    return rotated_key(a) == rotated_key(b);
-}
+static inline bool rotated_are_alike(const void *a, const void *b) { return rotated_key(a) == rotated_key(b); }
 
 #endif

@@ -3,7 +3,6 @@
 #include "kernel/scale_loops.h"
 
 #include "kernel/element.h"
-#include "kernel/variants.h"
 
 static void scale_f16_scalar(void *dst, const void *src, double factor, size_t count)
 {
@@ -24,12 +23,10 @@ static void scale_bool(void *dst, const void *src, double factor, size_t count)
         memcpy(dst, src, count);
 }
 
-void scale_kernels_init(struct kernel_table *table, unsigned cpu)
+void scale_kernels_init(struct kernel_table *table)
 {
     scale_loops_init_scalar(table);
     table->scale[BHVD_FLOAT16] = scale_f16_scalar;
     table->scale[BHVD_BFLOAT16] = scale_bf16_scalar;
     table->scale[BHVD_BOOL] = scale_bool;
-    if (cpu & CPU_AVX2)
-        scale_kernels_init_avx2(table);
 }

@@ -1,7 +1,6 @@
 // Codecs sign and sign_rms: the definitions. Formula and layout: sign.h; loops: sign_loops.h.
 #include "kernel/sign.h"
 
-#include "kernel/variants.h"
 
 #define LOOPS "kernel/sign_loops.h"
 #include "kernel/for_each_element.h"
@@ -12,12 +11,8 @@ static size_t sign_encoded_size(bhvd_dtype dtype, size_t count, const struct bhv
     return CODEC_HEADER + sign_bits_size(count);
 }
 
-void sign_kernels_init(struct kernel_table *table, unsigned cpu)
+void sign_kernels_init(struct kernel_table *table)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_SIGN, SIGN_VERSION, sign_encoded_size, sign, sign);
     CODEC_DEFINITIONS(table, BHVD_CODEC_SIGN_RMS, SIGN_VERSION, sign_encoded_size, sign_rms, sign);
-    if (cpu & CPU_AVX2)
-        sign_kernels_init_avx2(table);
-    if (cpu & CPU_AVX512)
-        sign_kernels_init_avx512(table);
 }

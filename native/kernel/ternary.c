@@ -1,7 +1,6 @@
 // Codec ternary: the definitions. Formula and layout: ternary.h; loops: ternary_loops.h.
 #include "kernel/ternary.h"
 
-#include "kernel/variants.h"
 
 #define LOOPS "kernel/ternary_loops.h"
 #include "kernel/for_each_element.h"
@@ -12,11 +11,7 @@ static size_t ternary_encoded_size(bhvd_dtype dtype, size_t count, const struct 
     return CODEC_HEADER + ternary_blocks_size(count);
 }
 
-void ternary_kernels_init(struct kernel_table *table, unsigned cpu)
+void ternary_kernels_init(struct kernel_table *table)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_TERNARY, TERNARY_VERSION, ternary_encoded_size, ternary, ternary);
-    if (cpu & CPU_AVX2)
-        ternary_kernels_init_avx2(table);
-    if (cpu & CPU_AVX512)
-        ternary_kernels_init_avx512(table);
 }

@@ -3,7 +3,6 @@
 
 #include "kernel/definitions.h"
 #include "kernel/topk_2bit.h"
-#include "kernel/variants.h"
 
 #define TOPK(element, size, bits, infinity, nan)                                                                    \
     static uint32_t at_least_##element(const char *block, uint64_t least);                                          \
@@ -99,10 +98,8 @@ static size_t topk_encoded_size(bhvd_dtype dtype, size_t count, const struct bhv
     return k == 0 && count > 0 ? 0 : CODEC_HEADER + k * (sizeof(uint32_t) + bhvd_dtype_size(dtype));
 }
 
-void topk_kernels_init(struct kernel_table *table, unsigned cpu)
+void topk_kernels_init(struct kernel_table *table)
 {
     CODEC_DEFINITIONS(table, BHVD_CODEC_TOPK, TOPK_VERSION, topk_encoded_size, topk, topk);
     CODEC_DEFINITIONS(table, BHVD_CODEC_TOPK_2BIT, TOPK_2BIT_VERSION, topk_2bit_encoded_size, topk_2bit, topk_2bit);
-    if (cpu & CPU_AVX2)
-        topk_kernels_init_avx2(table);
 }

@@ -1,33 +1,29 @@
-// The SIMD halves of each kernel family: they overwrite what they improve in a table that already holds the scalar
-// definitions. The only place where kernels ask which processor they are compiled for.
+// The families of kernels. Each fills its part of the table with the scalar definitions, <family>_kernels_init; <family>_kernels_init_<isa>
+// overwrite what they improve. The only place where kernels ask which processor they are compiled for.
 #ifndef BHVD_KERNEL_VARIANTS_H
 #define BHVD_KERNEL_VARIANTS_H
 
 #include "kernel/adam.h"
 #include "kernel/kernel.h"
 
-#if defined(__x86_64__)
+// Codecs by instruction set, the first of them alone or with others.
+#define CODECS_AVX512(each) each(minmax_uint8) each(sign) each(ternary) each(qsgd) each(blocks) each(rotated)
+#define CODECS_AVX2(each) CODECS_AVX512(each) each(half) each(topk)
+#define CODECS(each) CODECS_AVX2(each) each(float32)
+#define ARITHMETIC_FAMILIES(each) each(reduce) each(scale)
 
+#define DECLARE(family) void family##_kernels_init(struct kernel_table *table);
+CODECS(DECLARE)
+ARITHMETIC_FAMILIES(DECLARE)
+void copy_kernels_init(struct kernel_table *table);
+
+#if defined(__x86_64__)
 #include <cpuid.h>
 
-void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu);
-void reduce_kernels_init_avx2(struct kernel_table *table);
-void scale_kernels_init_avx2(struct kernel_table *table);
-void minmax_uint8_kernels_init_avx2(struct kernel_table *table);
-void minmax_uint8_kernels_init_avx512(struct kernel_table *table);
-void sign_kernels_init_avx2(struct kernel_table *table);
-void sign_kernels_init_avx512(struct kernel_table *table);
-void ternary_kernels_init_avx2(struct kernel_table *table);
-void ternary_kernels_init_avx512(struct kernel_table *table);
-void qsgd_kernels_init_avx2(struct kernel_table *table);
-void qsgd_kernels_init_avx512(struct kernel_table *table);
-void half_kernels_init_avx2(struct kernel_table *table);
-void topk_kernels_init_avx2(struct kernel_table *table);
-void blocks_kernels_init_avx2(struct kernel_table *table);
-void blocks_kernels_init_avx512(struct kernel_table *table);
-void rotated_kernels_init_avx2(struct kernel_table *table);
-void rotated_kernels_init_avx512(struct kernel_table *table);
+#define DECLARE_AVX2(family) void family##_kernels_init_avx2(struct kernel_table *table);
+#define DECLARE_AVX512(family) void family##_kernels_init_avx512(struct kernel_table *table);
 void adam_kernels_init_avx2(struct adam_kernels *kernels, bhvd_dtype flat);
+void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu);
 
 // The processor itself is asked: where a compiler brings no libgcc, __builtin_cpu_supports says no to everything. A feature
 // counts only when the operating system saves its registers.
@@ -50,27 +46,15 @@ static inline unsigned variants_cpu_features(void)
 }
 
 #else
-
-static inline void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu) { (void)table, (void)cpu; }
-static inline void reduce_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void scale_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void minmax_uint8_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void minmax_uint8_kernels_init_avx512(struct kernel_table *table) { (void)table; }
-static inline void sign_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void sign_kernels_init_avx512(struct kernel_table *table) { (void)table; }
-static inline void ternary_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void ternary_kernels_init_avx512(struct kernel_table *table) { (void)table; }
-static inline void qsgd_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void qsgd_kernels_init_avx512(struct kernel_table *table) { (void)table; }
-static inline void half_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void topk_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void blocks_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void blocks_kernels_init_avx512(struct kernel_table *table) { (void)table; }
-static inline void rotated_kernels_init_avx2(struct kernel_table *table) { (void)table; }
-static inline void rotated_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+#define DECLARE_AVX2(family) static inline void family##_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+#define DECLARE_AVX512(family) static inline void family##_kernels_init_avx512(struct kernel_table *table) { (void)table; }
 static inline void adam_kernels_init_avx2(struct adam_kernels *kernels, bhvd_dtype flat) { (void)kernels, (void)flat; }
+static inline void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu) { (void)table, (void)cpu; }
 static inline unsigned variants_cpu_features(void) { return 0; }
-
 #endif
+
+CODECS_AVX2(DECLARE_AVX2)
+ARITHMETIC_FAMILIES(DECLARE_AVX2)
+CODECS_AVX512(DECLARE_AVX512)
 
 #endif

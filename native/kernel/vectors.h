@@ -1,5 +1,5 @@
-// What loops over vectors share, whatever the instruction set. vectors_<isa>.h includes this, having defined ISA and,
-// for a vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul,
+// What loops over vectors share, whatever the instruction set, for files that are compiled for each (build.py). vectors_<isa>.h defines, for a
+// vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul,
 // vec_rint, vec_floor, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
 //     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
 //     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
@@ -19,7 +19,13 @@
 
 #include <float.h>
 
+#include "kernel/codec_random.h"
 #include "kernel/codec_sums.h"
+#ifdef __AVX512F__
+#include "kernel/vectors_avx512.h"
+#else
+#include "kernel/vectors_avx2.h"
+#endif
 
 enum {
     BLOCK = 32,                         // elements that the loops take at a time

@@ -3,9 +3,6 @@
 #define BHVD_KERNEL_VECTORS_AVX2_H
 
 #include "kernel/avx2.h"
-#include "kernel/codec_random.h"
-
-#define ISA avx2
 
 typedef __m256 vec;
 typedef __m256 vec_nans;        // all bits set in a lane that saw a NaN
@@ -22,20 +19,14 @@ typedef __m256 vec_nans;        // all bits set in a lane that saw a NaN
 #define vec_load_f16 load8_f16
 #define vec_load_bf16 load8_bf16
 
-INLINE vec vec_rint(vec x)
-{
-    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+INLINE vec vec_rint(vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 INLINE vec_nans vec_nans_add(vec_nans nans, vec a, vec b)
 {
     return _mm256_or_ps(nans, _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
 }
 
-INLINE int vec_nans_any(vec_nans nans)
-{
-    return _mm256_movemask_ps(nans) != 0;
-}
+INLINE int vec_nans_any(vec_nans nans) { return _mm256_movemask_ps(nans) != 0; }
 
 INLINE void vec_store_two_f32(void *p, vec a, vec b)
 {
@@ -55,42 +46,21 @@ INLINE void vec_store_two_bf16(void *p, vec a, vec b)
     _mm256_storeu_si256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
 }
 
-INLINE vec vec_round_f32(vec x)
-{
-    return x;
-}
-
-INLINE vec vec_round_f16(vec x)
-{
-    return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-}
+INLINE vec vec_round_f32(vec x) { return x; }
+INLINE vec vec_round_f16(vec x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 
 INLINE vec vec_round_bf16(vec x)
 {
     return _mm256_castsi256_ps(_mm256_and_si256(rounded_bf16(x), _mm256_set1_epi32((int)0xffff0000)));
 }
 
-INLINE vec vec_abs(vec x)
-{
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-}
+INLINE vec vec_abs(vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
 #define vec_canonical canonical_nan8
 
-INLINE vec vec_floor(vec x)
-{
-    return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-}
-
-INLINE void vec_stream(void *p, vec x)
-{
-    _mm256_stream_ps(p, x);
-}
-
-INLINE uint32_t vec_less(vec a, vec b)
-{
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ));
-}
+INLINE vec vec_floor(vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+INLINE void vec_stream(void *p, vec x) { _mm256_stream_ps(p, x); }
+INLINE uint32_t vec_less(vec a, vec b) { return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 
 // Bit i of `bits` at the top of lane i, with others below.
 INLINE __m256i lane_bits(uint32_t bits)
@@ -185,20 +155,9 @@ INLINE __m256i vec_to_u8(const vec *q)
     return packed_u8(whole);
 }
 
-INLINE __m128i vec_load_bytes(const uint8_t *p)
-{
-    return _mm_loadl_epi64((const __m128i *)p);
-}
-
-INLINE vec vec_from_i8(__m128i bytes)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-}
-
-INLINE vec vec_from_u8(__m128i bytes)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
-}
+INLINE __m128i vec_load_bytes(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)p); }
+INLINE vec vec_from_i8(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+INLINE vec vec_from_u8(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
 
 typedef __m256d wide;
 
@@ -207,16 +166,7 @@ typedef __m256d wide;
 #define wide_add_square(sum, x) _mm256_add_pd(sum, _mm256_mul_pd(x, x))
 #define wide_store _mm256_storeu_pd
 
-INLINE wide wide_low(vec x)
-{
-    return _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-}
-
-INLINE wide wide_high(vec x)
-{
-    return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-}
-
-#include "kernel/vectors.h"
+INLINE wide wide_low(vec x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+INLINE wide wide_high(vec x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
 
 #endif

@@ -4,11 +4,8 @@
 
 #include <immintrin.h>
 
-#include "kernel/codec_random.h"
 #include "kernel/element.h"
 #include "kernel/loops.h"
-
-#define ISA avx512
 
 enum { LANES = 16 };
 typedef __m512 vec;
@@ -22,30 +19,11 @@ typedef __mmask16 vec_nans;
 #define vec_min _mm512_min_ps
 #define vec_max _mm512_max_ps
 
-INLINE vec vec_load(const void *p)
-{
-    return _mm512_loadu_ps(p);
-}
-
-INLINE void vec_store(void *p, vec x)
-{
-    _mm512_storeu_ps(p, x);
-}
-
-INLINE vec vec_rint(vec x)
-{
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-INLINE vec_nans vec_nans_add(vec_nans nans, vec a, vec b)
-{
-    return nans | _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
-}
-
-INLINE int vec_nans_any(vec_nans nans)
-{
-    return nans != 0;
-}
+INLINE vec vec_load(const void *p) { return _mm512_loadu_ps(p); }
+INLINE void vec_store(void *p, vec x) { _mm512_storeu_ps(p, x); }
+INLINE vec vec_rint(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vec_nans vec_nans_add(vec_nans nans, vec a, vec b) { return nans | _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+INLINE int vec_nans_any(vec_nans nans) { return nans != 0; }
 
 INLINE void vec_store_two_f32(void *p, vec a, vec b)
 {
@@ -53,15 +31,8 @@ INLINE void vec_store_two_f32(void *p, vec a, vec b)
     vec_store((char *)p + 4 * LANES, b);
 }
 
-INLINE vec vec_round_f32(vec x)
-{
-    return x;
-}
-
-INLINE vec vec_load_f16(const void *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
-}
+INLINE vec vec_round_f32(vec x) { return x; }
+INLINE vec vec_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 
 INLINE void vec_store_two_f16(void *p, vec a, vec b)
 {
@@ -69,10 +40,7 @@ INLINE void vec_store_two_f16(void *p, vec a, vec b)
     _mm256_storeu_si256((void *)((char *)p + 2 * LANES), _mm512_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT));
 }
 
-INLINE vec vec_round_f16(vec x)
-{
-    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-}
+INLINE vec vec_round_f16(vec x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
 
 INLINE vec vec_load_bf16(const void *p)
 {
@@ -105,30 +73,11 @@ INLINE vec vec_canonical(vec x)
     return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_ps((float)NAN));
 }
 
-INLINE vec vec_floor(vec x)
-{
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-}
-
-INLINE void vec_stream(void *p, vec x)
-{
-    _mm512_stream_ps(p, x);
-}
-
-INLINE uint32_t vec_less(vec a, vec b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
-}
-
-INLINE vec vec_negate(vec x, uint32_t bits)
-{
-    return _mm512_mask_xor_ps(x, (__mmask16)bits, x, _mm512_set1_ps(-0.0f));
-}
-
-INLINE vec vec_select(vec x, uint32_t bits)
-{
-    return _mm512_maskz_mov_ps((__mmask16)bits, x);
-}
+INLINE vec vec_floor(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+INLINE void vec_stream(void *p, vec x) { _mm512_stream_ps(p, x); }
+INLINE uint32_t vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+INLINE vec vec_negate(vec x, uint32_t bits) { return _mm512_mask_xor_ps(x, (__mmask16)bits, x, _mm512_set1_ps(-0.0f)); }
+INLINE vec vec_select(vec x, uint32_t bits) { return _mm512_maskz_mov_ps((__mmask16)bits, x); }
 
 // By the table of truth that is given as bits.
 #define AND_OR 0xea     // a & b | c
@@ -185,25 +134,10 @@ INLINE __m128i clamped_u8(vec q)
     return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps(q, _mm512_setzero_ps())));
 }
 
-INLINE __m256i vec_to_u8(const vec *q)
-{
-    return joined(clamped_u8(q[0]), clamped_u8(q[1]));
-}
-
-INLINE __m128i vec_load_bytes(const uint8_t *p)
-{
-    return _mm_loadu_si128((const __m128i *)p);
-}
-
-INLINE vec vec_from_i8(__m128i bytes)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-}
-
-INLINE vec vec_from_u8(__m128i bytes)
-{
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
-}
+INLINE __m256i vec_to_u8(const vec *q) { return joined(clamped_u8(q[0]), clamped_u8(q[1])); }
+INLINE __m128i vec_load_bytes(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
+INLINE vec vec_from_i8(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+INLINE vec vec_from_u8(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
 
 typedef __m512d wide;
 
@@ -212,16 +146,7 @@ typedef __m512d wide;
 #define wide_add_square(sum, x) _mm512_fmadd_pd(x, x, sum)
 #define wide_store _mm512_storeu_pd
 
-INLINE wide wide_low(vec x)
-{
-    return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-}
-
-INLINE wide wide_high(vec x)
-{
-    return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-}
-
-#include "kernel/vectors.h"
+INLINE wide wide_low(vec x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+INLINE wide wide_high(vec x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 
 #endif

@@ -76,9 +76,9 @@ def _make(output, command, inputs):
     record.write_text(shlex.join(command))
 
 
-def _compile(configuration, source, flags):
-    """The object file of `source`, a path relative to the repository."""
-    output = folder_of(configuration) / Path(source).with_suffix(".o")
+def _compile(configuration, source, flags, isa=None):
+    """The object file of `source`, a path relative to the repository, compiled for an instruction set."""
+    output = folder_of(configuration) / Path(source).with_suffix(f".{isa}.o" if isa else ".o")
     dependencies = output.with_suffix(".d")
     includes = [f"-I{path}" for path in build.INCLUDE_DIRS]
     command = [*COMPILER, *flags, *includes, "-MMD", "-MF", str(dependencies), "-c", str(source), "-o", str(output)]
@@ -100,11 +100,11 @@ def folder_of(configuration):
 def core(configuration):
     """(the archive of the native core, None), or (None, the compiler's errors): kept too, to be waited for once."""
     extra = CONFIGURATIONS[configuration]
-    jobs = [(source, [*build.FLAGS, *build.ISA_FLAGS.get(isa, []), *extra])
+    jobs = [(source, [*build.FLAGS, *build.ISA_FLAGS.get(isa, []), *extra], isa)
             for isa, sources in build.SOURCES.items() for source in sources]
     archive = folder_of(configuration) / "core.a"
     with _locked(folder_of(configuration)), ThreadPoolExecutor(PARALLEL_COMPILES) as pool:
-        futures = [pool.submit(_compile, configuration, source, flags) for source, flags in jobs]
+        futures = [pool.submit(_compile, configuration, *job) for job in jobs]
         errors = [str(future.exception()) for future in futures if future.exception()]
         if errors:
             return None, "the native core does not compile:\n" + "\n".join(errors)

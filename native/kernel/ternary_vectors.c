@@ -1,4 +1,7 @@
-// Codec ternary by vectors of float32, a block of 32 elements at a time, for ternary_avx2.c and ternary_avx512.c.
+// Codec ternary by vectors of float32, a block of 32 elements at a time.
+#include "kernel/ternary.h"
+#include "kernel/variants.h"
+#include "kernel/vectors.h"
 
 INLINE vec largest_of_block(vec largest, const char *block, const struct element *element, vec_nans *nans)
 {

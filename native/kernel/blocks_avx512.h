@@ -1,9 +1,4 @@
-// Codecs of blocks for AVX-512.
-#include <float.h>
-
-#include "kernel/blocks.h"
-#include "kernel/variants.h"
-#include "kernel/vectors_avx512.h"
+// Of blocks_vectors.c, what AVX-512 has instructions of its own for.
 
 INLINE __m128i float8_code(vec y, int mantissa, int bias)
 {
@@ -40,5 +35,3 @@ INLINE __m128i pair_codes(const vec *q)
     const __m512i low = _mm512_cvttps_epi32(q[0]), high = _mm512_slli_epi32(_mm512_cvttps_epi32(q[1]), 4);
     return _mm512_cvtepi32_epi8(_mm512_ternarylogic_epi32(low, _mm512_set1_epi32(15), high, AND_OR));
 }
-
-#include "kernel/blocks_vectors.h"

@@ -1,7 +1,4 @@
-// Codecs rotated1 to rotated4 for AVX-512.
-#include "kernel/rotated.h"
-#include "kernel/variants.h"
-#include "kernel/vectors_avx512.h"
+// Of rotated_vectors.c, what AVX-512 has instructions of its own for.
 
 typedef __mmask16 mask;
 typedef __m512i whole;
@@ -50,5 +47,3 @@ INLINE vec vec_numbered(vec table, whole n, int k, int b)
     (void)b;
     return _mm512_permutexvar_ps(_mm512_srli_epi32(n, (unsigned)k), table);
 }
-
-#include "kernel/rotated_vectors.h"

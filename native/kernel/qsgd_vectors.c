@@ -1,5 +1,7 @@
-// Codec qsgd by vectors of float32, for qsgd_avx2.c and qsgd_avx512.c: a block of 512 elements is read twice, the
-// second time from the cache. The includer has the vectors of vectors.h.
+// Codec qsgd by vectors of float32: a block of 512 elements is read twice, the second time from the cache.
+#include "kernel/qsgd.h"
+#include "kernel/variants.h"
+#include "kernel/vectors.h"
 
 struct quantizer {
     vec scale, levels;

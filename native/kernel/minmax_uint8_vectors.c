@@ -1,11 +1,17 @@
-// Codec minmax_uint8 by vectors of float32, one block of 32 codes at a time: written once, for minmax_uint8_avx2.c and
-// minmax_uint8_avx512.c. float64 is not here, see minmax_uint8_loops.h.
+// Codec minmax_uint8 by vectors of float32, one block of 32 codes at a time; float64 by the compiler's vectors.
 //
 // encode reads the source twice, each time at the speed of memory: it prefetches further than the hardware does, and
 // lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
 // to front, which the prefetchers punish more than the warm end repays.)
-//
-// The includer has the vectors of vectors.h.
+#include "kernel/minmax_uint8.h"
+#include "kernel/variants.h"
+#include "kernel/vectors.h"
+
+#define ELEMENT f64
+#define REAL double
+#define REAL_MAX DBL_MAX
+#define SIZE 8
+#include "kernel/minmax_uint8_loops.h"
 
 INLINE __m256i quantize_block(const char *block, const struct element *element, vec s, vec lb)
 {
@@ -89,7 +95,9 @@ MINMAX_UINT8(f32)
 MINMAX_UINT8(f16)
 MINMAX_UINT8(bf16)
 
-static void NAME(minmax_uint8_vectors_init)(struct kernel_table *table)
+void NAME(minmax_uint8_kernels_init)(struct kernel_table *table)
 {
     CODEC_VECTORS(table, BHVD_CODEC_MINMAX_UINT8, minmax_uint8, minmax_uint8);
+    kernel_codec_set(&table->codecs[BHVD_CODEC_MINMAX_UINT8][BHVD_FLOAT64], NAME(minmax_uint8_encode_f64),
+                     NAME(minmax_uint8_decode_f64), NAME(minmax_uint8_decode_add_f64));
 }

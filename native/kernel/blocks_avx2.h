@@ -1,9 +1,4 @@
-// Codecs of blocks for AVX2.
-#include <float.h>
-
-#include "kernel/blocks.h"
-#include "kernel/variants.h"
-#include "kernel/vectors_avx2.h"
+// Of blocks_vectors.c, what AVX2 has instructions of its own for.
 
 INLINE __m256i float8_code(vec y, int mantissa, int bias)
 {
@@ -49,5 +44,3 @@ INLINE __m128i pair_codes(const vec *q)
     const __m256i codes[] = {pairs(q[0], q[2]), pairs(q[1], q[3]), _mm256_setzero_si256(), _mm256_setzero_si256()};
     return _mm256_castsi256_si128(packed_u8(codes));
 }
-
-#include "kernel/blocks_vectors.h"

@@ -1,8 +1,15 @@
-// Codecs of blocks by vectors of float32, for blocks_avx2.c and blocks_avx512.c: a block is read twice, the second time from
-// the cache. The includer has the vectors of vectors.h, and defines
+// Codecs of blocks by vectors of float32: a block is read twice, the second time from the cache. blocks_<isa>.h defines
 //     float8_codes(y, mantissa, bias)    BLOCK numbers as the codes of blocks_float_code, in bytes
 //     float8_values(bytes, mantissa)     blocks_float_value of LANES codes
 //     pair_codes(q)                      the 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point
+#include "kernel/blocks.h"
+#include "kernel/variants.h"
+#include "kernel/vectors.h"
+#ifdef __AVX512F__
+#include "kernel/blocks_avx512.h"
+#else
+#include "kernel/blocks_avx2.h"
+#endif
 
 struct quantizer {
     vec s, lb, levels;

@@ -1,5 +1,8 @@
-// Codecs sign and sign_rms by vectors of float32, a block of 32 elements at a time, for sign_avx2.c and sign_avx512.c.
-// The source is read once: the signs do not need the scale.
+// Codecs sign and sign_rms by vectors of float32, a block of 32 elements at a time. The source is read once: the signs do not need
+// the scale.
+#include "kernel/sign.h"
+#include "kernel/variants.h"
+#include "kernel/vectors.h"
 
 INLINE uint32_t encode_block(struct sums *sums, const char *block, const struct element *element, int squares)
 {

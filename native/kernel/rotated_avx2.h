@@ -1,7 +1,4 @@
-// Codecs rotated1 to rotated4 for AVX2.
-#include "kernel/rotated.h"
-#include "kernel/variants.h"
-#include "kernel/vectors_avx2.h"
+// Of rotated_vectors.c, what AVX2 has instructions of its own for.
 
 typedef __m256 mask;
 typedef __m256i whole;
@@ -48,5 +45,3 @@ INLINE vec vec_numbered(vec table, whole n, int k, int b)
     const vec z = _mm256_permutevar8x32_ps(table, _mm256_srli_epi32(n, k));
     return b == 4 ? vec_flipped(z, whole_left(n, 28 - k)) : z;
 }
-
-#include "kernel/rotated_vectors.h"

@@ -1,5 +1,4 @@
-// Codecs rotated1 to rotated4 by vectors of float32, for rotated_avx2.c and rotated_avx512.c: a block stays in the nearest cache.
-// The includer has the vectors of vectors.h, and defines
+// Codecs rotated1 to rotated4 by vectors of float32: a block stays in the nearest cache. rotated_<isa>.h defines
 //     vec_within(x)            the butterflies of the distances 1, 2, ... LANES / 2
 //     mask, vec_greater(a, b), vec_is_negative(x)    lanes where a > b, and where the sign is set
 //     vec_choose(m, a, b)      b in the lanes of m, else a
@@ -9,6 +8,15 @@
 //     whole_or_where(n, m, k)  n | k in the lanes of m, else n
 //     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, side by side
 //     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; others lie above
+#include "kernel/rotated.h"
+#include "kernel/variants.h"
+#include "kernel/vectors.h"
+#ifdef __AVX512F__
+#include "kernel/rotated_avx512.h"
+#else
+#include "kernel/rotated_avx2.h"
+#endif
+
 enum { ROWS = 16 / LANES, EACH = ROTATED_SUMS / LANES };
 
 #define UNROLLED _Pragma("GCC unroll 16")
