@@ -105,6 +105,8 @@ class TorchFrontend(Frontend):
         if (tensor.dtype not in _MOVED or tensor.layout is not strided or not tensor.is_contiguous()
                 or tensor.is_neg() or tensor.is_conj()):
             self._refuse(tensor)
+        if not tensor.is_meta:
+            check_memory(tensor)
         src = _bytes_of(tensor)
         return self.view(src, src if output is tensor else None if output is None else _bytes_of(output))
 

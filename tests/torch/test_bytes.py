@@ -45,6 +45,10 @@ def moved():
                 reduce(mine)
     with pytest.raises(ValueError, match=r"call \.resolve_conj\(\)"):
         hvd.allgather(tensor_of(0, torch.complex64).conj())
+    freed = tensor_of(0, torch.complex64)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="its storage has been freed"):
+        hvd.allgather(freed)
 
 
 @pytest.mark.parametrize("n", [2, 3])
