@@ -5,19 +5,34 @@
 
 #define FIFO(type) { type *head, **tail; }      // tail: where the next one goes; undefined while head is NULL
 
-#define fifo_put(fifo, item, link) \
-    (*((fifo)->head ? (fifo)->tail : &(fifo)->head) = (item), (item)->link = NULL, (fifo)->tail = &(item)->link)
+// The macros evaluate each argument once: what decides which list it is may change within.
+#define fifo_put(fifo, item, link) __extension__({                          \
+    __auto_type put_to_ = (fifo);                                           \
+    __auto_type put_ = (item);                                              \
+    *(put_to_->head ? put_to_->tail : &put_to_->head) = put_;               \
+    put_->link = NULL;                                                      \
+    put_to_->tail = &put_->link;                                            \
+})
 
 // Takes out *at: head, or the link of the item before. Evaluates to it; NULL: there is none.
-#define fifo_remove(fifo, at, link) __extension__({             \
-    __typeof__((fifo)->head) *at_ = (at), taken_ = *at_;        \
-    if (taken_ && !(*at_ = taken_->link))                       \
-        (fifo)->tail = at_;                                     \
-    taken_;                                                     \
+#define fifo_remove(fifo, at, link) __extension__({                         \
+    __auto_type from_ = (fifo);                                             \
+    __typeof__(from_->head) *at_ = (at), taken_ = *at_;                     \
+    if (taken_ && !(*at_ = taken_->link))                                   \
+        from_->tail = at_;                                                  \
+    taken_;                                                                 \
 })
-#define fifo_take(fifo, link) fifo_remove(fifo, &(fifo)->head, link)
+#define fifo_take(fifo, link) __extension__({                               \
+    __auto_type take_from_ = (fifo);                                        \
+    fifo_remove(take_from_, &take_from_->head, link);                       \
+})
 
 // Takes all: a list linked by `link`, which ends with NULL.
-#define fifo_take_all(fifo) __extension__({ __typeof__((fifo)->head) all_ = (fifo)->head; (fifo)->head = NULL; all_; })
+#define fifo_take_all(fifo) __extension__({                                 \
+    __auto_type take_from_ = (fifo);                                        \
+    __typeof__(take_from_->head) all_ = take_from_->head;                   \
+    take_from_->head = NULL;                                                \
+    all_;                                                                   \
+})
 
 #endif
