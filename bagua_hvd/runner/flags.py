@@ -233,7 +233,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def markdown() -> str:
-    """The table as docs/running.md has it."""
+    """The table as docs/reference/baguarun.md has it."""
     lines = []
     for heading, flags in SECTIONS.items():
         lines += [f"**{heading.capitalize()}**", "", "| flag | meaning | variable | key of the config file |",

@@ -35,5 +35,5 @@ def absent_names():
 
 
 def variables():
-    """Environment variable -> status."""
+    """Environment variable -> status, of those that do not do what they do in Horovod."""
     return {name: cells[1] for cells in table_rows("Environment variables") for name in names(cells[0])}

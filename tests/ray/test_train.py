@@ -46,7 +46,7 @@ def test_code_of_the_page(run, tmp_path):
     code = code.replace("    model = prepare_model(", "    assert torch.distributed.get_backend() == 'bagua'\n"
                         "    model = prepare_model(")
     output = run("-c", f"import ray\n{code}\nprint(results)")
-    assert output.splitlines()[-1] == "[(0, 3), (1, 3)]"
+    assert "[(0, 3), (1, 3)]" in output.splitlines()        # what ranks have printed may come later
 
 
 def test_rays_horovod_trainer_of_v1(run, tmp_path):

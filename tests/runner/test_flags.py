@@ -46,7 +46,7 @@ def test_a_flag_without_effect_is_a_warning(launcher):
 
 
 def test_the_page_has_the_table():
-    assert flags.markdown() in (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    assert flags.markdown() in (Path(__file__).parents[2] / "docs" / "reference" / "baguarun.md").read_text()
 
 
 def test_every_variable_of_a_flag_is_in_the_table_of_variables():
