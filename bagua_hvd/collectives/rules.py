@@ -287,11 +287,17 @@ def grouped_allgather(frontend: Any, tensors: Any, name: str | None = None,
     return _gather(frontend, "grouped_allgather", tensors, name, process_set, blocking, lambda outputs: outputs)
 
 
+def _view_of_rows(frontend, tensor):
+    """frontend.view(tensor). Bytes have one dimension more; a 0-d tensor stays 0-d, for all to refuse."""
+    view = frontend.view(tensor)
+    return view._replace(shape=()) if view.dtype == native.UINT8 and not frontend.shape(tensor) else view
+
+
 def _gather(frontend, word, tensors, name, process_set, blocking, output):
     """output: function of the tuple of results."""
     context, id = begin(process_set)
     tensors = _check_group(tensors)
-    views = [frontend.view(tensor) for tensor in tensors]
+    views = [_view_of_rows(frontend, tensor) for tensor in tensors]
     operation = context.post(native.ALLGATHER, _full_name(word, name, id), views, process_set=id, blocking=blocking)
     return _Gathered(operation, lambda ended: output(results(frontend, ended, views, tensors)))
 
@@ -350,7 +356,7 @@ def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = 
         dimension that the ranks cannot share evenly.
     """
     context, id = begin(process_set)
-    view = frontend.view(tensor)
+    view = _view_of_rows(frontend, tensor)
     size = context.process_set_size(id)
     rows = None
     if splits is not None:

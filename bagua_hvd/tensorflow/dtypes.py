@@ -31,6 +31,11 @@ def to_travel(tensor: tf.Tensor) -> Any:
     return tf.cast(tensor, tf.bfloat16) if tensor.dtype.name.startswith("float8") else tensor
 
 
+def rows_to_travel(tensor: tf.Tensor) -> Any:
+    """As to_travel, along the first dimension: a scalar stays one, so that the core refuses it on all ranks."""
+    return tf.math.real(tensor) if tensor.dtype.is_complex and tensor.shape.rank == 0 else to_travel(tensor)
+
+
 def travelled(tensor: tf.Tensor, dtype: Any) -> Any:
     """The inverse."""
     if dtype.is_complex:

@@ -19,7 +19,7 @@ from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.dtypes import to_travel, travelled
+from bagua_hvd.tensorflow.dtypes import rows_to_travel, to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 
 Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # what tf.convert_to_tensor takes
@@ -129,7 +129,7 @@ def grouped_allreduce(tensors: Sequence[Tensorlike | tf.IndexedSlices], average:
 def allgather(tensor: Tensorlike, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> tf.Tensor:
     tensor = _dense(tensor)
-    [gathered] = collective_ops.allgather([to_travel(tensor)], name, registered_id(process_set), ignore_name_scope)
+    [gathered] = collective_ops.allgather([rows_to_travel(tensor)], name, registered_id(process_set), ignore_name_scope)
     return travelled(gathered, tensor.dtype)
 
 
@@ -139,8 +139,8 @@ def grouped_allgather(tensors: Sequence[Tensorlike], name: str | None = None, ig
     if not tensors:
         return list(tensors)
     tensors = [_dense(tensor) for tensor in tensors]
-    gathered = collective_ops.allgather([to_travel(tensor) for tensor in tensors], name, registered_id(process_set),
-                                        ignore_name_scope, label="HorovodGroupedAllgather")
+    gathered = collective_ops.allgather([rows_to_travel(tensor) for tensor in tensors], name,
+                                        registered_id(process_set), ignore_name_scope, label="HorovodGroupedAllgather")
     return [travelled(result, tensor.dtype) for result, tensor in zip(gathered, tensors, strict=True)]
 
 
@@ -170,7 +170,7 @@ def alltoall(tensor: Tensorlike, splits: Tensorlike | None = None, name: str | N
              process_set: ProcessSet = global_process_set) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     rows = _int32_splits(splits) if splits is not None else None
     tensor = _dense(tensor)
-    output, received = collective_ops.alltoall(to_travel(tensor), rows, name, registered_id(process_set),
+    output, received = collective_ops.alltoall(rows_to_travel(tensor), rows, name, registered_id(process_set),
                                                ignore_name_scope)
     output = travelled(output, tensor.dtype)
     return output if splits is None else (output, received)

@@ -31,7 +31,9 @@ def disagreements():
     check("Mismatched prescale and/or postscale factors",
           lambda: hvd.allreduce(tf.zeros([2]), prescale_factor=1.0 + rank, name="t"))
     check("Mismatched BROADCAST root ranks", lambda: hvd.broadcast(tf.zeros([2]), rank, name="t"))
-    check("rank-zero tensor", lambda: hvd.allgather(tf.constant(1.0), name="t"))
+    for scalar in tf.constant(1.0), tf.constant(1j):
+        check("rank-zero tensor", lambda scalar=scalar: hvd.allgather(scalar, name="t"))
+        check("rank-zero tensor", lambda scalar=scalar: hvd.alltoall(scalar, name="t"))
     check("Mismatched ALLGATHER tensor shapes", lambda: hvd.allgather(tf.zeros([2, 3 + rank]), name="t"))
     # One member of a group that differs: the whole group fails, on all ranks.
     check("Mismatched ALLREDUCE tensor shapes",

@@ -45,6 +45,9 @@ def moved():
                 reduce(mine)
     with pytest.raises(ValueError, match=r"call \.resolve_conj\(\)"):
         hvd.allgather(tensor_of(0, torch.complex64).conj())
+    for over_rows in hvd.allgather, hvd.alltoall, lambda scalar: hvd.grouped_allgather([scalar]):
+        with pytest.raises(hvd.HorovodInternalError, match="rank-zero tensor"):
+            over_rows(torch.tensor(1j))
     freed = tensor_of(0, torch.complex64)
     freed.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="its storage has been freed"):
