@@ -5,8 +5,6 @@
 // taken for each tensor by itself, and over n = 2^k ranks recursively: in round d rank r exchanges its vectors with rank
 // r ^ 2^d, and both combine them, the lower rank's as a. So all ranks end bit-equal. Dot products in double.
 // Wire: k N elements each way per rank.
-#include <stdlib.h>
-
 #include "collective/collective.h"
 
 enum { PIECE = 1024 };
@@ -72,33 +70,39 @@ static void combine(const struct executor_context *run, bhvd_dtype dtype, unsign
     }
 }
 
+struct adasum {
+    const struct executor_context *run;
+    bhvd_dtype dtype;
+    const struct span_list *list;
+};
+
+// Of each tensor in the two vectors.
+static void combine_vectors(void *arg, const struct step *step, unsigned char *const *spaces)
+{
+    const struct adasum *x = arg;
+    size_t at = 0;
+    for (size_t t = 0; t < x->list->count; at += x->list->spans[t++].nbytes)
+        combine(x->run, x->dtype, place_among(spaces, step->to) + at, place_among(spaces, step->from) + at,
+                place_among(spaces, step->other) + at, x->list->spans[t].nbytes / bhvd_dtype_size(x->dtype));
+}
+
 bhvd_status allreduce_adasum(struct executor_context *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
-    const size_t element = bhvd_dtype_size(reduction->dtype);
-    unsigned char *mine = fusion_acquire(&run->fusion, 0, list->nbytes), *theirs = fusion_acquire(&run->fusion, 1, list->nbytes);
-    if (!mine || !theirs)
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
-    struct span_cursor in = span_cursor_at(list, 0), out = span_cursor_at(list, 0);
-    span_pack(&in, mine, list->nbytes);
-    if (reduction->prescale != 1.0)
-        reduction->scale(mine, mine, reduction->prescale, list->nbytes / element);
-    bhvd_status status = BHVD_OK;
-    for (int distance = 1; distance < group->size && !status; distance *= 2) {
-        struct transfer transfers[2];
-        group_send(run, group, group->rank ^ distance, &transfers[0], mine, list->nbytes);
-        group_receive(run, group, group->rank ^ distance, &transfers[1], theirs, list->nbytes);
-        status = run_transfers(run, transfers, 2);
-        bool lower = !(group->rank & distance);
-        size_t offset = 0;
-        for (size_t t = 0; t < list->count && !status; offset += list->spans[t++].nbytes)
-            combine(run, reduction->dtype, mine + offset, (lower ? mine : theirs) + offset,
-                    (lower ? theirs : mine) + offset, list->spans[t].nbytes / element);
+    const struct place mine = in_space(IN_VECTOR, 0), theirs = in_space(IN_SCRATCH, 0);
+    const struct part all = {0, list->nbytes};
+    struct adasum x = {run, reduction->dtype, list};
+    struct schedule schedule;
+    schedule_init(&schedule, group->size, group->rank);
+    int done = schedule_load(&schedule, all, STEP_NONE);
+    for (int distance = 1; distance < group->size; distance *= 2) {
+        const int peer = group->rank ^ distance, sent = schedule_send(&schedule, peer, mine, list->nbytes, done),
+                  came = schedule_receive(&schedule, peer, theirs, list->nbytes, done);
+        const bool lower = !(group->rank & distance);
+        done = schedule_recode(&schedule, mine, list->nbytes, lower ? mine : theirs, lower ? theirs : mine, all,
+                               schedule_both(&schedule, sent, came));
     }
-    if (status)
-        return status;
-    if (reduction->postscale != 1.0)
-        reduction->scale(mine, mine, reduction->postscale, list->nbytes / element);
-    span_unpack(&out, mine, list->nbytes);
-    return BHVD_OK;
+    schedule_store(&schedule, all, schedule_scale(&schedule, mine, list->nbytes, done));
+    return schedule_execute(run, group, &schedule,
+                            &(struct operands){.reduction = *reduction, .list = list, .act = combine_vectors, .arg = &x});
 }

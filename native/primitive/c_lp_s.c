@@ -58,7 +58,7 @@ static bool make_room(struct c_lp_s *x, struct room *room)
     const struct kernel_transform *transform = encoder_transform(&x->encoder);
     const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
     const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(sums * sizeof(float));
-    unsigned char *memory = fusion_acquire(&x->run->fusion, SCRATCH_OF_STEPS, values + floats + encoder_scratch_size(&x->encoder, longest));
+    unsigned char *memory = fusion_acquire(&x->run->fusion, values + floats + encoder_scratch_size(&x->encoder, longest));
     if (!memory) {
         run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
         return false;

@@ -88,7 +88,7 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
 {
     enum { WIDE_BYTES = PLAIN_SEGMENT_NBYTES / 2 * sizeof(float) };
     const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
-    unsigned char *room = fusion_acquire(&a->run->fusion, SCRATCH_OF_STEPS, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
+    unsigned char *room = fusion_acquire(&a->run->fusion, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
     if (!room) {
         run_fail(a->run, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
         return;

@@ -59,7 +59,7 @@ static bool make_room(struct d_lp_s *x, struct room *room)
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
     unsigned char *memory =
-        fusion_acquire(&x->run->fusion, SCRATCH_OF_STEPS, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
+        fusion_acquire(&x->run->fusion, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
     if (!memory) {
         run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
         return false;

@@ -21,10 +21,7 @@ static bool grow(struct fusion_buffer *buffer, size_t size)
     return buffer->data;
 }
 
-void *fusion_acquire(struct fusion *fusion, int number, size_t size)
-{
-    return grow(&fusion->scratch[number], size) ? fusion->scratch[number].data : NULL;
-}
+void *fusion_acquire(struct fusion *fusion, size_t size) { return grow(&fusion->scratch, size) ? fusion->scratch.data : NULL; }
 
 // The smallest that is large enough and not far too large, so that one that was large once is idle and given back; else the largest
 // that is too small, which grows, so that there are not ever more of them; else the smallest.
@@ -74,16 +71,14 @@ static void trim(struct fusion_buffer *buffer, int64_t now_ns)
 
 void fusion_trim(struct fusion *fusion, int64_t now_ns)
 {
-    for (size_t i = 0; i < sizeof fusion->scratch / sizeof *fusion->scratch; i++)
-        trim(&fusion->scratch[i], now_ns);
+    trim(&fusion->scratch, now_ns);
     for (int i = 0; i < FUSION_KEPT; i++)
         trim(&fusion->lent[i], now_ns);
 }
 
 void fusion_fini(struct fusion *fusion)
 {
-    for (size_t i = 0; i < sizeof fusion->scratch / sizeof *fusion->scratch; i++)
-        free(fusion->scratch[i].data);
+    free(fusion->scratch.data);
     for (int i = 0; i < FUSION_KEPT; i++)
         free(fusion->lent[i].data);
 }

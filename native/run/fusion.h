@@ -18,14 +18,12 @@ struct fusion_buffer {
 };
 
 struct fusion {
-    struct fusion_buffer scratch[3];
+    struct fusion_buffer scratch;
     struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
 };
 
-// Scratch memory of at least this size, 64-byte aligned, valid until the next call for the same number: 0 and 1 are of what runs to
-// its end, 2 of a step while it is done. NULL: no memory.
-enum { SCRATCH_OF_STEPS = 2 };
-void *fusion_acquire(struct fusion *fusion, int number, size_t size);
+// Scratch memory of a step while it is done: of at least this size, 64-byte aligned, valid until the next call. NULL: no memory.
+void *fusion_acquire(struct fusion *fusion, size_t size);
 // Memory for what goes on beside others: 64-byte aligned, kept between operations. False: no memory.
 bool fusion_borrow(struct fusion *fusion, size_t size, struct fusion_buffer *out);
 void fusion_return(struct fusion *fusion, struct fusion_buffer *buffer);       // NULL data: nothing happens

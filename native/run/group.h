@@ -31,18 +31,4 @@ static inline struct link *group_link(struct executor_context *run, const struct
     return &run->connections.links[group->ranks[index]];
 }
 
-// The running execution's next message to / from a member.
-static inline void group_send(struct executor_context *run, const struct group *group, int index, struct transfer *transfer,
-                              const void *buffer, size_t size)
-{
-    run_message_bytes(run, group_link(run, group, index), size);
-    link_post_send(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
-}
-
-static inline void group_receive(struct executor_context *run, const struct group *group, int index, struct transfer *transfer,
-                                 void *buffer, size_t size)
-{
-    link_post_recv(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
-}
-
 #endif

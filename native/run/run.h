@@ -124,8 +124,6 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
 bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg);
 enum { GPU_TIMEOUTS = 20 };
 int64_t run_gpu_timeout_ns(const struct executor_context *run);
-// Waits until all these messages have moved.
-bhvd_status run_transfers(struct executor_context *run, struct transfer *transfers, int count);
 // Moves what can be moved now. Never blocks.
 void run_look(struct executor_context *run);
 // Fails the run when nothing has moved for too long that the schedules under way wait for.

@@ -121,23 +121,3 @@ void run_look(struct executor_context *run)
     run->callbacks->poll(run->owner, true);
     run->callbacks->keep_alive(run->owner);
 }
-
-struct transfers {
-    struct transfer *transfers;
-    int count, done;
-};
-
-static int transfers_done(struct executor_context *run, void *arg)
-{
-    struct transfers *t = arg;
-    (void)run;
-    while (t->done < t->count && t->transfers[t->done].done)
-        t->done++;
-    return t->done == t->count;
-}
-
-bhvd_status run_transfers(struct executor_context *run, struct transfer *transfers, int count)
-{
-    struct transfers arg = {transfers, count, 0};
-    return run_until(run, transfers_done, &arg, -1);
-}

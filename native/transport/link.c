@@ -278,16 +278,6 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     }
 }
 
-void link_post_send(struct link *link, uint32_t execution, struct transfer *transfer, const void *buffer, size_t size)
-{
-    link_send_numbered(link, execution, link_number_send(link, execution), transfer, buffer, size, NULL, false);
-}
-
-void link_post_recv(struct link *link, uint32_t execution, struct transfer *transfer, void *buffer, size_t size)
-{
-    link_recv_numbered(link, execution, link_number_recv(link, execution), transfer, buffer, size, NULL);
-}
-
 static struct transfer *next_to_send(struct stream *stream)
 {
     if (!stream->sending)

@@ -143,13 +143,10 @@ static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint
     return ops == &channel_tcp_ops ? tcp : ops == &channel_mpi_ops ? mpi : shm;
 }
 
-// Queue an execution's next message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
+// An execution's next message, in two steps, since who has a schedule knows its messages long before it can post them: its number, in an
+// order that the peer knows too; then the message, which moves in link_advance. Size 0 sends a header only. The two sides' sizes must
+// agree. finished: where the transfer goes when it is done. urgent: before those that are not, the same for all messages of an execution.
 // BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the lane, or an unexpected message does not fit.
-void link_post_send(struct link *link, uint32_t execution, struct transfer *transfer, const void *buffer, size_t size);
-void link_post_recv(struct link *link, uint32_t execution, struct transfer *transfer, void *buffer, size_t size);
-// The same in two steps, for who knows its messages long before it can post them: numbers, in an order that the peer knows too;
-// then the message. finished: where the transfer goes when it is done. urgent: before those that are not, the same for all messages of
-// an execution.
 uint32_t link_number_send(struct link *link, uint64_t execution);
 uint32_t link_number_recv(struct link *link, uint64_t execution);
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
@@ -158,7 +155,6 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
                         size_t size, struct transfer_queue *finished);
 // A pairwise operation is over: its next one numbers its messages anew.
 void link_end_pairwise(struct link *link, uint64_t pairwise);
-
 
 // Moves what can be moved, gives complete control frames to on_frame, sets *progress when anything moved.
 // BHVD_ERR_PEER_LOST: the peer is gone and state tells how; BHVD_ERR_SYSTEM: it broke the protocol.

@@ -1,5 +1,6 @@
 // Messages of several executions over one link: whatever the order in which the two sides post them.
 #include "check.h"
+#include "messages.h"
 
 #include <string.h>
 #include <sys/socket.h>
@@ -79,18 +80,18 @@ TEST(what_comes_alone_goes_over_one_stream_and_many_over_all)
         connect_channel(&pair.a.link.streams[i].channel, &pair.b.link.streams[i].channel);
     pair.a.link.stream_count = pair.b.link.stream_count = STREAMS;
     for (int i = 0; i < STREAMS; i++) {
-        link_post_send(&pair.a.link, 5, &sends[i], filled(out, i), LENGTH);
+        post_send(&pair.a.link, 5, &sends[i], filled(out, i), LENGTH);
         CHECK(transfer_of(&pair.a.link.streams[0]) == &sends[i]);
-        link_post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
+        post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
         CHECK_STATUS(look(&pair), BHVD_OK);
         CHECK(receives[i].done && in[i][0] == i);
     }
     for (int i = 0; i < STREAMS; i++) {
-        link_post_send(&pair.a.link, 5, &sends[i], filled(out, 9), LENGTH);
+        post_send(&pair.a.link, 5, &sends[i], filled(out, 9), LENGTH);
         CHECK(transfer_of(&pair.a.link.streams[i]) == &sends[i]);
     }
     for (int i = 0; i < STREAMS; i++)
-        link_post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
+        post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     for (int i = 0; i < STREAMS; i++)
         CHECK(receives[i].done && in[i][0] == 9 && !pair.a.link.streams[i].waiting_nbytes);
@@ -104,10 +105,10 @@ TEST(executions_may_be_posted_in_another_order)
     unsigned char out[4][LENGTH], in[4][LENGTH];
     pair_init(&pair, 6, 6);
     for (int i = 0; i < 4; i++)         // 5.0 6.0 5.1 6.1
-        link_post_send(&pair.a.link, 5 + i % 2, &sends[i], filled(out[i], i), LENGTH);
+        post_send(&pair.a.link, 5 + i % 2, &sends[i], filled(out[i], i), LENGTH);
     static const int order[] = {1, 3, 0, 2};
     for (int i = 0; i < 4; i++)         // 6.0 6.1 5.0 5.1
-        link_post_recv(&pair.b.link, i < 2 ? 6 : 5, &receives[order[i]], in[order[i]], LENGTH);
+        post_recv(&pair.b.link, i < 2 ? 6 : 5, &receives[order[i]], in[order[i]], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     for (int i = 0; i < 4; i++)
         CHECK(sends[i].done && receives[i].done && in[i][0] == i && in[i][LENGTH - 1] == i);
@@ -120,14 +121,14 @@ TEST(what_has_not_started_waits_and_so_does_what_is_behind_it)
     struct transfer sends[2], receives[2];
     unsigned char out[2][LENGTH], in[2][LENGTH];
     pair_init(&pair, 9, 3);
-    link_post_send(&pair.a.link, 9, &sends[0], filled(out[0], 9), LENGTH);
-    link_post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
-    link_post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
+    post_send(&pair.a.link, 9, &sends[0], filled(out[0], 9), LENGTH);
+    post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
+    post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(!receives[1].done);
     CHECK(!stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));      // nothing to wake up for
     pair.b.started = 9;
-    link_post_recv(&pair.b.link, 9, &receives[0], in[0], LENGTH);
+    post_recv(&pair.b.link, 9, &receives[0], in[0], LENGTH);
     CHECK(stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[0].done && receives[1].done && in[0][0] == 9 && in[1][0] == 3);
@@ -140,12 +141,12 @@ TEST(what_is_early_lets_others_pass)
     struct transfer sends[2], receives[2];
     unsigned char out[2][LENGTH], in[2][LENGTH];
     pair_init(&pair, 4, 4);
-    link_post_send(&pair.a.link, 4, &sends[0], filled(out[0], 4), LENGTH);
-    link_post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
-    link_post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
+    post_send(&pair.a.link, 4, &sends[0], filled(out[0], 4), LENGTH);
+    post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
+    post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[1].done && in[1][0] == 3);
-    link_post_recv(&pair.b.link, 4, &receives[0], in[0], LENGTH);
+    post_recv(&pair.b.link, 4, &receives[0], in[0], LENGTH);
     CHECK(receives[0].done && in[0][0] == 4);
     pair_fini(&pair);
 }
@@ -157,10 +158,10 @@ TEST(what_is_early_alone_stays_in_its_socket)
     struct transfer sends[2], receives[2];
     unsigned char out[2][LENGTH], in[2][LENGTH];
     pair_init(&pair, 4, 4);
-    link_post_send(&pair.a.link, 4, &sends[0], filled(out[0], 1), LENGTH);
-    link_post_send(&pair.a.link, 4, &sends[1], filled(out[1], 2), LENGTH);
+    post_send(&pair.a.link, 4, &sends[0], filled(out[0], 1), LENGTH);
+    post_send(&pair.a.link, 4, &sends[1], filled(out[1], 2), LENGTH);
     link_number_recv(&pair.b.link, 4);          // posted later
-    link_post_recv(&pair.b.link, 4, &receives[1], in[1], LENGTH);
+    post_recv(&pair.b.link, 4, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(!receives[1].done && !pair.b.link.lanes[4].unexpected.head && !pair.b.link.streams[0].receiving);
     link_recv_numbered(&pair.b.link, 4, 0, &receives[0], in[0], LENGTH, NULL);
@@ -197,12 +198,12 @@ TEST(sizes_that_differ_are_an_error)
         struct transfer send, receive, other;
         unsigned char out[LENGTH] = {0}, in[2][LENGTH];
         pair_init(&pair, 4, 4);
-        link_post_send(&pair.a.link, 4, &send, out, LENGTH);
+        post_send(&pair.a.link, 4, &send, out, LENGTH);
         if (is_early) {
-            link_post_recv(&pair.b.link, 3, &other, in[1], LENGTH);
+            post_recv(&pair.b.link, 3, &other, in[1], LENGTH);
             CHECK_STATUS(look(&pair), BHVD_OK);
         }
-        link_post_recv(&pair.b.link, 4, &receive, in[0], LENGTH - 1);
+        post_recv(&pair.b.link, 4, &receive, in[0], LENGTH - 1);
         CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
         pair_fini(&pair);
     }
@@ -218,8 +219,8 @@ TEST(executions_beyond_the_window_and_those_long_over_are_errors)
         struct transfer send, receive;
         unsigned char out[LENGTH] = {0}, in[LENGTH];
         pair_init(&pair, 1 + LINK_LANES, 1 + LINK_LANES);
-        link_post_recv(&pair.b.link, cases[i].expected, &receive, in, LENGTH);
-        link_post_send(&pair.a.link, cases[i].sent, &send, out, LENGTH);
+        post_recv(&pair.b.link, cases[i].expected, &receive, in, LENGTH);
+        post_send(&pair.a.link, cases[i].sent, &send, out, LENGTH);
         CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
         pair_fini(&pair);
     }
@@ -232,13 +233,13 @@ TEST(numbers_go_on_beyond_32_bits)
     unsigned char out[3][LENGTH], in[3][LENGTH];
     pair_init(&pair, 1, UINT32_MAX);
     for (uint32_t i = 0; i < 3; i++)
-        link_post_send(&pair.a.link, UINT32_MAX + i, &sends[i], filled(out[i], (int)i), LENGTH);
-    link_post_recv(&pair.b.link, UINT32_MAX, &receives[0], in[0], LENGTH);
+        post_send(&pair.a.link, UINT32_MAX + i, &sends[i], filled(out[i], (int)i), LENGTH);
+    post_recv(&pair.b.link, UINT32_MAX, &receives[0], in[0], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[0].done);
     pair.b.started = 1;
     for (uint32_t i = 1; i < 3; i++)
-        link_post_recv(&pair.b.link, UINT32_MAX + i, &receives[i], in[i], LENGTH);
+        post_recv(&pair.b.link, UINT32_MAX + i, &receives[i], in[i], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     for (int i = 0; i < 3; i++)
         CHECK(receives[i].done && in[i][0] == i);
@@ -253,11 +254,11 @@ TEST(a_link_is_freed_after_the_transfers_of_its_owner)
         struct transfer *send = malloc(sizeof *send), *receive = malloc(sizeof *receive), *other = malloc(sizeof *other);
         unsigned char *out = calloc(1, LINK_UNEXPECTED_MAX), *in = malloc(LINK_UNEXPECTED_MAX);
         pair_init(&pair, 4, 4);
-        link_post_send(&pair.a.link, 4, send, out, LINK_UNEXPECTED_MAX);
+        post_send(&pair.a.link, 4, send, out, LINK_UNEXPECTED_MAX);
         if (is_expected)
-            link_post_recv(&pair.b.link, 4, receive, in, LINK_UNEXPECTED_MAX);
+            post_recv(&pair.b.link, 4, receive, in, LINK_UNEXPECTED_MAX);
         else
-            link_post_recv(&pair.b.link, 3, other, in, LENGTH);
+            post_recv(&pair.b.link, 3, other, in, LENGTH);
         for (int i = 0; i < LOOKS; i++) {
             bool progress = false;
             if (i < 1)
@@ -283,14 +284,14 @@ TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
     unsigned char *out = calloc(1, LINK_UNEXPECTED_MAX), in[2][LENGTH];
     bool progress = false;
     pair_init(&pair, 4, 4);
-    link_post_send(&pair.a.link, 4, &send, out, LINK_UNEXPECTED_MAX);
-    link_post_recv(&pair.b.link, 3, &other, in[0], LENGTH);
+    post_send(&pair.a.link, 4, &send, out, LINK_UNEXPECTED_MAX);
+    post_recv(&pair.b.link, 3, &other, in[0], LENGTH);
     CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
     for (int i = 0; i < LOOKS; i++)
         CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
     CHECK(pair.b.link.streams[0].unexpected);
     pair.b.started = 4 + LINK_LANES;
-    link_post_recv(&pair.b.link, 4 + LINK_LANES, &later, in[1], LENGTH);
+    post_recv(&pair.b.link, 4 + LINK_LANES, &later, in[1], LENGTH);
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < LOOKS && !status; i++)
         status = look(&pair);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "messages.h"
 #include "transport/poller.h"
 
 enum { PEERS = 3, LENGTH = 1000 };
@@ -89,10 +90,10 @@ TEST(only_links_with_something_to_do_are_looked_at)
     char buffer[LENGTH], in[LENGTH];
     world_init(&world);
     CHECK(!wakes(&world) && turn(&world) == 0);
-    link_post_send(&world.links[2], 1, &send, buffer, LENGTH);
+    post_send(&world.links[2], 1, &send, buffer, LENGTH);
     CHECK_EQ(turn(&world), 1u << 2);
     CHECK(send.done && turn(&world) == 0);
-    link_post_recv(&world.links[3], 1, &receive, in, LENGTH);
+    post_recv(&world.links[3], 1, &receive, in, LENGTH);
     CHECK(!wakes(&world) && turn(&world) == 0);
     say(&world, 3, 1, LENGTH);
     CHECK(wakes(&world));
@@ -114,14 +115,14 @@ TEST(what_nobody_expects_wakes_once)
     CHECK(!wakes(&world));
     say(&world, 1, 2, LENGTH / 2);
     CHECK(!wakes(&world) && turn(&world) == 0);
-    link_post_recv(&world.links[1], 1, &receive, in, LENGTH / 2);
+    post_recv(&world.links[1], 1, &receive, in, LENGTH / 2);
     CHECK_EQ(turn(&world), 1u << 1);
     CHECK(receive.done);
     // The next one's header may have been read already: it belongs to what has not started here.
     turn(&world);
     CHECK(!wakes(&world) && turn(&world) == 0);
     world.started = 2;
-    link_post_recv(&world.links[1], 2, &receive, in, LENGTH / 2);
+    post_recv(&world.links[1], 2, &receive, in, LENGTH / 2);
     CHECK_EQ(turn(&world), 1u << 1);
     CHECK(receive.done);
     say(&world, 1, 2, 0);
@@ -137,7 +138,7 @@ TEST(what_has_started_and_is_early_is_taken_out_of_the_way)
     char in[LENGTH];
     world_init(&world);
     world.started = 2;
-    link_post_recv(&world.links[1], 1, &receive, in, LENGTH);
+    post_recv(&world.links[1], 1, &receive, in, LENGTH);
     say(&world, 1, 2, LENGTH / 2);
     say(&world, 1, 1, LENGTH);
     for (int i = 0; i < 3; i++)
@@ -153,7 +154,7 @@ TEST(who_sends_more_than_there_is_room_for_is_told_when_there_is)
     struct world world;
     struct transfer send;
     world_init(&world);
-    link_post_send(&world.links[2], 1, &send, out, MANY);
+    post_send(&world.links[2], 1, &send, out, MANY);
     CHECK_EQ(turn(&world), 1u << 2);
     CHECK(!send.done && !wakes(&world) && turn(&world) == 0);
     for (int reads = 0; !send.done; reads++) {
@@ -173,7 +174,7 @@ TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
     char in[LENGTH];
     world_init(&world);
     struct link *link = &world.links[1];
-    link_post_recv(link, 1, &receive, in, LENGTH);
+    post_recv(link, 1, &receive, in, LENGTH);
     link->state = LINK_LEFT;
     CHECK_STATUS(poller_update(&world.poller, link), BHVD_OK);
     shutdown(world.control[1], SHUT_RDWR);
