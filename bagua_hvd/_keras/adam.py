@@ -30,6 +30,11 @@ def check(optimizer: Any) -> None:
         classes += [tf_keras.optimizers.Adam, tf_keras.optimizers.AdamW]
     if not isinstance(optimizer, tuple(classes)):
         raise ValueError(f"it needs keras.optimizers.Adam or AdamW, not {type(optimizer).__name__}")
+    for cls in type(optimizer).__mro__:
+        if cls in classes:
+            break
+        if "update_step" in vars(cls) and not cls.__module__.startswith("bagua_hvd."):
+            raise ValueError(f"it makes Adam's step itself and would bypass {cls.__name__}.update_step()")
     for option in _UNSERVED:
         if getattr(optimizer, option, None):
             raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}={getattr(optimizer, option)!r}")

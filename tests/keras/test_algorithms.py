@@ -160,6 +160,11 @@ def test_adam(run_ranks):
     run_ranks(2, adam_step_by_step)
 
 
+class _Halved(keras.optimizers.Adam):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient / 2, variable, learning_rate)
+
+
 def refusals():
     hvd.init()
     wrap = hvd.DistributedOptimizer
@@ -167,6 +172,7 @@ def refusals():
         (keras.optimizers.SGD(), "needs keras.optimizers.Adam"), (keras.optimizers.Adam(amsgrad=True), "amsgrad=True"),
         (keras.optimizers.AdamW(clipnorm=1.0), "clipnorm=1.0"),
         (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "LossScaleOptimizer"),
+        (_Halved(), r"would bypass _Halved.update_step\(\)"),
     ):
         with pytest.raises(ValueError, match=f"QAdam cannot serve this optimizer: .*{fragment}"):
             wrap(optimizer, algorithm="qadam")
