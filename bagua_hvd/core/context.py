@@ -33,6 +33,7 @@ class Context(Posting, Telemetry):
 
         native = ffi.new("struct bhvd_context_options *")
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
+                     "listen_port", "listen_port_last",
                      "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
                      "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
                      "emulated_byte_ps", "negotiation_fanout", "nccl_levels"):

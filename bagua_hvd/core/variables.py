@@ -62,6 +62,19 @@ def names(of: str) -> Kind:
     return Kind(f"names of {of} by comma", parse)
 
 
+def ports() -> Kind:
+    """A port, or a range of them, both ends included: a range."""
+
+    def parse(text):
+        first, _, last = text.partition("-")
+        found = range(int(first), int(last or first) + 1)
+        if not (found and 1 <= found[0] and found[-1] <= 65535):
+            raise ValueError
+        return found
+
+    return Kind("a port, or a range such as 20000-20100", parse)
+
+
 def seconds(allow_zero: bool = False) -> Kind:
     """A time in seconds, fractions allowed; a float."""
 
@@ -129,6 +142,8 @@ class Variable:
         value = self.default
         if value is None or self.setter == "none":
             return ""
+        if value == range(1):
+            return "any"
         if isinstance(value, int) and value >= MIB and value % MIB == 0:
             return f"{value} ({value // MIB} MiB)"
         if isinstance(value, (bool, float)):
@@ -220,6 +235,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
                  "Network interfaces to use, by comma, on every host: the first that has an IPv4 address. Missing: "
                  "baguarun tries; without it, the one towards the rendezvous."),
+        Variable("BAGUA_HVD_PORTS", ports(), range(1),
+                 "Where everything listens: on the first of these that is free. A host needs one for each rank, and "
+                 "that of the launcher three more."),
         Variable("BAGUA_HVD_HOST_ID", TEXT, None,
                  "What tells hosts apart: ranks with equal text share memory. Missing: found by themselves."),
     ),

@@ -24,6 +24,8 @@ class Options:
     rendezvous_port: int = 0
     scope: str = "init.1"
     listen_host: str = "127.0.0.1"
+    listen_port: int = 0
+    listen_port_last: int = 0
     host_id: str | None = None
     secret: bytes = b""
     inproc_world: object = None
@@ -138,6 +140,8 @@ def _read_rendezvous(read, options):
             f"Start the job with `baguarun -np {options.size} python <script>`, which sets it."
         )
     options.listen_host = _listen_host(read, options)
+    ports = read("BAGUA_HVD_PORTS")
+    options.listen_port, options.listen_port_last = ports[0], ports[-1]
 
 
 def _listen_host(read, options):

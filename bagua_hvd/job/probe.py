@@ -14,6 +14,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from bagua_hvd.job.ports import listen
+
 _NONCE_NBYTES = 32
 _SIOCGIFADDR = 0x8915
 _TIMEOUT_SECONDS = 3
@@ -48,13 +50,14 @@ class Target:
 
     Args:
         host: the address to listen at; default all.
+        ports: as for listen().
     Attributes:
         port.
     """
 
-    def __init__(self, name, key, host="0.0.0.0"):
+    def __init__(self, name, key, host="0.0.0.0", ports=None):
         self._name, self._key = name, key
-        self._socket = socket.create_server((host, 0), backlog=256)
+        self._socket = listen(host, ports)
         self._socket.setblocking(False)
         self.port = self._socket.getsockname()[1]
         self._callers = {}          # connection -> (until when it may speak, its nonce so far), in the order they came

@@ -1,6 +1,8 @@
 """The meeting point of a job's ranks: a thread of the native core inside the launcher."""
 from typing import Any
 
+from bagua_hvd.core import variables
+
 
 class Rendezvous:
     """Listens from construction to close(); a context manager.
@@ -11,12 +13,12 @@ class Rendezvous:
     Args:
         secret: the bytes that every rank must prove to know.
         host: numeric IPv4 address to bind.
-        port: 0: any free one.
+        port: None: the first free one of BAGUA_HVD_PORTS.
     Raises:
         RuntimeError: the native extension is not built, or the address is in use; the sentence says which.
     """
 
-    def __init__(self, secret, host="127.0.0.1", port=0):
+    def __init__(self, secret, host="127.0.0.1", port=None):
         # Imported late, so that baguarun answers --help, --version and --check-build without it.
         try:
             from bagua_hvd.core import native
@@ -24,7 +26,11 @@ class Rendezvous:
             raise RuntimeError(str(missing)) from None
         out = native.ffi.new("bhvd_rendezvous **")
         error = native.ffi.new("struct bhvd_error *")
-        native.check(native.lib.bhvd_rendezvous_create(host.encode(), port, secret, len(secret), out, error), error)
+        for candidate in variables.read("BAGUA_HVD_PORTS") if port is None else [port]:
+            status = native.lib.bhvd_rendezvous_create(host.encode(), candidate, secret, len(secret), out, error)
+            if status != native.lib.BHVD_ERR_SYSTEM:
+                break
+        native.check(status, error)
         self._release, self._lib = native.ffi.release, native.lib
         self._native: Any = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
         self.host = host

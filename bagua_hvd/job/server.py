@@ -8,6 +8,7 @@ import random
 import threading
 
 from bagua_hvd.job import channel
+from bagua_hvd.job.ports import listen
 
 HANDSHAKE_SECONDS = 10
 _STRANGERS_MAX = 256
@@ -29,7 +30,7 @@ class Server:
         self._strangers = set()     # their tasks
         self.loop = asyncio.new_event_loop()
         self._server = self.loop.run_until_complete(
-            asyncio.start_server(self._serve, host, 0, limit=channel.MESSAGE_MAX))
+            asyncio.start_server(self._serve, sock=listen(host), limit=channel.MESSAGE_MAX))
         self.port = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()

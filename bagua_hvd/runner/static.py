@@ -51,6 +51,7 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
         raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
     timeout = max(1, int(variables.read("HOROVOD_START_TIMEOUT", env)))
+    variables.read("BAGUA_HVD_PORTS")       # malformed: an error now
     identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
     if nics is None and "HOROVOD_RANK" not in env:
         nics = variables.read("HOROVOD_GLOO_IFACE", env)

@@ -158,6 +158,7 @@ struct bhvd_context_options {
     int rendezvous_port;
     const char *scope;              /* names this pairwise operation ("init.3"): ranks of an older or newer one never mix */
     const char *listen_host;        /* numeric IPv4 address of the interface for data connections */
+    int listen_port, listen_port_last;      /* there the first of these that is free; 0: any */
     const char *host_id;            /* equal exactly on ranks that share memory; NULL: derived from the machine */
     const void *secret;
     size_t secret_size;

@@ -65,7 +65,8 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
     int port;
     *card = (struct card){.magic = CARD_MAGIC, .protocol = CARD_PROTOCOL, .rank = options->rank};
     snprintf(card->version, sizeof card->version, "%s", bhvd_version());
-    bhvd_status status = socket_listen(options->listen_host, 0, &k->tcp_listener, &port, k->error);
+    bhvd_status status = socket_listen(options->listen_host, options->listen_port, options->listen_port_last, &k->tcp_listener,
+                                       &port, k->error);
     if (status)
         return status;
     card->port = port;

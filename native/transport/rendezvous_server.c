@@ -290,7 +290,7 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
         error_set(error, status, "cannot make an eventfd for the rendezvous server: %m");
         goto fail;
     }
-    status = socket_listen(host, port, &server->listen_fd, &server->port, error);
+    status = socket_listen(host, port, port, &server->listen_fd, &server->port, error);
     if (status)
         goto fail;
 

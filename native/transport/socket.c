@@ -24,7 +24,7 @@ const char *socket_remedy(int failure)
     case EMFILE:
         return "; raise the limit of open files (ulimit -n)";
     case EADDRINUSE:
-        return "; another process has this port: stop it, or choose another port (0: any free one)";
+        return "; another process has this port: stop it, or choose another port (0: any free one), or more of them in BAGUA_HVD_PORTS";
     case EADDRNOTAVAIL:
         return "; no interface of this machine has this address";
     default:
@@ -68,7 +68,7 @@ bhvd_status socket_await(int fd, short events, int64_t deadline_ns)
     }
 }
 
-bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, struct bhvd_error *error)
+static bhvd_status listen_on(const char *host, int port, int *fd, int *bound_port, struct bhvd_error *error)
 {
     struct sockaddr_in address;
     bhvd_status status = address_parse(host, port, &address, error);
@@ -90,6 +90,15 @@ bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, 
     *fd = s;
     *bound_port = ntohs(address.sin_port);
     return BHVD_OK;
+}
+
+bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, int *bound_port, struct bhvd_error *error)
+{
+    bhvd_status status;
+    do
+        status = listen_on(host, port, fd, bound_port, error);
+    while (status == BHVD_ERR_SYSTEM && port++ < last_port);
+    return status;
 }
 
 bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error)

@@ -13,9 +13,9 @@
 
 #include "bagua_hvd.h"
 
-// Port 0: any free one; *bound_port is the one taken. host "0.0.0.0": all interfaces.
+// On the first port from `port` to last_port that is free; 0: any. *bound_port is the one taken. host "0.0.0.0": all interfaces.
 // BHVD_ERR_ARGUMENT: not a numeric IPv4 address. BHVD_ERR_SYSTEM: in use or not of this machine, naming both.
-bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, struct bhvd_error *error);
+bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, int *bound_port, struct bhvd_error *error);
 
 // BHVD_ERR_TIMEOUT: nobody came; a deadline of 0 never waits. BHVD_ERR_SYSTEM: out of descriptors or memory.
 bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error);

@@ -202,7 +202,7 @@ TEST(connecting_to_nobody_says_where)
 {
     int fd, port;
     struct bhvd_error error;
-    CHECK_STATUS(socket_listen("127.0.0.1", 0, &fd, &port, &error), BHVD_OK);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &fd, &port, &error), BHVD_OK);
     CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
     int other;
     CHECK_STATUS(socket_accept(fd, 0, &other, &error), BHVD_ERR_TIMEOUT);
@@ -215,6 +215,6 @@ TEST(connecting_to_nobody_says_where)
     CHECK_STR_CONTAINS(error.message, where);
     CHECK_STATUS(socket_connect("localhost", port, CLOCK_NEVER, &other, &error), BHVD_ERR_ARGUMENT);
     CHECK_STATUS(socket_connect("127.0.0.1", 65536, CLOCK_NEVER, &other, &error), BHVD_ERR_ARGUMENT);
-    CHECK_STATUS(socket_listen("192.0.2.1", 0, &fd, &port, &error), BHVD_ERR_SYSTEM);
+    CHECK_STATUS(socket_listen("192.0.2.1", 0, 0, &fd, &port, &error), BHVD_ERR_SYSTEM);
     CHECK_STR_CONTAINS(error.message, "192.0.2.1:0");
 }

@@ -40,7 +40,7 @@ static void serve_looks(struct service *service, int looks)
 
 static void start(struct service *service)
 {
-    CHECK_STATUS(socket_listen("127.0.0.1", 0, &service->listener, &service->port, NULL), BHVD_OK);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &service->listener, &service->port, NULL), BHVD_OK);
     service->binding = (struct auth_binding){AUTH_CHANNEL, 1, 0, service->port};
     service->handshakes = handshake_server_create(&(struct handshake_server_options){.listeners = {service->listener, -1}, .bindings = {service->binding},
                                                                 .secret = SECRET, .secret_size = sizeof SECRET, .name_size = NAME_SIZE});

@@ -14,7 +14,7 @@ static void connect_pair(int fds[2])
 {
     int listener, port;
     struct bhvd_error error;
-    CHECK_STATUS(socket_listen("127.0.0.1", 0, &listener, &port, &error), BHVD_OK);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &listener, &port, &error), BHVD_OK);
     CHECK_STATUS(socket_connect_begin("127.0.0.1", port, SOCKET_UNSPACED, &fds[0], &error), BHVD_OK);
     CHECK_STATUS(socket_await(fds[0], POLLOUT, clock_deadline_ns(LIMIT_MS)), BHVD_OK);
     CHECK_STATUS(socket_connect_complete(fds[0], "127.0.0.1", port, &error), BHVD_OK);

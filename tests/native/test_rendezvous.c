@@ -308,7 +308,7 @@ TEST(nobody_listening_is_named_at_the_deadline)
 TEST(a_silent_server_ends_at_the_deadline)
 {
     int fd, port;
-    CHECK_STATUS(socket_listen("127.0.0.1", 0, &fd, &port, NULL), BHVD_OK);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &fd, &port, NULL), BHVD_OK);
     struct rank r = {.port = port, .size = 1, .timeout_ms = 300, .scope = "s", .secret = secret};
     run_rank(&r);
     CHECK_STATUS(r.status, BHVD_ERR_TIMEOUT);
@@ -670,7 +670,7 @@ TEST(a_handshake_that_is_passed_on_convinces_neither_side)
     struct relay relay = {.server = start()};
     const struct rendezvous_blob mine = {.size = 1};
     struct rendezvous_blob all;
-    CHECK_STATUS(socket_listen("127.0.0.1", 0, &relay.listener, &port, &error), BHVD_OK);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &relay.listener, &port, &error), BHVD_OK);
     CHECK_EQ(pthread_create(&relay.thread, NULL, run_relay, &relay), 0);
     const struct rendezvous_address address = {"127.0.0.1", port, secret, sizeof secret};
     CHECK_STATUS(rendezvous_exchange(&address, "s", 0, 1, &mine, &all, clock_deadline_ns(QUICK_MS), &error), BHVD_ERR_AUTH);

@@ -137,3 +137,13 @@ def test_an_interface_that_a_host_lacks_is_refused(launcher, namespaces, elastic
                HOROVOD_GLOO_IFACE="data")
     assert done.returncode != 0
     assert "host h2 has no interface of data with an IPv4 address" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("elastic", [False, True], ids=["static", "elastic"])
+def test_a_firewall_that_lets_one_range_through(launcher, namespaces, elastic):
+    namespaces.open_only(20000, 20007)
+    arguments = "-np", 3, *(["--min-np", 3] if elastic else []), "-H", ORDERS[0]
+    done = run(launcher, namespaces, *arguments, BAGUA_HVD_PORTS="20000-20007")
+    assert done.returncode == 0 and done.stdout.count("done") == 3, done.stderr
+    refused = run(launcher, namespaces, *arguments, HOROVOD_START_TIMEOUT="12")
+    assert refused.returncode == 1

@@ -232,6 +232,14 @@ class Namespaces:
             self._run(self._holders[one + 1].pid, f"ip neighbor del 10.0.0.{other + 1} dev eth0"
                       if silently else f"ip route del unreachable 10.0.0.{other + 1}/32")
 
+    def open_only(self, first, last):
+        """Has all hosts refuse connections to other ports than these, and sshd's."""
+        if not shutil.which("iptables"):
+            pytest.skip("iptables is not installed")
+        for holder in self._holders[1:]:
+            self._run(holder.pid, *(f"iptables -A INPUT -i eth0 -p tcp --syn {rule}" for rule in (
+                "--dport 2222 -j ACCEPT", f"--dport {first}:{last} -j ACCEPT", "-j REJECT --reject-with tcp-reset")))
+
     def close(self):
         for server in self._servers:
             server.close()

@@ -211,8 +211,8 @@ class Agent:
 
         threading.Thread(target=work, name=name, daemon=True).start()
 
-    def _listen(self, name, key, nics):
-        target = self._targets[key] = probe.Target(name, base64.b64decode(key))
+    def _listen(self, name, key, nics, ports):
+        target = self._targets[key] = probe.Target(name, base64.b64decode(key), ports=ports)
         return {"port": target.port, "addresses": probe.addresses(nics)}
 
     def _stop_listening(self, key):

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.runner.job import LOOPBACK
 
@@ -61,8 +62,8 @@ class _Here:
         future.set_result(getattr(self, "_" + function)(**arguments))
         return future
 
-    def _listen(self, name, key, nics):
-        self._target = probe.Target(name, base64.b64decode(key))
+    def _listen(self, name, key, nics, ports):
+        self._target = probe.Target(name, base64.b64decode(key), ports=ports)
         return {"port": self._target.port, "addresses": probe.addresses(nics)}
 
     @staticmethod
@@ -102,7 +103,9 @@ class Network:
         hosts = {**{host.name: host for host in [*newcomers, *others]}, LAUNCHER: _Here()}
         names = {host.name for host in newcomers}
         try:
-            asked = {name: host.request("listen", name=name, key=key, nics=self._nics) for name, host in hosts.items()}
+            ports = list(variables.read("BAGUA_HVD_PORTS"))
+            asked = {name: host.request("listen", name=name, key=key, nics=self._nics, ports=ports)
+                     for name, host in hosts.items()}
             found = {name: _answer(name, future, deadline, timeout) for name, future in asked.items()}
             for name, each in found.items():
                 self._addresses[name] = list(map(tuple, each["addresses"]))
