@@ -135,8 +135,26 @@ class FlatAdam:
         self.m: np.ndarray = bucket.flat([member.m for member in members])
         self.v: np.ndarray = bucket.flat([member.v for member in members])
 
-    def denominator(self, frozen_for: int) -> np.ndarray:
-        """p = sqrt(v) / sqrt(1 - beta2^T) + eps, flat; arguments as for momentum()."""
+    def moments(self, g: np.ndarray, x: np.ndarray, variance: bool = True) -> None:
+        """Updates m, and v if `variance`, by a gradient g; to g is added weight decay of x that is not decoupled."""
+        for member, part in self.members:
+            if member.weight_decay and not member.decoupled:
+                g[part] += member.weight_decay * x[part]
+            self.m[part] = member.beta1 * self.m[part] + (1 - member.beta1) * g[part]
+            if variance:
+                self.v[part] = member.beta2 * self.v[part] + (1 - member.beta2) * g[part] * g[part]
+
+    def direction(self, p: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """m / (1 - beta1^t) / p in step t, with decoupled weight decay: what Adam's step multiplies by its rate."""
+        u: np.ndarray = self.m / p
+        for member, part in self.members:
+            u[part] /= 1 - member.beta1 ** (member.step + 1)
+            if member.decoupled:
+                u[part] += member.weight_decay * x[part]
+        return u
+
+    def denominator(self, frozen_for: int = -1) -> np.ndarray:
+        """p = sqrt(v) / sqrt(1 - beta2^T) + eps, flat. frozen_for: see momentum(); -1: v is of the next step."""
         p: np.ndarray = np.sqrt(self.v)
         for member, part in self.members:
             correction, eps = member.denominator(member.step - frozen_for)

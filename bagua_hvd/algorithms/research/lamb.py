@@ -19,53 +19,16 @@ import numpy as np
 from bagua_hvd.algorithms.base import Algorithm, Safety
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.training.adam import AdamMember, FlatAdam
+from bagua_hvd.training.adam import FlatAdam
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
-
-
-def check_bounds(lowest: float, highest: float) -> None:
-    """ValueError: c_min and c_max are no bounds."""
-    if not 0 < lowest <= highest:
-        raise ValueError(f"c_min={lowest!r}, c_max={highest!r}: expected 0 < c_min <= c_max")
-
-
-def preconditioner(member: AdamMember, v: np.ndarray, updates: int) -> np.ndarray:
-    """sqrt(v) / sqrt(1 - beta2^updates) + eps; float64."""
-    correction, eps = member.denominator(updates)
-    p: np.ndarray = np.sqrt(v) / np.float64(correction) + eps
-    return p
-
-
-def direction(member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """u of a tensor, given sqrt(v) + eps."""
-    u: np.ndarray = m / (1 - member.beta1 ** (member.step + 1)) / p
-    return u + member.weight_decay * x if member.decoupled else u
 
 
 def ratio(x: np.ndarray, u: np.ndarray, lowest: float, highest: float) -> float:
     """c of a tensor. A NaN stays one."""
     of_x, of_u = float(np.linalg.norm(x)), float(np.linalg.norm(u))
     return 1.0 if of_x == 0 or of_u == 0 else float(np.clip(of_x / of_u, lowest, highest))
-
-
-def lamb_step(bucket: Bucket, lowest: float, highest: float) -> np.ndarray:
-    """Makes the step of a bucket of averaged gradients; returns each tensor's c."""
-    adam, g = FlatAdam(bucket, begin=True), bucket.flat(bucket.gradients)
-    x = adam.weights()
-    c = np.ones(len(adam.members))
-    for place, (member, part) in enumerate(adam.members):
-        if not member.decoupled:
-            g[part] += member.weight_decay * x[part]
-        adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
-        adam.v[part] = member.beta2 * adam.v[part] + (1 - member.beta2) * g[part] * g[part]
-        p = preconditioner(member, adam.v[part], member.step + 1)
-        u = direction(member, adam.m[part], p, x[part])
-        c[place] = ratio(x[part], u, lowest, highest)
-        x[part] -= member.lr * c[place] * u
-    adam.save(x, variance=True)
-    return c
 
 
 class Lamb(Algorithm):
@@ -83,7 +46,8 @@ class Lamb(Algorithm):
     replaces_step = True
 
     def __init__(self, c_min: float = 0.01, c_max: float = 10.0) -> None:
-        check_bounds(c_min, c_max)
+        if not 0 < c_min <= c_max:
+            raise ValueError(f"c_min={c_min!r}, c_max={c_max!r}: expected 0 < c_min <= c_max")
         self.c_min, self.c_max = c_min, c_max
 
     def prepare(self, model: Model) -> None:
@@ -94,5 +58,11 @@ class Lamb(Algorithm):
 
     def step(self, model: Model) -> bool:
         for bucket in model.gradients:
-            lamb_step(bucket, self.c_min, self.c_max)
+            adam = FlatAdam(bucket, begin=True)
+            x = adam.weights()
+            adam.moments(bucket.flat(bucket.gradients), x)
+            u = adam.direction(adam.denominator(), x)
+            for member, part in adam.members:
+                x[part] -= member.lr * ratio(x[part], u[part], self.c_min, self.c_max) * u[part]
+            adam.save(x, variance=True)
         return True

@@ -22,7 +22,6 @@ import numpy as np
 
 from bagua_hvd.algorithms.base import positive
 from bagua_hvd.algorithms.local import LocalSteps
-from bagua_hvd.algorithms.research.lamb import direction, preconditioner
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.adam import FlatAdam
@@ -72,15 +71,12 @@ class LocalAdam(LocalSteps):
 
     def _begin(self, bucket: Bucket, due: list[str]) -> tuple[FlatAdam, dict[str, np.ndarray], np.ndarray, Posted]:
         """Makes Adam's step; (its state, x_i, m_i and v_i after it, what is sent of them, how it becomes the sum)."""
-        adam, g = FlatAdam(bucket, begin=True), bucket.flat(bucket.gradients)
+        adam = FlatAdam(bucket, begin=True)
         x = adam.weights()
+        adam.moments(bucket.flat(bucket.gradients), x)
+        u = adam.direction(adam.denominator(), x)
         for member, part in adam.members:
-            if not member.decoupled:
-                g[part] += member.weight_decay * x[part]
-            adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
-            adam.v[part] = member.beta2 * adam.v[part] + (1 - member.beta2) * g[part] * g[part]
-            p = preconditioner(member, adam.v[part], member.step + 1)
-            x[part] -= member.lr * direction(member, adam.m[part], p, x[part])
+            x[part] -= member.lr * u[part]
         values = {"x": x, "m": adam.m, "v": adam.v}
         sent: np.ndarray = np.concatenate([*(values[name] for name in due), [1]], dtype=x.dtype)    # join(): a 0
         return adam, values, sent, c_fp_s(sent, bucket.model.group, average=False, name=bucket.name)

@@ -106,29 +106,23 @@ class ZeroOneAdam(QAdam):
             adam.save(x)
         return True
 
-    def _begun(self, bucket: Bucket, t: int) -> tuple[FlatAdam, np.ndarray, np.ndarray, np.ndarray]:
-        """(Adam's state with m_i, the gradient, x_i, p before this step)."""
-        adam, g = FlatAdam(bucket), bucket.flat(bucket.gradients)
+    def _begun(self, bucket: Bucket, t: int, variance: bool) -> tuple[FlatAdam, np.ndarray, np.ndarray]:
+        """(Adam's state with this step's m_i, and v if `variance`; x_i before the step; p)."""
+        adam = FlatAdam(bucket)
         x = adam.weights()
-        for member, part in adam.members:
-            if member.weight_decay and not member.decoupled:
-                g[part] += member.weight_decay * x[part]
-            adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
-        return adam, g, x, adam.denominator(t - self.updates(t))
+        adam.moments(bucket.flat(bucket.gradients), x, variance)
+        return adam, x, adam.denominator(t - self.updates(t + variance))
 
     def _with_variance(self, bucket: Bucket, t: int) -> None:
-        adam, g, x, _ = self._begun(bucket, t)
+        adam, x, p = self._begun(bucket, t, variance=True)
+        u = adam.direction(p, x)
         for member, part in adam.members:
-            adam.v[part] = member.beta2 * adam.v[part] + (1 - member.beta2) * g[part] * g[part]
-        p = adam.denominator(t - self.updates(t + 1))
-        for member, part in adam.members:
-            decay = member.lr * member.weight_decay if member.decoupled else 0
-            x[part] -= member.lr / (1 - member.beta1 ** (member.step + 1)) * adam.m[part] / p[part] + decay * x[part]
+            x[part] -= member.lr * u[part]
         adam.save(x, variance=True)
 
     def _begin_local(self, bucket: Bucket, t: int) -> tuple[FlatAdam, np.ndarray, np.ndarray, Pending | None]:
         """(Adam's state with m_i, x_i after the rank's own step, p, the operation if the ranks meet)."""
-        adam, _, x, p = self._begun(bucket, t)
+        adam, x, p = self._begun(bucket, t, variance=False)
         adam.m[adam.v == 0] = 0
         for member, part in adam.members if self.bounded else ():
             longest = (1 - member.beta1 ** (member.step + 1)) * member.longest_step * p[part]
