@@ -10,106 +10,66 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
 from bagua_hvd.core import native
-from bagua_hvd.core.operations import Ended, Posted
+from bagua_hvd.core.operations import Posted
 from bagua_hvd.job import process_sets
 from bagua_hvd.job.runtime import runtime
+from bagua_hvd.torch.distributed.works import ended_within
 from bagua_hvd.torch.frontend import DTYPES, frontend
 
 SMALL = 1 << 16
 
 
-class _Pair:
-    """The process set of two ranks of the job; `ready` or on its way."""
+def _asked_for(context, ranks):
+    """A future of the id of the process set of two ranks of the job."""
+    found: Future[int] = Future()
+    operation = process_sets.ask_among_members(context, ranks)
 
-    def __init__(self, context, ranks, id=None):
-        self._lock = threading.Lock()
-        self._waiting: list[Callable[[], object]] = []
-        self.error: Exception | None = None
-        self.id = id
-        if id is None:
-            self._operation = process_sets.ask_among_members(context, ranks)
-            self._operation.when_ended(self._added)
-
-    def _added(self):
+    def added():
         try:
-            self._operation.wait()
-            id = self._operation.value
+            operation.wait()
+            found.set_result(operation.value)
         except Exception as error:
-            self.error, id = error, -1
-        with self._lock:
-            self.id = id
-            waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
+            found.set_exception(error)
 
-    def when_ready(self, callback):
-        """Calls it once the set is there or will never be; at once, if that is known."""
-        with self._lock:
-            if self.id is None:
-                self._waiting.append(callback)
-                return
-        callback()
-
-
-class _Failed(Ended):
-    """An operation that could not be posted."""
-
-    def __init__(self, error):
-        super().__init__()
-        self._error = error
-
-    def wait(self):
-        raise self._error
+    operation.when_ended(added)
+    return found
 
 
 class Transfer:
-    """One message. `post` is called with the id of the set of two, and returns the Operation."""
+    """One message. `post` is called with the id of the set of two, which `pair` is a future of; it returns the
+    Operation."""
 
-    def __init__(self, pair: Any, post: Any) -> None:
-        self._pair = pair
+    def __init__(self, pair: Future, post: Any) -> None:
         self._post = post
-        self._posted = threading.Event()
-        self._callback: Callable[[], object] | None = None
-        self._lock = threading.Lock()
-        self._operation: Posted         # once _posted is set
-        pair.when_ready(self._begin)
+        self._posted: Future[Posted] = Future()
+        pair.add_done_callback(self._begin)
 
-    def _begin(self):
+    def _begin(self, pair):
         try:
-            if self._pair.error is not None:
-                raise self._pair.error
-            operation = self._post(self._pair.id)
+            self._posted.set_result(self._post(pair.result()))
         except Exception as error:
-            operation = _Failed(error)
-        with self._lock:
-            self._operation = operation
-            self._posted.set()
-            callback = self._callback
-        if callback is not None:
-            operation.when_ended(callback)
+            self._posted.set_exception(error)
 
     def when_ended(self, callback: Callable[..., Any]) -> None:
-        with self._lock:
-            if not self._posted.is_set():
-                self._callback = callback
-                return
-        self._operation.when_ended(callback)
+        self._posted.add_done_callback(
+            lambda posted: callback() if posted.exception() else posted.result().when_ended(callback))
 
     def ended_within(self, seconds: float) -> Any:
-        # Being posted is part of the time, but an Event has no use for years.
-        return self._posted.wait(min(seconds, threading.TIMEOUT_MAX)) and self._operation.ended_within(seconds)
+        # Being posted is part of the time.
+        return ended_within(self._posted, seconds) and (
+            self._posted.exception() is not None or self._posted.result().ended_within(seconds))
 
     def done(self) -> Any:
-        return self._posted.is_set() and self._operation.done()
+        return self._posted.done() and (self._posted.exception() is not None or self._posted.result().done())
 
     def wait(self) -> None:
-        self._posted.wait()
-        self._operation.wait()
+        self._posted.result().wait()
 
 
 class _Message(Transfer):
@@ -129,7 +89,7 @@ class _Message(Transfer):
                 _check_size(self.source, self.tensor, into)
                 into.copy_(self.tensor)
             return
-        nbytes, count, owner = self._operation.result(0)
+        nbytes, count, owner = self._posted.result().result(0)
         message = frontend.wrap_result(nbytes, (count,), DTYPES[torch.uint8], owner)
         if nbytes != into.nbytes:
             raise ValueError(f"recv of {into.nbytes} bytes, but rank {self.source} sent {nbytes}")
@@ -151,36 +111,24 @@ class _Taken:
 
     def when_ended(self, callback):
         # The message itself is watched already, by who began it.
-        self._message.then(callback)
+        self._message.arrival.add_done_callback(lambda _: callback())
 
     def take(self):
         self._message.take(self._tensor)
 
 
 class _Open(_Message):
-    """A message from one rank that anybody may take; tells `arrived` when it is there."""
+    """A message from one rank that anybody may take. `arrived` is called when it is there, and `arrival` done then."""
 
     def __init__(self, pair, post, source, tensor, direct, arrived):
-        self._thens = []
-        self._arrived = False
+        self.arrival: Future[None] = Future()
         self.taken = False
         super().__init__(pair, post, source, tensor, direct)
-        super().when_ended(lambda: self._come(arrived))
+        self.when_ended(lambda: self._come(arrived))
 
     def _come(self, arrived):
         arrived(self)
-        with self._lock:
-            self._arrived = True
-            thens, self._thens = self._thens, []
-        for callback in thens:
-            callback()
-
-    def then(self, callback):
-        with self._lock:
-            if not self._arrived:
-                self._thens.append(callback)
-                return
-        callback()
+        self.arrival.set_result(None)
 
 
 class _Any:
@@ -190,41 +138,27 @@ class _Any:
 
     def __init__(self, tensor):
         self._tensor = tensor
-        self._event = threading.Event()
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
-        self._message: _Message         # once _event is set
+        self._given: Future[_Message] = Future()
+        self.done = self._given.done
 
     def give(self, message):
-        with self._lock:
-            self._message, self.source = message, message.source
-            self._event.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+        self.source = message.source
+        self._given.set_result(message)
 
     def when_ended(self, callback):
-        with self._lock:
-            if not self._event.is_set():
-                self._callbacks.append(callback)
-                return
-        callback()
+        self._given.add_done_callback(lambda _: callback())
 
     def ended_within(self, seconds):
-        return self._event.wait(min(seconds, threading.TIMEOUT_MAX))
-
-    def done(self):
-        return self._event.is_set()
+        return ended_within(self._given, seconds)
 
     def wait(self):
-        self._event.wait()
-        self._message.wait()
+        self._given.result().wait()
 
     def take(self):
-        self._message.take(self._tensor)
+        self._given.result().take(self._tensor)
 
 
-_pairs: dict[tuple, _Pair] = {}
+_pairs: dict[tuple, Future[int]] = {}          # ids
 _pairs_lock = threading.Lock()
 
 
@@ -236,13 +170,16 @@ class PointToPoint:
     """
 
     def __init__(self, context: Any, key: Any, rank: int, ranks: Any, id: int) -> None:
-        self._context, self._key, self._rank, self._ranks, self._id = context, key, rank, ranks, id
+        self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
         self._sent: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)      # by (receiver, tag)
         self._received: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)  # by (sender, tag)
         self._open: defaultdict[Any, deque] = defaultdict(deque)         # by (sender, tag): begun and not taken
         self._wanting: defaultdict[Any, deque] = defaultdict(deque)      # by tag: _Any without a message, and sizes
         self._lock = threading.RLock()
-        self._itself = _Pair(context, None, id) if len(ranks) == 2 else None
+        self._itself: Future[int] | None = None
+        if len(ranks) == 2:
+            self._itself = Future()
+            self._itself.set_result(id)
 
     def _pair(self, rank):
         if self._itself is not None:
@@ -251,7 +188,7 @@ class PointToPoint:
         key = runtime.inits, *ranks
         with _pairs_lock:
             if key not in _pairs:
-                _pairs[key] = _Pair(self._context, ranks)
+                _pairs[key] = _asked_for(self._context, ranks)
             return _pairs[key]
 
     def _check(self, rank, verb):

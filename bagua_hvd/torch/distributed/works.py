@@ -30,13 +30,18 @@ class Waiter:
         return _Waited(self._executor.submit(operation.wait))
 
 
+def ended_within(future: futures.Future, seconds: float) -> bool:
+    """Waits for the end of a future, so long at most; whether it has ended."""
+    return bool(futures.wait([future], min(seconds, threading.TIMEOUT_MAX)).done)
+
+
 class _Waited:
     def __init__(self, future):
         self._future = future
         self.wait, self.done = future.result, future.done
 
     def ended_within(self, seconds):
-        return bool(futures.wait([self._future], min(seconds, threading.TIMEOUT_MAX)).done)
+        return ended_within(self._future, seconds)
 
     def when_ended(self, callback):
         # Not on the waiter's thread: the callback may wait for an operation that comes after this one.
