@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from bagua_hvd.core import variables
-from bagua_hvd.core.operations import ACCOUNTS, account
+from bagua_hvd.core.operations import ACCOUNTS
 from bagua_hvd.job.runtime import context, job_options, runtime
 
 
@@ -188,35 +188,14 @@ def statistics() -> Statistics:
     return Statistics(now, recent, {name: dict(plan) for name, plan in runtime.plans.items()})
 
 
-def record(algorithm_name: str) -> AlgorithmStatistics:
-    """Where optimizers with this algorithm count, from the last init() on."""
-    return runtime.algorithms.get(algorithm_name) or runtime.algorithms.setdefault(algorithm_name,
-                                                                                   AlgorithmStatistics())
-
-
 def counter_of(algorithm_name: str) -> tuple[AlgorithmStatistics, int]:
-    """The record() of an algorithm and the account of what it posts; both until the next init()."""
-    counter = record(algorithm_name)
+    """Where optimizers with this algorithm count, and the account of what it posts; both until the next init().
+
+    Algorithms beyond the last account share none: what they post counts in the sums alone.
+    """
+    counter = runtime.algorithms.setdefault(algorithm_name, AlgorithmStatistics())
     number = list(runtime.algorithms).index(algorithm_name) + 1
     return counter, number if number < ACCOUNTS else 0
-
-
-class counted:
-    """Within it, what this thread posts is communication of this algorithm: on the account of its place among them.
-
-    A class, since it is entered several times a step, and a generator takes twice as long.
-    """
-
-    __slots__ = ("_number", "_token")
-
-    def __init__(self, algorithm_name: str) -> None:
-        self._number = counter_of(algorithm_name)[1]
-
-    def __enter__(self) -> None:
-        self._token = account.set(self._number)
-
-    def __exit__(self, *_: object) -> None:
-        account.reset(self._token)
 
 
 class _Collector:

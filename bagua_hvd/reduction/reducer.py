@@ -439,7 +439,7 @@ class Reducer:
             self._post_rest()
             if self.model.delay:
                 window.sent = True
-                self._late = Late(window, type(self.algorithm).__name__)
+                self._late = Late(window, self._account)
         except Exception as error:
             self._window.failure = error        # another one, after a reset()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from bagua_hvd.job import statistics
+from bagua_hvd.core.operations import account
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.buckets import Bucket
 
@@ -68,23 +68,26 @@ class Late:
     """A Window with delay=1, of which all is posted. Who needs the results hears of failures.
 
     Args:
-        algorithm: the name of the one that posts what follows its operations.
+        number: of the account on which what follows its operations counts.
     """
 
-    def __init__(self, window: Window, algorithm: str) -> None:
+    def __init__(self, window: Window, number: int) -> None:
         self.inits = runtime.inits
         self._window = window
-        self._algorithm = algorithm
+        self._account = number
         self._thread = threading.Thread(target=self._end, args=(window.advancing,), daemon=True)
         if window.advancing:
             self._thread.start()
         runtime.travelling.add(self)
 
     def _end(self, operations: Iterable[Any]) -> None:
-        with statistics.counted(self._algorithm):
+        token = account.set(self._account)
+        try:
             for operation in operations:
                 with suppress(Exception):
                     operation.wait()
+        finally:
+            account.reset(token)
 
     def arrive(self) -> None:
         """Blocks until all operations have ended, well or not."""
