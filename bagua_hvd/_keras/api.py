@@ -62,11 +62,8 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
     if op not in (Average, Sum):
         raise ValueError(f"op currently only supports Average and Sum in Keras, not {op!r}")
     options = GradientOptions(
-        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
-        gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
-        process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
-        delay=delay,
-    ).check()
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set,
+        algorithm, scale_local_gradients, delay).check()
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 

@@ -131,11 +131,8 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
     options = GradientOptions(
-        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
-        gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
-        process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
-        delay=delay,
-    )
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set,
+        algorithm, scale_local_gradients, delay)
     base = type(gradtape)
     cls = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
     return cls(gradtape, options)
