@@ -1,33 +1,28 @@
-// Codecs of blocks, one element at a time. What the includer defines: for_each_element.h.
-#define LOAD JOIN(load, ELEMENT)
-#define STORE JOIN(store, ELEMENT)
+// Codecs of blocks, one element at a time. Written as of_element.h says.
 #define BLOCKS(name) NAME(JOIN(blocks_##name, ELEMENT))
-#define ARITHMETIC_(real, name) blocks_##real##_##name
-#define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
-#define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
 #include "kernel/decode_loops.h"
 #include "kernel/range_loops.h"
 
-INLINE struct ARITHMETIC(grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count, int stochastic)
+INLINE struct ARITHMETIC(blocks, grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count, int stochastic)
 {
     REAL mn, mx;
     NAME(JOIN(range, ELEMENT))(from, count, &mn, &mx);
     if (format->code == BLOCKS_RANGE)
-        return ARITHMETIC(range)(format, mn, mx, stochastic);
-    return ARITHMETIC(largest)(format, -mn > mx ? -mn : mx);
+        return ARITHMETIC(blocks, range)(format, mn, mx, stochastic);
+    return ARITHMETIC(blocks, largest)(format, -mn > mx ? -mn : mx);
 }
 
 // The code of one element, in the lower bits.
-INLINE uint8_t BLOCKS(code)(const struct blocks_format *format, const struct ARITHMETIC(grid) *grid, REAL x, int stochastic,
+INLINE uint8_t BLOCKS(code)(const struct blocks_format *format, const struct ARITHMETIC(blocks, grid) *grid, REAL x, int stochastic,
                             float u)
 {
     const REAL levels = (REAL)format->levels;
     if (format->code == BLOCKS_FLOAT)
         return blocks_float_code(format, sizeof x == sizeof(double) ? half_odd_float(x * grid->s) : (float)(x * grid->s));
     if (format->code == BLOCKS_RANGE)
-        return (uint8_t)ARITHMETIC(bounded)(ARITHMETIC(large_rounded)(x * grid->s, stochastic, u) - grid->lb, 0, levels);
-    const int q = (int)ARITHMETIC(bounded)(ARITHMETIC(rounded)((x < 0 ? -x : x) * grid->s, stochastic, u), 0, levels);
+        return (uint8_t)ARITHMETIC(blocks, bounded)(ARITHMETIC(blocks, large_rounded)(x * grid->s, stochastic, u) - grid->lb, 0, levels);
+    const int q = (int)ARITHMETIC(blocks, bounded)(ARITHMETIC(blocks, rounded)((x < 0 ? -x : x) * grid->s, stochastic, u), 0, levels);
     return (uint8_t)(x < 0 ? -q : q);
 }
 
@@ -44,7 +39,7 @@ INLINE void BLOCKS(encode)(const struct blocks_format *format, void *dst, const 
     memset(scales, 0, scales_size + blocks_codes_size(format, count));
     for (size_t begin = 0; begin < count; begin += size) {
         const size_t end = count - begin < size ? count : begin + size;
-        const struct ARITHMETIC(grid) grid = BLOCKS(grid)(format, from + SIZE * begin, end - begin, stochastic);
+        const struct ARITHMETIC(blocks, grid) grid = BLOCKS(grid)(format, from + SIZE * begin, end - begin, stochastic);
         const struct codec_key key = codec_key(options->seed, begin);
         const REAL stored[] = {grid.t, grid.lb};
         memcpy(scales + begin / size * numbers * sizeof(REAL), stored, numbers * sizeof(REAL));
@@ -92,7 +87,7 @@ INLINE REAL BLOCKS(decode_one)(const struct BLOCKS(decoder) *d, size_t i)
             code -= 1 << format->bits;
         x = ((REAL)code + stored[1]) * stored[0];
     }
-    return x == x ? ARITHMETIC(bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN;
+    return x == x ? ARITHMETIC(blocks, bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN;
 }
 
 #define BLOCKS_FUNCTIONS(codec, name, format)                                                                               \

@@ -1,4 +1,4 @@
-// The decoding of a codec one element at a time. Part of a codec's loops; what the includer defines: for_each_element.h.
+// The decoding of a codec one element at a time. Part of a codec's loops, written as of_element.h says.
 //
 // <name>_decode_<element>_<isa> and <name>_decode_add_...; decoder: a struct of what all elements need, from src, count and
 // options; one(decoder, i): element i. It is rounded to the element type before it is added.

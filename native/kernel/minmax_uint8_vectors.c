@@ -4,13 +4,11 @@
 // lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
 // to front, which the prefetchers punish more than the warm end repays.)
 #include "kernel/minmax_uint8.h"
+#include "kernel/of_element.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
 
 #define ELEMENT f64
-#define REAL double
-#define REAL_MAX DBL_MAX
-#define SIZE 8
 #include "kernel/minmax_uint8_loops.h"
 
 INLINE __m256i quantize_block(const char *block, const struct element *element, vec s, vec lb)

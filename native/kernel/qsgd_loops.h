@@ -1,10 +1,5 @@
-// Codec qsgd, one element at a time. What the includer defines: for_each_element.h.
-#define LOAD JOIN(load, ELEMENT)
-#define STORE JOIN(store, ELEMENT)
+// Codec qsgd, one element at a time. Written as of_element.h says.
 #define QSGD(name) NAME(JOIN(qsgd_##name, ELEMENT))
-#define ARITHMETIC_(real, name) qsgd_##real##_##name
-#define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
-#define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
 #include "kernel/decode_loops.h"
 
@@ -24,15 +19,15 @@ static void QSGD(encode)(void *dst, const void *src, size_t count, const struct 
             const double x = LOAD(from + SIZE * i);
             parts[i % CODEC_SUMS] += x * x;
         }
-        const REAL norm = ARITHMETIC(norm)(codec_sums_total(parts), levels, LARGEST);
-        const REAL scale = ARITHMETIC(scale)(norm, levels);
+        const REAL norm = ARITHMETIC(qsgd, norm)(codec_sums_total(parts), levels, LARGEST);
+        const REAL scale = ARITHMETIC(qsgd, scale)(norm, levels);
         const struct codec_key key = codec_key(options->seed, begin);
         memcpy(norms + begin / QSGD_BLOCK * sizeof norm, &norm, sizeof norm);
         is_finite &= norm == norm;
         for (size_t i = begin; i < end && norm > 0; i++) {
             const REAL x = LOAD(from + SIZE * i);
             const float u = codec_uniform(key, (uint32_t)i);
-            const int q = (int)ARITHMETIC(quantize)(x < 0 ? -x : x, scale, levels, u);
+            const int q = (int)ARITHMETIC(qsgd, quantize)(x < 0 ? -x : x, scale, levels, u);
             codes[i] = (int8_t)(x < 0 ? -q : q);
         }
     }
@@ -57,7 +52,7 @@ INLINE REAL QSGD(decode_one)(const struct QSGD(decoder) *d, size_t i)
 {
     REAL norm;
     memcpy(&norm, d->norms + i / QSGD_BLOCK * sizeof norm, sizeof norm);
-    const REAL x = ARITHMETIC(dequantize)(d->codes[i], d->step, norm);
+    const REAL x = ARITHMETIC(qsgd, dequantize)(d->codes[i], d->step, norm);
     return x == x ? x : (REAL)NAN;
 }
 

@@ -1,5 +1,5 @@
 // The range of some elements, one at a time: the least and the greatest, never -0.0, or NaN for both when one is not finite; 0 of none.
-// Part of a codec's loops, which have LOAD; what else the includer defines: for_each_element.h.
+// Part of a codec's loops.
 INLINE void NAME(JOIN(range, ELEMENT))(const char *from, size_t count, REAL *least, REAL *greatest)
 {
     REAL mn = count > 0 ? LOAD(from) : 0, mx = mn;

@@ -1,6 +1,4 @@
-// Elements of codecs rotated1 to rotated4, one at a time. What the includer defines: for_each_element.h.
-#define LOAD JOIN(load, ELEMENT)
-#define STORE JOIN(store, ELEMENT)
+// Elements of codecs rotated1 to rotated4, one at a time. Written as of_element.h says.
 #define ROTATED(name) NAME(JOIN(rotated_##name, ELEMENT))
 
 // A float16, of which the largest is the end, and others, for which it is far away.

@@ -1,6 +1,4 @@
-// Codecs sign and sign_rms, one element at a time. What the includer defines: for_each_element.h.
-#define LOAD JOIN(load, ELEMENT)
-#define STORE JOIN(store, ELEMENT)
+// Codecs sign and sign_rms, one element at a time. Written as of_element.h says.
 #define SIGN(name) NAME(JOIN(sign_##name, ELEMENT))
 
 #include "kernel/decode_loops.h"

@@ -1,10 +1,5 @@
-// Codec ternary, one element at a time. What the includer defines: for_each_element.h.
-#define LOAD JOIN(load, ELEMENT)
-#define STORE JOIN(store, ELEMENT)
+// Codec ternary, one element at a time. Written as of_element.h says.
 #define TERNARY(name) NAME(JOIN(ternary_##name, ELEMENT))
-#define IS_KEPT_(real) ternary_##real##_is_kept
-#define IS_KEPT__(real) IS_KEPT_(real)
-#define IS_KEPT IS_KEPT__(REAL)
 
 #include "kernel/decode_loops.h"
 
@@ -33,7 +28,7 @@ static void TERNARY(encode)(void *dst, const void *src, size_t count, const stru
         if ((uint32_t)i == 0)
             key = codec_key(options->seed, i);
         const REAL x = LOAD(from + SIZE * i), magnitude = x < 0 ? -x : x;
-        const uint32_t kept = IS_KEPT(magnitude, s, codec_uniform(key, (uint32_t)i));
+        const uint32_t kept = ARITHMETIC(ternary, is_kept)(magnitude, s, codec_uniform(key, (uint32_t)i));
         block.kept |= kept << i % TERNARY_BLOCK;
         block.negative |= (kept & (x < 0)) << i % TERNARY_BLOCK;
         memcpy(blocks + i / TERNARY_BLOCK * sizeof block, &block, sizeof block);
