@@ -4,32 +4,25 @@
 #include "core/context/context.h"
 #include "primitive/primitive.h"
 
-int bhvd_process_set_size(bhvd_context *ctx, int id)
+// The numbers of a set; of one that is not there {-1, -2, -1}.
+struct numbers {
+    int size, rank, hosts;              // hosts: -1 where this rank is no member
+};
+
+static struct numbers numbers_of(bhvd_context *ctx, int id)
 {
+    struct numbers numbers = {-1, -2, -1};
     pthread_mutex_lock(&ctx->sets_lock);
     const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int size = set ? set->group.size : -1;
+    if (set)
+        numbers = (struct numbers){set->group.size, set->group.rank, set->group.rank >= 0 ? primitive_hosts(&set->group) : -1};
     pthread_mutex_unlock(&ctx->sets_lock);
-    return size;
+    return numbers;
 }
 
-int bhvd_process_set_rank(bhvd_context *ctx, int id)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int rank = set ? set->group.rank : -2;
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return rank;
-}
-
-int bhvd_process_set_hosts(bhvd_context *ctx, int id)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int hosts = set && set->group.rank >= 0 ? primitive_hosts(&set->group) : -1;
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return hosts;
-}
+int bhvd_process_set_size(bhvd_context *ctx, int id) { return numbers_of(ctx, id).size; }
+int bhvd_process_set_rank(bhvd_context *ctx, int id) { return numbers_of(ctx, id).rank; }
+int bhvd_process_set_hosts(bhvd_context *ctx, int id) { return numbers_of(ctx, id).hosts; }
 
 int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int capacity)
 {

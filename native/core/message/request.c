@@ -1,6 +1,7 @@
 #include "core/message/request.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,23 +170,30 @@ void request_format_shape(char *out, size_t size, const struct request_tensor *t
         snprintf(out + at, size - at, "]");
 }
 
-// What follows Horovod's sentence: which operation, which ranks.
-struct facts {
-    char text[256];
+// Two requests, of these ranks, that are compared.
+struct comparison {
+    const struct request *one, *other;
+    int one_rank, other_rank;
+    struct bhvd_error *error;
 };
 
-static struct facts facts(const struct request *one, int one_rank, int other_rank)
+// Horovod's sentence, and behind it which operation it is about, and which ranks.
+__attribute__((format(printf, 2, 3))) static bhvd_status mismatch(const struct comparison *of, const char *format, ...)
 {
-    struct facts f;
-    snprintf(f.text, sizeof f.text, "(%s '%.*s', ranks %d and %d)",
-             operation_kind_word(one->kind), one->key.name_size > 150 ? 150 : (int)one->key.name_size, one->key.name,
-             one_rank, other_rank);
-    return f;
+    struct bhvd_error sentence;
+    va_list args;
+    va_start(args, format);
+    error_vset(&sentence, BHVD_ERR_MISMATCH, format, args);
+    va_end(args);
+    const struct operation_key *key = &of->one->key;
+    return error_set(of->error, BHVD_ERR_MISMATCH, "%.800s (%s '%.*s', ranks %d and %d)", sentence.message,
+                     operation_kind_word(of->one->kind), key->name_size > 150 ? 150 : (int)key->name_size, key->name, of->one_rank,
+                     of->other_rank);
 }
 
-static bhvd_status compare_shapes(const struct request *one, int one_rank, const struct request *other, int other_rank,
-                                  struct bhvd_error *error)
+static bhvd_status compare_shapes(const struct comparison *of)
 {
+    const struct request *one = of->one, *other = of->other;
     const char *kind = operation_kind_name(one->kind, one->op);
     bool first_dim_free = one->kind == BHVD_ALLGATHER || one->kind == BHVD_ALLTOALL;
     for (uint32_t t = 0; t < one->tensor_count; t++) {
@@ -196,24 +204,17 @@ static bhvd_status compare_shapes(const struct request *one, int one_rank, const
             char a_shape[200], b_shape[200];
             request_format_shape(a_shape, sizeof a_shape, a);
             request_format_shape(b_shape, sizeof b_shape, b);
-            return error_set(error, BHVD_ERR_MISMATCH,
-                             "Mismatched %s tensor shapes: One rank sent a tensor of shape %s, but another rank sent "
-                             "a tensor of shape %s. %s",
-                             kind, a_shape, b_shape, facts(one, one_rank, other_rank).text);
+            return mismatch(of, "Mismatched %s tensor shapes: One rank sent a tensor of shape %s, but another rank sent a tensor of "
+                            "shape %s.", kind, a_shape, b_shape);
         }
         if (a->ndim != b->ndim)
-            return error_set(error, BHVD_ERR_MISMATCH,
-                             "Mismatched %s tensor shapes: One rank sent a tensor of rank %d, but another rank sent a "
-                             "tensor of rank %d. %s",
-                             kind, a->ndim, b->ndim, facts(one, one_rank, other_rank).text);
+            return mismatch(of, "Mismatched %s tensor shapes: One rank sent a tensor of rank %d, but another rank sent a tensor of "
+                            "rank %d.", kind, a->ndim, b->ndim);
         for (int d = 1; d < a->ndim; d++) {
             if (request_dim(a, d) != request_dim(b, d))
-                return error_set(error, BHVD_ERR_MISMATCH,
-                                 "Mismatched %s tensor shapes: One rank sent a tensor with dimension %d equal to "
-                                 "%" PRId64 ", but another rank sent a tensor with dimension %d equal to %" PRId64
-                                 ". %s",
-                                 kind, d, request_dim(a, d), d, request_dim(b, d),
-                                 facts(one, one_rank, other_rank).text);
+                return mismatch(of, "Mismatched %s tensor shapes: One rank sent a tensor with dimension %d equal to %" PRId64
+                                ", but another rank sent a tensor with dimension %d equal to %" PRId64 ".",
+                                kind, d, request_dim(a, d), d, request_dim(b, d));
         }
     }
     return BHVD_OK;
@@ -225,69 +226,49 @@ static bool differ(double a, double b) { return a != b && (a == a || b == b); }
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,
                             struct bhvd_error *error)
 {
+    const struct comparison of = {one, other, one_rank, other_rank, error};
     const char *kind = operation_kind_name(one->kind, one->op);
     uint32_t common = one->tensor_count < other->tensor_count ? one->tensor_count : other->tensor_count;
     for (uint32_t t = 0; t < common; t++) {
         if (one->tensors[t].dtype != other->tensors[t].dtype)
-            return error_set(error, BHVD_ERR_MISMATCH,
-                             "Mismatched data types: One rank had type %s, but another rank had type %s. %s",
-                             bhvd_dtype_name(one->tensors[t].dtype), bhvd_dtype_name(other->tensors[t].dtype),
-                             facts(one, one_rank, other_rank).text);
+            return mismatch(&of, "Mismatched data types: One rank had type %s, but another rank had type %s.",
+                            bhvd_dtype_name(one->tensors[t].dtype), bhvd_dtype_name(other->tensors[t].dtype));
     }
     if (one->kind != other->kind || (one->op == BHVD_OP_ADASUM) != (other->op == BHVD_OP_ADASUM))
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched operations: One rank did an %s, but another rank did an %s. %s", kind,
-                         operation_kind_name(other->kind, other->op), facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched operations: One rank did an %s, but another rank did an %s.", kind,
+                        operation_kind_name(other->kind, other->op));
     if (one->tensor_count != other->tensor_count)
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched %s groups: One rank sent %u tensors, but another rank sent %u tensors. %s", kind,
-                         one->tensor_count, other->tensor_count, facts(one, one_rank, other_rank).text);
-    bhvd_status status = compare_shapes(one, one_rank, other, other_rank, error);
+        return mismatch(&of, "Mismatched %s groups: One rank sent %u tensors, but another rank sent %u tensors.", kind,
+                        one->tensor_count, other->tensor_count);
+    bhvd_status status = compare_shapes(&of);
     if (status)
         return status;
     if (differ(one->prescale_factor, other->prescale_factor) || differ(one->postscale_factor, other->postscale_factor))
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched prescale and/or postscale factors: One rank sent factors (%g, %g), but another "
-                         "rank sent factors (%g, %g). %s",
-                         one->prescale_factor, one->postscale_factor, other->prescale_factor, other->postscale_factor,
-                         facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched prescale and/or postscale factors: One rank sent factors (%g, %g), but another rank sent "
+                        "factors (%g, %g).", one->prescale_factor, one->postscale_factor, other->prescale_factor, other->postscale_factor);
     if (one->op != other->op)
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent "
-                         "reduction op %d. %s",
-                         one->op, other->op, facts(one, one_rank, other_rank).text);
-    if (one->codec != other->codec || differ(one->codec_parameter, other->codec_parameter) ||
-        one->exchange != other->exchange)
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank "
-                         "sent codec %d with parameter %g and exchange %d. %s",
-                         one->codec, one->codec_parameter, one->exchange, other->codec, other->codec_parameter,
-                         other->exchange, facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent reduction op %d.",
+                        one->op, other->op);
+    if (one->codec != other->codec || differ(one->codec_parameter, other->codec_parameter) || one->exchange != other->exchange)
+        return mismatch(&of, "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank sent codec "
+                        "%d with parameter %g and exchange %d.", one->codec, one->codec_parameter, one->exchange, other->codec,
+                        other->codec_parameter, other->exchange);
     if (one->hierarchical != other->hierarchical)
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one. %s",
-                         kind, facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one.", kind);
     if (one->topology != other->topology || one->round != other->round)
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched %s rounds: One rank sent topology %d and round %" PRId64
-                         ", but another rank sent topology %d and round %" PRId64 ". %s",
-                         kind, one->topology, one->round, other->topology, other->round,
-                         facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched %s rounds: One rank sent topology %d and round %" PRId64
+                        ", but another rank sent topology %d and round %" PRId64 ".",
+                        kind, one->topology, one->round, other->topology, other->round);
     if (one->kind == BHVD_PROCESS_SET_ADD &&
         (one->split_count != other->split_count ||
          memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))
         return error_set(error, BHVD_ERR_MISMATCH, "Mismatched process sets: ranks %d and %d tried to add different "
                          "ranks ('%.*s').", one_rank, other_rank, (int)one->key.name_size, one->key.name);
     if (one->root_rank != other->root_rank)
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched %s root ranks: One rank specified root rank %" PRId64
-                         ", but another rank specified root rank %" PRId64 ". %s",
-                         kind, one->root_rank, other->root_rank, facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched %s root ranks: One rank specified root rank %" PRId64
+                        ", but another rank specified root rank %" PRId64 ".", kind, one->root_rank, other->root_rank);
     if ((one->device < 0) != (other->device < 0))
-        return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank "
-                         "specified device %s. %s",
-                         kind, one->device < 0 ? "CPU" : "GPU", other->device < 0 ? "CPU" : "GPU",
-                         facts(one, one_rank, other_rank).text);
+        return mismatch(&of, "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank specified device "
+                        "%s.", kind, one->device < 0 ? "CPU" : "GPU", other->device < 0 ? "CPU" : "GPU");
     return BHVD_OK;
 }

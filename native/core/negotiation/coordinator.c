@@ -317,20 +317,12 @@ static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count,
     return take_items(ctx, ranks, count, payload);
 }
 
-static bhvd_status take_measured(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
-{
-    if (ranks[0] != COORDINATOR || !ctx->measures_coordinator)     // of others' requests relay.c measures more
-        return take_requests(ctx, ranks, count, items);
-    int64_t started_ns = clock_thread_ns();
-    bhvd_status status = take_requests(ctx, ranks, count, items);
-    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
-    return status;
-}
-
 bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
     ctx->coordinator->asking = ranks[0];
-    bhvd_status status = take_measured(ctx, ranks, count, items);
+    const int64_t begin_ns = ranks[0] == COORDINATOR ? coordinator_time_begin(ctx) : 0;    // of others' requests relay.c measures more
+    bhvd_status status = take_requests(ctx, ranks, count, items);
+    coordinator_time_end(ctx, begin_ns);
     if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status && ranks[0] != COORDINATOR)
         return run_fail_protocol(&ctx->run, ctx->coordinator->asking);
     return status;
@@ -338,11 +330,9 @@ bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int co
 
 bhvd_status coordinator_respond(bhvd_context *ctx)
 {
-    if (!ctx->measures_coordinator)
-        return ready_answer(ctx);
-    int64_t started_ns = clock_thread_ns();
+    const int64_t begin_ns = coordinator_time_begin(ctx);
     bhvd_status status = ready_answer(ctx);
-    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    coordinator_time_end(ctx, begin_ns);
     return status;
 }
 

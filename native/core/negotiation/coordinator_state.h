@@ -2,7 +2,10 @@
 #ifndef BHVD_COORDINATOR_STATE_H
 #define BHVD_COORDINATOR_STATE_H
 
+#include "base/clock.h"
 #include "base/fifo.h"
+#include "core/context/context.h"
+#include "core/message/frame.h"
 #include "core/message/id_range.h"
 #include "core/negotiation/pending.h"
 #include "run/schedule.h"
@@ -41,5 +44,17 @@ struct coordinator {
     struct bytes out;                           // the frame being written
     struct id_range range;                      // at its end
 };
+
+// What it takes the coordinator is measured, where that was asked for: from here (0: it is not) ...
+static inline int64_t coordinator_time_begin(const bhvd_context *ctx)
+{
+    return ctx->measures_coordinator && ctx->options.rank == COORDINATOR ? clock_thread_ns() : 0;
+}
+// ... to here.
+static inline void coordinator_time_end(bhvd_context *ctx, int64_t begin_ns)
+{
+    if (begin_ns)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - begin_ns);
+}
 
 #endif

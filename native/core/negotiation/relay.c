@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "core/context/context.h"
+#include "core/negotiation/coordinator_state.h"
 #include "core/negotiation/send.h"
 
 bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers)
@@ -109,11 +109,9 @@ static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struc
 
 bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
-    if (!ctx->measures_coordinator || ctx->options.rank != COORDINATOR)
-        return take_groups(ctx, link, payload);
-    int64_t started_ns = clock_thread_ns();
+    const int64_t begin_ns = coordinator_time_begin(ctx);
     bhvd_status status = take_groups(ctx, link, payload);
-    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    coordinator_time_end(ctx, begin_ns);
     return status;
 }
 
@@ -125,12 +123,10 @@ static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
         return no_memory(ctx);
     if (child->out.size == 0)
         return BHVD_OK;
-    bool measures = ctx->measures_coordinator && ctx->options.rank == COORDINATOR;
-    int64_t started_ns = measures ? clock_thread_ns() : 0;
+    const int64_t begin_ns = coordinator_time_begin(ctx);
     bhvd_status status = frame_send(ctx, child->rank, FRAME_DOWN, &child->out, false);
     child->out.size = 0;
-    if (measures)
-        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    coordinator_time_end(ctx, begin_ns);
     return status;
 }
 
