@@ -37,7 +37,6 @@ struct shards {
 };
 
 static size_t piece_nbytes(const struct shards *x) { return x->between.shard_nbytes * (size_t)x->h->shards; }
-
 static struct piece *piece_at(struct shards *x, size_t number) { return &x->pieces[number % x->two_level.depth]; }
 
 // Cuts the next piece off the vector.

@@ -9,7 +9,6 @@
 enum { ALIGNMENT = 64 };                // of each tensor in a buffer: whole cache lines, and vectors in kernels
 
 static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
-
 static bool allocates_result(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL; }
 
 // Rows of the longest part of a reducescatter.

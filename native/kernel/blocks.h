@@ -80,10 +80,7 @@ CODEC_INLINE size_t blocks_size(double parameter)
 }
 
 // Numbers of the type `real` for each block: t, or t and lb.
-CODEC_INLINE size_t blocks_numbers(const struct blocks_format *format)
-{
-    return format->code == BLOCKS_RANGE ? 2 : 1;
-}
+CODEC_INLINE size_t blocks_numbers(const struct blocks_format *format) { return format->code == BLOCKS_RANGE ? 2 : 1; }
 
 // Bytes of the scales, with their padding, and of the codes.
 CODEC_INLINE size_t blocks_scales_size(const struct blocks_format *format, size_t count, size_t size, size_t real_size)

@@ -17,10 +17,7 @@ enum {
     CODEC_NONFINITE = 1                 // flag: the chunk holds a NaN or an infinity
 };
 
-CODEC_INLINE size_t codec_padded(size_t nbytes)
-{
-    return (nbytes + CODEC_BLOCK - 1) / CODEC_BLOCK * CODEC_BLOCK;
-}
+CODEC_INLINE size_t codec_padded(size_t nbytes) { return (nbytes + CODEC_BLOCK - 1) / CODEC_BLOCK * CODEC_BLOCK; }
 
 // Everything of the header but what is the codec's own, which the caller stores afterwards.
 CODEC_INLINE void codec_header_init(uint8_t *header, uint8_t version, int is_finite)

@@ -54,7 +54,6 @@ static inline void copy_aligned(void *dst, const void *src, size_t nbytes, copy_
 }
 
 static void long_copy_streamed(void *dst, const void *src, size_t nbytes) { copy_aligned(dst, src, nbytes, stream_lines); }
-
 static void long_copy_by_pages(void *dst, const void *src, size_t nbytes) { copy_aligned(dst, src, nbytes, copy_pages); }
 
 void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu)

@@ -105,7 +105,4 @@ QSGD(f32)
 QSGD(f16)
 QSGD(bf16)
 
-void NAME(qsgd_kernels_init)(struct kernel_table *table)
-{
-    CODEC_VECTORS(table, BHVD_CODEC_QSGD, qsgd, qsgd);
-}
+void NAME(qsgd_kernels_init)(struct kernel_table *table) { CODEC_VECTORS(table, BHVD_CODEC_QSGD, qsgd, qsgd); }

@@ -26,10 +26,7 @@ INLINE vec vec_within(vec x)
     return with_partner(x, _mm512_shuffle_f32x4(x, x, 0x4e), 0xff00);
 }
 
-INLINE void words_store(uint8_t *p, const whole *n)
-{
-    _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(n[0]));
-}
+INLINE void words_store(uint8_t *p, const whole *n) { _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(n[0])); }
 
 INLINE void words_load(const uint8_t *p, whole *n)
 {

@@ -270,7 +270,4 @@ bhvd_status c_lp_s(struct executor_context *run, struct group *group, struct wor
     return status;
 }
 
-size_t bhvd_chunk_count(size_t count, int size)
-{
-    return size < 1 ? 0 : (count + (size_t)size - 1) / (size_t)size;
-}
+size_t bhvd_chunk_count(size_t count, int size) { return size < 1 ? 0 : (count + (size_t)size - 1) / (size_t)size; }

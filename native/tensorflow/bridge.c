@@ -56,10 +56,7 @@ static void *create_exchange(TF_OpKernelConstruction *construction)
     return self;
 }
 
-static void release_tensor(struct bridge_memory *memory)
-{
-    tf.DeleteTensor(memory->owner);
-}
+static void release_tensor(struct bridge_memory *memory) { tf.DeleteTensor(memory->owner); }
 
 /* Output `place`, over the memory of the input there when nobody else uses that, else over a copy. */
 static TF_Tensor *take(TF_OpKernelContext *ctx, int place, int64_t *dims, int *ndim, TF_Status *status)
@@ -119,10 +116,7 @@ static bool wait(TF_OpKernelContext *ctx, const struct bridge_op *self)
     return end == BHVD_OK;
 }
 
-static void compute_put(void *kernel, TF_OpKernelContext *ctx)
-{
-    put(ctx, kernel, 0);
-}
+static void compute_put(void *kernel, TF_OpKernelContext *ctx) { put(ctx, kernel, 0); }
 
 static void compute_exchange(void *kernel, TF_OpKernelContext *ctx)
 {

@@ -25,10 +25,7 @@ EXPORT const char *bhvd_tf_wanted(int index)
 }
 
 /* Supplies the index-th function; before the first op runs. */
-EXPORT void bhvd_tf_supply(int index, void *function)
-{
-    *wanted[index].slot = function;
-}
+EXPORT void bhvd_tf_supply(int index, void *function) { *wanted[index].slot = function; }
 
 /* Sets the context for later ops, NULL: none. The one before must live until this and bhvd_tf_drain have returned. */
 EXPORT void bhvd_tf_set_context(bhvd_context *new_context, int32_t local_rank, int32_t local_size)
@@ -40,10 +37,7 @@ EXPORT void bhvd_tf_set_context(bhvd_context *new_context, int32_t local_rank, i
 }
 
 /* Blocks until no operation is in progress: after this no op uses a context set before. */
-EXPORT void bhvd_tf_drain(void)
-{
-    completion_drain();
-}
+EXPORT void bhvd_tf_drain(void) { completion_drain(); }
 
 bhvd_context *core_acquire(struct core_job *job)
 {
@@ -53,7 +47,4 @@ bhvd_context *core_acquire(struct core_job *job)
     return context;
 }
 
-void core_release(void)
-{
-    pthread_rwlock_unlock(&lock);
-}
+void core_release(void) { pthread_rwlock_unlock(&lock); }

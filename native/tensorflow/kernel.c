@@ -155,7 +155,4 @@ void kernel_scalar_shape(TF_ShapeInferenceContext *ctx, TF_Status *status)
     tf.DeleteShapeHandle(scalar);
 }
 
-void kernel_no_shapes(TF_ShapeInferenceContext *ctx, TF_Status *status)
-{
-    (void)ctx, (void)status;
-}
+void kernel_no_shapes(TF_ShapeInferenceContext *ctx, TF_Status *status) { (void)ctx, (void)status; }

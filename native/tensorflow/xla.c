@@ -41,21 +41,11 @@ static struct text text_open(const char *chars, size_t nchars)
     return (struct text){ begin, begin };
 }
 
-static int64_t text_int(struct text *text)
-{
-    return strtoll(text->next, &text->next, 10);
-}
-
-static double text_float(struct text *text)
-{
-    return strtod(text->next, &text->next);
-}
+static int64_t text_int(struct text *text) { return strtoll(text->next, &text->next, 10); }
+static double text_float(struct text *text) { return strtod(text->next, &text->next); }
 
 /* What follows the last number and one blank. */
-static const char *text_rest(const struct text *text)
-{
-    return *text->next ? text->next + 1 : text->next;
-}
+static const char *text_rest(const struct text *text) { return *text->next ? text->next + 1 : text->next; }
 
 /* dtype ndim dims bytes; returns the bytes. dims: of KERNEL_MAX_NDIM; a tensor of more is refused when it is posted. */
 static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t *dims)
@@ -213,10 +203,7 @@ static void shared_block_drop(struct shared_block *block)
     }
 }
 
-static void release_by_python(struct bridge_memory *memory)
-{
-    shared_block_drop(memory->owner);
-}
+static void release_by_python(struct bridge_memory *memory) { shared_block_drop(memory->owner); }
 
 static void put(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {

@@ -38,9 +38,7 @@ struct mpi_pipe {
 };
 
 static struct slot *oldest(struct slots *slots) { return &slots->slot[slots->tail % PIPE_SLOTS]; }
-
 static bool is_empty(const struct slots *slots) { return slots->head == slots->tail; }
-
 static bool is_full(const struct slots *slots) { return slots->head - slots->tail == PIPE_SLOTS; }
 
 static bool allocate(struct slots *slots)

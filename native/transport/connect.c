@@ -56,7 +56,6 @@ static void derive_host_id(char *out, size_t size)
 }
 
 static bool may_share(const struct bhvd_context_options *options) { return strcmp(options->transport, "tcp") != 0; }
-
 static bool uses_mpi(const struct bhvd_context_options *options) { return strcmp(options->transport, "mpi") == 0; }
 
 static bhvd_status fill_card(struct connecting *k, struct card *card)
@@ -499,10 +498,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     return status;
 }
 
-void connections_close(struct connections *c)
-{
-    listener_close(c->listener);
-}
+void connections_close(struct connections *c) { listener_close(c->listener); }
 
 bhvd_status connections_open(struct connections *c, struct link *link)
 {

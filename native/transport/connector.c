@@ -302,10 +302,7 @@ void connector_destroy(struct connector *connector)
     free(connector);
 }
 
-void connector_add(struct connector *connector, struct call *call)
-{
-    fifo_put(&connector->calls, call, next);
-}
+void connector_add(struct connector *connector, struct call *call) { fifo_put(&connector->calls, call, next); }
 
 // The next call takes the free place. Without memory it waits until there is some.
 static void take_turn(struct connector *connector, struct attempt *a)

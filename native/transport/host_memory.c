@@ -7,7 +7,6 @@ enum {
 };
 
 static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
-
 static size_t rings_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct doorbell_word)); }
 
 static size_t areas_offset(int ranks)
@@ -16,7 +15,6 @@ static size_t areas_offset(int ranks)
 }
 
 static size_t staging_buffers_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_counts)); }
-
 static size_t lane_size(int ranks) { return staging_buffers_offset(ranks) + (size_t)ranks * HOST_STAGING_BUFFERS * HOST_STAGING_BUFFER_BYTES; }
 
 size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_LANES * lane_size(ranks); }

@@ -24,10 +24,7 @@ struct link *link_queue_pop(struct link_queue *queue)
     return link;
 }
 
-static void lane_init(struct lane *lane, uint32_t execution)
-{
-    *lane = (struct lane){.execution = execution};
-}
+static void lane_init(struct lane *lane, uint32_t execution) { *lane = (struct lane){.execution = execution}; }
 
 void link_init(struct link *link, int rank, const uint64_t *started)
 {

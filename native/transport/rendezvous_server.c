@@ -315,10 +315,7 @@ fail:
     return status;
 }
 
-int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous)
-{
-    return rendezvous->port;
-}
+int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous) { return rendezvous->port; }
 
 void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code)
 {

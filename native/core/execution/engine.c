@@ -285,13 +285,9 @@ static void failed(void *ctx, const struct bhvd_error *error)
 }
 
 static bool poll_engine(void *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets); }
-
 static void keep_alive(void *ctx) { heartbeat_look(ctx, true); }
-
 static void look_around(void *ctx) { engine_look_around(ctx); }
-
 static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
-
 static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }
 
 const struct executor_callbacks engine_callbacks = {

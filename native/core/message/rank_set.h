@@ -14,7 +14,6 @@ bool rank_set_init(struct rank_set *set, int size);
 void rank_set_fini(struct rank_set *set);
 
 static inline void rank_set_add(struct rank_set *set, int rank) { set->words[rank / 64] |= UINT64_C(1) << rank % 64; }
-
 static inline bool rank_set_has(const struct rank_set *set, int rank) { return set->words[rank / 64] >> rank % 64 & 1; }
 
 void rank_set_clear(struct rank_set *set);
