@@ -1,5 +1,5 @@
 """tests.laboratory.tradeoff: predictions against what is computed by hand; the small form measures and draws."""
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -14,6 +14,7 @@ from bagua_hvd.bench.predict import FRAMING, Network
 from tests.laboratory import records, step_times
 from tests.laboratory.hosts import why_impossible
 from tests.laboratory.profiles import Profile
+from tests.laboratory.tradeoff import __main__ as tradeoff
 from tests.laboratory.tradeoff import page, to_quality
 from tests.laboratory.tradeoff.__main__ import SMALL
 from tests.laboratory.tradeoff.winners import winner
@@ -124,12 +125,23 @@ def test_every_way_is_predicted():
         assert predict.step_s(way, PROFILE, Network(4, 125e6)) >= PROFILE.computing_s - 1e-9
 
 
+def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    monkeypatch.setattr(tradeoff, "_measure", lambda *_: pytest.fail("it measures"))
+    for arguments in (["--output", "folder"], ["--pictures"]):
+        with pytest.raises(SystemExit):
+            tradeoff.main(arguments)
+        assert "pictures need matplotlib: install it" in capsys.readouterr().err
+
+
 @pytest.mark.long
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(why_impossible() is not None or not os.path.exists("/dev/net/tun"),
                     reason="needs root, iproute2 and /dev/net/tun")
 def test_the_small_form(tmp_path):
     pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
     done = subprocess.run([sys.executable, "-m", "tests.laboratory.tradeoff", "--small", "--output", tmp_path],
                           capture_output=True, text=True, timeout=190)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -143,6 +155,5 @@ def test_the_small_form(tmp_path):
         assert step_times.nbytes(found[way]) == pytest.approx(said, rel=0.1)
     assert step_times.nbytes(found["none"]) < 1e4
     for picture in ("step_times.png", "map.png"):
-        pytest.importorskip("matplotlib")
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     assert all(record.samples["plain TCP"].values for record in records.read("tradeoff", tmp_path))
