@@ -12,7 +12,7 @@ lambda is AdamW's weight decay; Adam's is added to g, as ever.
 
 Wire: 2 N (n-1)/n elements.
 Memory: none beyond Adam's, but 12 N bytes during a step.
-Source: You et al., arXiv:1904.00962; the bounds of c, whose values are not there, as in 1-bit LAMB (onebit_lamb.py).
+Source: You et al., arXiv:1904.00962; the bounds of c, whose values are not there, as in 1-bit LAMB, arXiv:2104.06069.
 """
 import numpy as np
 
