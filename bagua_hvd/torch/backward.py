@@ -205,7 +205,7 @@ class Backward:
         if reducer is None:
             return
         if reducer.untouched:
-            _complete(each for each in (self, *self._due(self._together)) if not each.gradients_untouched)
+            _complete([each for each in (self, *self._due(self._together)) if not each.gradients_untouched])
         self._complete_own()
 
     def _due(self, others):
@@ -258,9 +258,13 @@ class Backward:
 def _passed():
     """The pass has ended, and with it windows."""
     touched = _touched.__dict__.pop("backwards", [])
-    for backward, _ in touched:
-        backward._together = weakref.WeakSet(other for other, _ in touched if other._passes() == backward._passes())
-    _complete(backward for backward, ended in touched if ended and not backward.gradients_untouched)
+    ended = []
+    for backward, window_ended in touched:
+        if window_ended and not backward.gradients_untouched:
+            ended.append(backward)
+        backward._together = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
+            other for other, _ in touched if other._passes() == backward._passes())
+    _complete(ended)
 
 
 def _complete(backwards):
@@ -268,19 +272,20 @@ def _complete(backwards):
 
     Posts everything before it waits: another rank's pass may have touched other optimizers.
     """
-    waiting, posted = _ordered(backwards), []
+    waiting, posted = backwards if len(backwards) == 1 else _ordered(backwards), []
     while waiting:
-        reducer, backward = waiting.pop(0)
+        backward = waiting.pop(0)
+        reducer = backward._reducer()
+        if reducer is None:
+            continue
         posted.append((reducer, backward))
         reducer.touched()
-        known = {other.number for other, _ in waiting
-                 if other.group is reducer.group and other.passes == reducer.passes}
-        reducer.following = known
+        known = reducer.following = _numbers(reducer, waiting) if waiting else set()
         reducer.post()
         if reducer.following != known:
             told = [other for other in backward._due(_living)
                     if not other.gradients_untouched and other._of(reducer.group, reducer.following - known)]
-            waiting = _ordered([*(other for _, other in waiting), *told])
+            waiting = _ordered([*waiting, *told])
     failure = None
     for _, backward in posted:
         try:
@@ -291,10 +296,17 @@ def _complete(backwards):
         raise failure
 
 
+def _numbers(reducer, waiting):
+    """Of optimizers that wait, and whose windows are as long as the Reducer's in the same group."""
+    others = [backward._reducer() for backward in waiting]
+    return {other.number for other in others
+            if other is not None and other.group is reducer.group and other.passes == reducer.passes}
+
+
 def _ordered(backwards):
-    """[(Reducer, Backward)] of those that are alive, in an order that is the same on all ranks."""
+    """Those whose optimizers are alive, in an order that is the same on all ranks."""
     alive = [(reducer, backward) for backward in backwards if (reducer := backward._reducer()) is not None]
-    return sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))
+    return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
 
 
 def _accumulation(parameter):
