@@ -87,8 +87,8 @@ def again_and_again(file):
     rank, size = start(file)
     dist.destroy_process_group()
     kept = []
-    for _ in range(4):
-        dist.init_process_group("bagua", init_method=f"file://{file}", rank=rank, world_size=size)
+    for number in range(4):         # a file each: the last to leave a store deletes its file, whoever has begun anew there
+        dist.init_process_group("bagua", init_method=f"file://{file}.{number}", rank=rank, world_size=size)
         dist.barrier()
         dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()
         dist.destroy_process_group()
