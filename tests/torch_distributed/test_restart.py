@@ -87,7 +87,7 @@ def again_and_again(file):
     rank, size = start(file)
     dist.destroy_process_group()
     kept = []
-    for number in range(4):         # a file each: the last to leave a store deletes its file, whoever has begun anew there
+    for number in range(4):     # a file each: who leaves a store last deletes its file, also under those who begin anew
         dist.init_process_group("bagua", init_method=f"file://{file}.{number}", rank=rank, world_size=size)
         dist.barrier()
         dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()
