@@ -64,10 +64,12 @@ static void ask_for_short_slice(void)
 }
 
 // A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too. It rings the doorbell
-// when it leaves work behind (engine_release), so this thread need not be there for each of its operations.
+// when it leaves work behind (engine_release), so this thread need not be there for each of its operations, one after the other.
+// Where several are on their way, there is work for this one as soon as that one leaves.
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
-    if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
+    int taken = atomic_load(&ctx->outstanding) > 1 ? pthread_mutex_lock(&ctx->engine_lock) : pthread_mutex_trylock(&ctx->engine_lock);
+    if (taken == 0) {
         *nap_ms = 1;
         return true;
     }
