@@ -1,5 +1,6 @@
 #include "core/api/progress.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,13 +64,17 @@ static void ask_for_short_slice(void)
         syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-// A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too. It rings the doorbell
-// when it leaves work behind (engine_release), so this thread need not be there for each of its operations, one after the other.
-// Where several are on their way, there is work for this one as soon as that one leaves.
+static bool is_rung(const bhvd_context *ctx)
+{
+    struct pollfd fd = {.fd = ctx->run.connections.doorbell.fd, .events = POLLIN};
+    return poll(&fd, 1, 0) > 0;
+}
+
+// A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too: no need to be there
+// for each of its operations. But who rings wants this thread: something was posted, or left behind (engine_release).
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
-    int taken = atomic_load(&ctx->outstanding) > 1 ? pthread_mutex_lock(&ctx->engine_lock) : pthread_mutex_trylock(&ctx->engine_lock);
-    if (taken == 0) {
+    if (pthread_mutex_trylock(&ctx->engine_lock) == 0 || (is_rung(ctx) && pthread_mutex_lock(&ctx->engine_lock) == 0)) {
         *nap_ms = 1;
         return true;
     }
