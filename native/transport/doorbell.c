@@ -1,5 +1,6 @@
 #include "transport/doorbell.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 void doorbell_ring(struct doorbell *doorbell, int lazy)
@@ -20,4 +21,10 @@ void doorbell_drain(struct doorbell *doorbell)
     uint64_t count;
     ssize_t got = read(doorbell->fd, &count, sizeof count);
     (void)got;
+}
+
+bool doorbell_is_rung(const struct doorbell *doorbell)
+{
+    struct pollfd fd = {.fd = doorbell->fd, .events = POLLIN};
+    return poll(&fd, 1, 0) > 0;
 }

@@ -9,6 +9,7 @@
 #define BHVD_DOORBELL_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum doorbell_state {
@@ -32,5 +33,7 @@ struct doorbell {
 void doorbell_ring(struct doorbell *doorbell, int lazy);
 // Takes the pending count, so that poll() sleeps again.
 void doorbell_drain(struct doorbell *doorbell);
+// Whether somebody has rung since then.
+bool doorbell_is_rung(const struct doorbell *doorbell);
 
 #endif

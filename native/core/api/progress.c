@@ -1,6 +1,5 @@
 #include "core/api/progress.h"
 
-#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +22,7 @@
 #include "transport/channel_mpi.h"
 
 enum {
-    HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
+    BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: it may be done in a moment
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
     NAP_MAX_MS = 16,            // of the progress thread while another runs the engine
     GOODBYE_MS = 1000,          // for the last frames to be written
@@ -64,17 +63,13 @@ static void ask_for_short_slice(void)
         syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-static bool is_rung(const bhvd_context *ctx)
-{
-    struct pollfd fd = {.fd = ctx->run.connections.doorbell.fd, .events = POLLIN};
-    return poll(&fd, 1, 0) > 0;
-}
-
 // A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too: no need to be there
 // for each of its operations. But who rings wants this thread: something was posted, or left behind (engine_release).
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
-    if (pthread_mutex_trylock(&ctx->engine_lock) == 0 || (is_rung(ctx) && pthread_mutex_lock(&ctx->engine_lock) == 0)) {
+    const struct doorbell *doorbell = &ctx->run.connections.doorbell;
+    if (pthread_mutex_trylock(&ctx->engine_lock) == 0 ||
+        (doorbell_is_rung(doorbell) && pthread_mutex_lock(&ctx->engine_lock) == 0)) {
         *nap_ms = 1;
         return true;
     }
@@ -173,7 +168,7 @@ static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline
         } else {
             // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
             doorbell_ring(&ctx->run.connections.doorbell, 0);
-            for (int i = 0; i < HANDOVER_ROUNDS && !operation_is_over(op); i++)
+            for (int i = 0; i < BUSY_ENGINE_ROUNDS && !operation_is_over(op); i++)
                 sched_yield();
             operation_sleep(op, deadline_ns);
         }
