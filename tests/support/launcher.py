@@ -73,6 +73,7 @@ class Launcher:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        wait_until(lambda: not self.processes())     # a kill takes effect when the process next runs
         for popen in self._popens:
             popen.wait()
             for file in (popen.stdout, popen.stderr):
