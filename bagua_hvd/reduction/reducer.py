@@ -151,6 +151,11 @@ class Reducer:
         """Whether no backward pass has made a gradient ready since they were last communicated and used."""
         return not (self.pending or self.synchronized or self.accumulating)
 
+    @property
+    def agreed(self) -> bool:
+        """Whether the ranks have told each other their facts, since ranks came or went."""
+        return self._agreed == runtime.changes
+
     def touched(self) -> None:
         """A backward pass has ended that touched it, on this rank or on others."""
         self.touched_at = next(_moments)
@@ -415,7 +420,7 @@ class Reducer:
 
     def _post_rest(self):
         """Places what no backward pass has made ready, and posts what is left."""
-        if self._agreed != runtime.changes:
+        if not self.agreed:
             self._agree()
         window = self._window
         if window.travels is None:
@@ -427,6 +432,15 @@ class Reducer:
                 self._place(index)
         for bucket in list(window.unposted):     # those whose posting failed during the backward pass
             self._post(bucket)
+
+    def agree(self) -> None:
+        """The ranks tell each other their facts, unless they have. Errors are raised by synchronize()."""
+        if not self.agreed and not self.accumulating and self._window.failure is None:
+            try:
+                self.arrive()
+                self._agree()
+            except Exception as error:
+                self._window.failure = error
 
     def post(self) -> None:
         """Posts what is missing, as zeros. Errors are raised by synchronize(), which is to follow."""

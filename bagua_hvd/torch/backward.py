@@ -205,7 +205,7 @@ class Backward:
         if reducer is None:
             return
         if reducer.untouched:
-            _complete([each for each in (self, *self._due(self._together)) if not each.gradients_untouched])
+            _complete([each for each in (self, *self._due(self._together)) if each._communicates()])
         self._complete_own()
 
     def _due(self, others):
@@ -216,6 +216,11 @@ class Backward:
         since = self._reducer().stepped_at
         return [other for other in others if other is not self
                 and (reducer := other._reducer()) is not None and reducer.untouched and reducer.touched_at <= since]
+
+    def _communicates(self):
+        """Whether there is anything to do when a pass ends: with gradients_untouched only what the ranks agree on."""
+        reducer = self._reducer()
+        return reducer is not None and not (self.gradients_untouched and reducer.agreed)
 
     def _passes(self):
         reducer = self._reducer()
@@ -258,13 +263,14 @@ class Backward:
 def _passed():
     """The pass has ended, and with it windows."""
     touched = _touched.__dict__.pop("backwards", [])
-    ended = []
+    ending = []
     for backward, window_ended in touched:
-        if window_ended and not backward.gradients_untouched:
-            ended.append(backward)
+        if window_ended:
+            ending.append(backward)
         backward._together = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
             other for other, _ in touched if other._passes() == backward._passes())
-    _complete(ended)
+    if not all(backward.gradients_untouched for backward in ending):
+        _complete([backward for backward in ending if backward._communicates()])
 
 
 def _complete(backwards):
@@ -281,13 +287,20 @@ def _complete(backwards):
         posted.append((reducer, backward))
         reducer.touched()
         known = reducer.following = _numbers(reducer, waiting) if waiting else set()
-        reducer.post()
+        if backward.gradients_untouched:
+            reducer.agree()
+        else:
+            reducer.post()
         if reducer.following != known:
             told = [other for other in backward._due(_living)
-                    if not other.gradients_untouched and other._of(reducer.group, reducer.following - known)]
+                    if other._communicates() and other._of(reducer.group, reducer.following - known)]
             waiting = _ordered([*waiting, *told])
+            for other in (backward, *told):     # as long as this rank has no pass of its own
+                other._together.update((backward, *told))
     failure = None
     for _, backward in posted:
+        if backward.gradients_untouched:
+            continue                            # it is waited for in step()
         try:
             backward._complete_own()
         except Exception as error:

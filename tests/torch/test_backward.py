@@ -500,6 +500,25 @@ def test_gradients_untouched_by_argument(run_ranks):
     run_ranks(2, gradients_untouched_by_argument, env={"BAGUA_GRADIENTS_UNTOUCHED": "sometimes"})
 
 
+def untouched_in_any_order():
+    """Nobody waits in backward(), so ranks may make the passes of several optimizers in different orders."""
+    hvd.init()
+    parameters = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
+    opts = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], gradients_untouched=True)
+            for parameter in parameters]
+    for _ in range(3):
+        for parameter in parameters[::-1] if hvd.rank() else parameters:
+            parameter.sum().backward()
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+    assert [set(parameter.tolist()) for parameter in parameters] == [{-3.0}, {-3.0}]
+
+
+def test_untouched_in_any_order(run_ranks):
+    run_ranks(2, untouched_in_any_order, timeout=60)
+
+
 # ------------------------------------------------------------------------------------ closures, proxies, LBFGS ----
 
 
@@ -835,6 +854,27 @@ def without_a_batch(first, second, joins):
     ("local_sgd", "gradient_allreduce"), ("gradient_allreduce", "local_sgd"), ("local_sgd", "local_sgd")])
 def test_without_a_batch(run_ranks, first, second, joins):
     run_ranks(3, without_a_batch, arguments={"first": first, "second": second, "joins": joins}, timeout=60)
+
+
+def without_a_batch_beside_untouched():
+    """Other ranks wait for one optimizer in backward(), for the other in step(); this rank has seen no pass of both."""
+    hvd.init()
+    for untouched in (True, False):
+        parameters = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
+        opts = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)],
+                                         gradients_untouched=each)
+                for parameter, each in zip(parameters, (untouched, not untouched), strict=True)]
+        for step in range(4):
+            if hvd.rank() or step > 1:
+                sum(parameter.sum() for parameter in parameters).backward()
+            for opt in opts:
+                opt.step()
+                opt.zero_grad()
+        assert [set(parameter.tolist()) for parameter in parameters] == [{-3.0}, {-3.0}]
+
+
+def test_without_a_batch_beside_untouched(run_ranks):
+    run_ranks(2, without_a_batch_beside_untouched, timeout=60)
 
 
 def without_the_first_batch_of_a_window():

@@ -340,20 +340,19 @@ def synchronization():
     assert hvd.is_initialized()
 
 
-def schedulers():
+def schedulers(of_given):
     """Of a rank that joins: its scheduler and GradScaler take rank 0's condition, and stay bound to its optimizer."""
-    hvd.init()
-    model, optimizer = make_training()
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, given = make_training()
+    optimizer = hvd.DistributedOptimizer(given, model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(given if of_given else optimizer, 1, 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0 if hvd.rank() else 8.0)
     if hvd.rank() == 0:
         for _ in range(3):
-            optimizer._opt_called = True        # rank 0 has trained; the other is new
+            scheduler.optimizer._opt_called = True      # rank 0 has trained; the other is new
             scheduler.step()
     state = TorchState(model, optimizer, scheduler=scheduler, scaler=scaler)
     state.sync()
-    assert state.scheduler is scheduler and scheduler.optimizer is optimizer
+    assert state.scheduler is scheduler and scheduler.optimizer is (given if of_given else optimizer)
     for _ in range(2):
         train(model, optimizer)
         state.scheduler.step()
@@ -366,7 +365,8 @@ def schedulers():
 
 def both():
     synchronization()
-    schedulers()
+    for of_given in (False, True):      # the optimizer that the scheduler was made for: the wrapped one, or the given
+        schedulers(of_given)
     hvd.shutdown()
     elastic_training()
 
