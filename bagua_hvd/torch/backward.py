@@ -205,7 +205,10 @@ class Backward:
         if reducer is None:
             return
         if reducer.untouched:
-            _complete([each for each in (self, *self._due(self._together)) if each._communicates()])
+            ending = [self, *self._due(self._together)]
+            if all(each.gradients_untouched for each in ending):
+                ending = [self]         # no rank has waited for the others in backward()
+            _complete([each for each in ending if each._communicates()])
         self._complete_own()
 
     def _due(self, others):

@@ -877,6 +877,28 @@ def test_without_a_batch_beside_untouched(run_ranks):
     run_ranks(2, without_a_batch_beside_untouched, timeout=60)
 
 
+def without_a_batch_when_groups_are_added():
+    """The ranks agree again, for each optimizer in its own step(): nobody waits in backward()."""
+    hvd.init()
+    parameters = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
+    opts = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], gradients_untouched=True)
+            for parameter in parameters]
+    for step in range(4):
+        if step == 2:
+            for opt in opts:
+                opt.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        if hvd.rank() or step < 2:
+            sum(parameter.sum() for parameter in parameters).backward()
+        for opt in opts[::-1]:
+            opt.step()
+            opt.zero_grad()
+    assert [set(parameter.tolist()) for parameter in parameters] == [{-3.0}, {-3.0}]
+
+
+def test_without_a_batch_when_groups_are_added(run_ranks):
+    run_ranks(2, without_a_batch_when_groups_are_added, timeout=60)
+
+
 def without_the_first_batch_of_a_window():
     """The other optimizer's window goes on: nothing of it is sent yet."""
     hvd.init()
