@@ -20,7 +20,7 @@ def table(folder=records.FOLDER):
         said = record.setting
         frameworks = [f"{shown} {said[name]}" for name, shown in (
             ("torch", "PyTorch"), ("tensorflow_cpu", "TensorFlow"), ("keras", "Keras"),
-            ("keras_nightly", "Keras nightly")) if name in said]
+            ("keras_nightly", "Keras")) if name in said and not (name == "keras" and "keras_nightly" in said)]
         counts = (f"{record.samples[name].values[0]:.0f}" for name in ("passed", "failed", "skipped"))
         lines.append((said["python"], ", ".join(frameworks), said["tests"], *counts, record.revision or "?",
                       record.date.split()[0]))
