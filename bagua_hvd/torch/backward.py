@@ -29,6 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd.job.basics import Sum
 from bagua_hvd.torch.compiled import uncompiled
+from bagua_hvd.torch.shards import is_sharded
 
 _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
@@ -103,7 +104,7 @@ class Backward:
         """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
         handles, nodes = [], []
         for index, parameter in enumerate(self._source.parameters[first:], first):
-            if parameter.grad is None:
+            if parameter.grad is None and not is_sharded(parameter):
                 handles.append(self._source.begin_with_zeros(index, _accumulation(parameter)))
             if self._source.op == Sum:
                 nodes.append(_accumulation(parameter))

@@ -9,6 +9,7 @@ from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import native
 from bagua_hvd.core.device import DeviceView, Placement, device
 from bagua_hvd.core.native import tensor_view
+from bagua_hvd.torch.shards import is_sharded
 
 DTYPES = {
     torch.uint8: native.UINT8,
@@ -95,6 +96,8 @@ class TorchFrontend(Frontend):
         if not tensor.is_cpu:
             return self._placement(tensor, output).view(tensor, output, dtype)
         src = tensor.data_ptr()
+        if not src and is_sharded(tensor):
+            raise ValueError("Tensor is a DTensor, of which each rank holds a part: call .to_local() on it first.")
         if output is tensor:
             return tensor_view((src, src, tensor.shape, dtype, tensor))
         if output is None:

@@ -27,6 +27,7 @@ from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
 from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank, places, with_kept
+from bagua_hvd.torch.shards import counterparts
 from bagua_hvd.torch.source import TorchSource
 from bagua_hvd.torch.wrapping import Wrapped, parameters_by_name, wrapped_class
 from bagua_hvd.training.model import Model
@@ -391,7 +392,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
             BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
         sparse_as_dense: sparse gradients travel as dense ones; else their entries are gathered. What is sparse is
             settled in the first step, by all ranks together; a gradient that becomes sparse later travels as dense.
-        process_set: the ranks that reduce; others step locally.
+        process_set: the ranks that reduce; others step locally. By default all, and with DTensors those that hold the
+            same parts of the model (torch/shards.py).
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
         gradients_untouched: True promises that nothing reads or changes gradients between backward() and step() (no
@@ -412,6 +414,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
     if options.algorithm is not None:
         _check_step(optimizer, options.algorithm)
     named = parameters_by_name(optimizer, named_parameters)
+    options = options._replace(process_set=counterparts((parameter for _, parameter in named), process_set))
     if op == Adasum and options.communicates:
         return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)
     if op == Adasum:        # of one rank: the gradient itself, and so is its average

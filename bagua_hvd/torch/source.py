@@ -15,6 +15,7 @@ from bagua_hvd.torch import sparse
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
+from bagua_hvd.torch.shards import is_sharded, local
 from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.source import Source
@@ -84,7 +85,7 @@ class TorchAdam(Adam):
                 f"a parameter of shape {list(parameter.shape)} has no momentum and variance, and the warm-up is over: "
                 "load the optimizer's state with the algorithm's, and add parameter groups before"
             )
-        m, v = (self._layouts.view((index, name), state[name]) for name in ("exp_avg", "exp_avg_sq"))
+        m, v = (self._layouts.view((index, name), local(state[name])) for name in ("exp_avg", "exp_avg_sq"))
         beta1, beta2 = (float(beta) for beta in group["betas"])
         return AdamMember(
             m, v, int(state["step"]), float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
@@ -126,7 +127,7 @@ def _references_of_a_view():
 
 def _is_nobody_elses(parameter):
     """Whether nobody else has a parameter's gradient, nor other tensors lie in its memory, as far as can be seen."""
-    if parameter.grad is None or _references(parameter) > _references_of_a_view():
+    if parameter.grad is None or is_sharded(parameter) or _references(parameter) > _references_of_a_view():
         return False
     gradient = parameter.grad
     return (gradient.is_cpu and gradient.is_contiguous()
@@ -150,6 +151,7 @@ class TorchSource(Source):
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self.names: list[str] = []
         self.parameters: list[torch.Tensor] = []
+        self._sharded = False                       # whether any is a DTensor
         self.compression = None if compression is Compression.none else compression
         self.sparse_as_dense = sparse_as_dense
         self.op = op
@@ -165,14 +167,15 @@ class TorchSource(Source):
 
     def add(self, name: str, parameter: torch.Tensor) -> Any:
         """Appends a parameter; returns its Member."""
-        if hasattr(parameter, "to_local"):
-            raise ValueError(f"parameter {name} is a DTensor (fully_shard, tensor parallelism), which has no memory of "
-                             "its own: use the torch optimizer as it is, since the module reduces the gradients")
+        if is_sharded(parameter) and self.op == Sum:
+            raise ValueError(f"parameter {name} is a DTensor (fully_shard, tensor parallelism), whose gradients are "
+                             "averaged: leave out op=hvd.Sum")
         self.names.append(name)
         self.parameters.append(parameter)
+        self._sharded |= is_sharded(parameter)
         if parameter.dtype not in DTYPES:
             raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
-        return Member(name, tuple(parameter.shape), DTYPES[parameter.dtype], parameter.device)
+        return Member(name, tuple(local(parameter).shape), DTYPES[parameter.dtype], parameter.device)
 
     def begin_with_zeros(self, index: int, accumulation: Any) -> Any:
         """Gives a parameter a gradient of zeros, which makes room for the first one that comes: that may be sparse.
@@ -199,9 +202,9 @@ class TorchSource(Source):
 
     def gradient(self, index: int) -> TensorView:
         parameter = self.parameters[index]
-        gradient = parameter.grad
+        gradient = local(parameter.grad)
         if gradient is None:
-            gradient = torch.zeros_like(parameter, requires_grad=False)
+            gradient = torch.zeros_like(local(parameter), requires_grad=False)
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         dense = dense.detach().contiguous()
         return frontend.view(dense, dense)
@@ -215,6 +218,8 @@ class TorchSource(Source):
             gradient = torch.zeros_like(parameter, requires_grad=False)
             if parameter.requires_grad:     # one that was frozen meanwhile keeps none, and does not move
                 parameter.grad = gradient
+        if self._sharded:
+            gradient = local(gradient)
         if self.factor != 1:
             multiply(gradient, self.factor)
         travels, context = gradient, None
@@ -285,12 +290,13 @@ class TorchSource(Source):
             parameter = self.parameters[index]
             if self.compression is not None:
                 reduced = self.compression.decompress(reduced, context)
-            if parameter.grad is None:
+            gradient = local(parameter.grad)
+            if gradient is None:
                 continue
             if index in self._sparse_dims:
                 parameter.grad = reduced.to_sparse(self._sparse_dims[index])
-            elif reduced is not parameter.grad:
-                parameter.grad.copy_(reduced)
+            elif reduced is not gradient:
+                gradient.copy_(reduced)
         self._untouched.clear()     # the core writes no versions: zeros may hold what other ranks have sent
         self._reduced = None
         for parameter in self.parameters:
@@ -311,7 +317,8 @@ class TorchSource(Source):
         self._stand_ins = {}
 
     def weight(self, index: int) -> Any:
-        return self._weights.view(index, self.parameters[index].detach())
+        parameter = self.parameters[index]
+        return self._weights.view(index, (local(parameter) if self._sharded else parameter).detach())
 
     def weight_written(self, index: int) -> None:
         self._weights.write_back(index)
@@ -337,7 +344,7 @@ class TorchSource(Source):
     @torch.no_grad()
     def overflow(self) -> bool:
         """Whether any gradient holds NaN or infinity."""
-        gradients = (parameter.grad for parameter in self.parameters)
+        gradients = (local(parameter.grad) for parameter in self.parameters)
         return any(not g.coalesce().values().isfinite().all() if g.is_sparse else not g.isfinite().all()
                    for g in gradients if g is not None)
 
@@ -345,6 +352,7 @@ class TorchSource(Source):
     def make_overflow(self) -> None:
         """Gives one gradient an infinity: a GradScaler then skips the step here, too."""
         for parameter in self.parameters:
-            if parameter.grad is not None and parameter.grad.numel():
-                values = parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+            gradient = local(parameter.grad)
+            if gradient is not None and gradient.numel():
+                values = gradient._values() if gradient.is_sparse else gradient
                 values[(slice(0, 1),) * values.dim()] = float("inf")

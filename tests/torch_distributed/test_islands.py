@@ -1,0 +1,135 @@
+"""Models that the ranks of an island hold together, by FSDP2, and algorithms between the islands."""
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from bagua_hvd.torch.distributed import process_set_of
+from torch_group import start
+
+ISLANDS, SHARDS, STEPS = 2, 2, 6
+
+
+def net():
+    """With parameters that the ranks of an island hold unequal parts of, and one that some hold nothing of."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 13), nn.ReLU(), nn.Linear(13, 1))
+
+
+def batch(rank, step):
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * rank + step))
+    return x, x[:, :1] - x[:, 1:2]
+
+
+def islands():
+    """(this rank's mesh, the group of the ranks that hold the same parts)."""
+    mesh = init_device_mesh("cpu", (ISLANDS, SHARDS), mesh_dim_names=("island", "shard"))
+    return mesh["shard"], mesh["island"].get_group()
+
+
+def sharded(mesh):
+    model = net()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(model, optimizer, ranks, steps, first=0):
+    """With the mean over these ranks' batches."""
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        sum(nn.functional.mse_loss(model(x), y) for x, y in (batch(rank, step) for rank in ranks)
+            ).div(len(ranks)).backward()
+        optimizer.step()
+
+
+def ranks_of(island):
+    return range(island * SHARDS, (island + 1) * SHARDS)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, 0.01)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def averaged(make):
+    """Gradients averaged over all."""
+    model = net()
+    train(model, make(model.parameters()), range(ISLANDS * SHARDS), STEPS)
+    return model.state_dict()
+
+
+def outer_steps(make, interval=3, lr=0.7, momentum=0.5):
+    """DiLoCo between islands of which each is one process."""
+    theta = [p.detach().clone() for p in net().parameters()]
+    moment = [torch.zeros_like(p) for p in theta]
+    models = [net() for _ in range(ISLANDS)]
+    optimizers = [make(model.parameters()) for model in models]
+    for first in range(0, STEPS, interval):
+        for island in range(ISLANDS):
+            train(models[island], optimizers[island], ranks_of(island), interval, first)
+        with torch.no_grad():
+            for i, (place, m) in enumerate(zip(theta, moment, strict=True)):
+                delta = sum(place - list(model.parameters())[i] for model in models) / ISLANDS
+                m.mul_(momentum).add_(delta)
+                place -= lr * (delta + momentum * m)
+                for model in models:
+                    list(model.parameters())[i].copy_(place)
+    return models[0].state_dict()
+
+
+def between_islands(file, backend):
+    rank, _ = start(file, backend)
+    hvd.init()
+    mesh, group = islands()
+    streaming = algorithms.StreamingDiLoCo(3, fragments=2, overlap_steps=0, full_steps=0)
+    for algorithm, passed, make, expected, near in (
+            ("gradient_allreduce", False, adam, averaged, 1e-5), ("bytegrad", True, sgd, averaged, 1e-2),
+            (algorithms.DiLoCo(3, full_steps=0), True, adam, outer_steps, 1e-5), (streaming, False, sgd, None, None)):
+        model = sharded(mesh)
+        options = {"process_set": process_set_of(group)} if passed else {}      # else it is found
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(),
+                                             algorithm=algorithm, **options)
+        assert optimizer.process_set.ranks == [rank % SHARDS, rank % SHARDS + SHARDS]
+        train(model, optimizer, [rank], STEPS)
+        weights = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+        for name, weight in (expected(make) if expected else {}).items():
+            assert torch.allclose(weights[name], weight, atol=near), (algorithm, name)
+    hvd.barrier()           # who leaves ends the job
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["bagua", "gloo"])
+def test_between_islands(run_group, backend):
+    run_group(ISLANDS * SHARDS, between_islands, backend=backend)
+
+
+def refused(file):
+    rank, size = start(file)
+    hvd.init()
+    mesh, _ = islands()
+    model = sharded(mesh)
+    with pytest.raises(ValueError, match="Tensor is a DTensor, .*: call .to_local\\(\\) on it first"):
+        hvd.allreduce(next(model.parameters()))
+    with pytest.raises(ValueError, match="parameter 0.weight is a DTensor .*: leave out op=hvd.Sum"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=hvd.Sum)
+    with pytest.raises(ValueError, match=f"ranks {rank} and {rank ^ 1} of the process set hold different parts"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1),
+                                 process_set=process_set_of(mesh.get_group()))
+    model = sharded(init_device_mesh("cpu", (size,)))
+    with pytest.raises(ValueError, match="all 4 ranks hold one model together, .* use the torch optimizer as it is"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), algorithm="diloco")
+    hvd.barrier()
+    dist.destroy_process_group()
+
+
+def test_parts_that_do_not_match(run_group):
+    run_group(ISLANDS * SHARDS, refused)
