@@ -112,6 +112,26 @@ def test_between_islands(run_group, backend):
     run_group(ISLANDS * SHARDS, between_islands, backend=backend)
 
 
+def replicated_islands(file):
+    """Each rank of an island holds the whole model; DistributedDataParallel averages gradients within it."""
+    rank, _ = start(file)
+    hvd.init()
+    mesh, group = islands()
+    model = nn.parallel.DistributedDataParallel(net(), process_group=mesh.get_group())
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(),
+                                         algorithm=algorithms.DiLoCo(3, full_steps=0),
+                                         process_set=process_set_of(group))
+    train(model, optimizer, [rank], STEPS)
+    for name, weight in outer_steps(adam).items():
+        assert torch.allclose(model.module.state_dict()[name], weight, atol=1e-5), name
+    hvd.barrier()
+    dist.destroy_process_group()
+
+
+def test_between_islands_of_ddp(run_group):
+    run_group(ISLANDS * SHARDS, replicated_islands)
+
+
 def refused(file):
     rank, size = start(file)
     hvd.init()
