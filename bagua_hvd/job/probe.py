@@ -3,6 +3,7 @@
 Several hosts may have one address (a bridge for containers, loopback), so who answers must prove to be the host that is
 meant: it returns HMAC(key, its name, the caller's nonce). The key is of one job and goes through ssh.
 """
+import base64
 import fcntl
 import hmac
 import math
@@ -122,6 +123,33 @@ class Target:
             pass
         self._socket.close()
         self._thread.join()
+
+
+class Requests:
+    """What the launcher asks of each host, its own too, whose arguments and answers JSON can hold. Any thread."""
+
+    def __init__(self):
+        self._targets = {}          # key -> Target
+
+    def listen(self, name, key, nics, ports):
+        """Opens a Target; its port, and this host's addresses(nics). key: base64. ports: see bagua_hvd.job.ports."""
+        target = self._targets[key] = Target(name, base64.b64decode(key), ports=ports)
+        return {"port": target.port, "addresses": addresses(nics)}
+
+    def reachable(self, targets, key, timeout):
+        """See reachable()."""
+        return reachable(targets, base64.b64decode(key), timeout)
+
+    def stop_listening(self, key):
+        """Closes the Target of that key, if there is one."""
+        target = self._targets.pop(key, None)
+        if target is not None:
+            target.close()
+
+    def close(self):
+        """Closes all Targets."""
+        for key in list(self._targets):
+            self.stop_listening(key)
 
 
 def _reaches(target, key, deadline):

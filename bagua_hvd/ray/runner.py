@@ -69,10 +69,8 @@ class Coordinator:
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
         """When all are registered, ranks 0, 1, ...: {rank: the variables of its place}."""
-        slots = slots_on([self._hosts[rank][1] for rank in range(self.world_size)])
-        return {slot.rank: {
-            "HOROVOD_CROSS_RANK": str(slot.cross_rank), "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-            "HOROVOD_LOCAL_RANK": str(slot.local_rank), "HOROVOD_LOCAL_SIZE": str(slot.local_size)} for slot in slots}
+        return {slot.rank: slot.environment
+                for slot in slots_on([self._hosts[rank][1] for rank in range(self.world_size)])}
 
     def establish_rendezvous(self) -> dict[str, str]:
         """The variables of all ranks. The rendezvous lives in this process, until close() or its end."""
@@ -97,8 +95,7 @@ class Coordinator:
             self.register(hostname, node_id, rank)
         common = self.establish_rendezvous()
         # Ray's nodes are hosts, also where two of them are one machine.
-        return [{**common, **place, "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(len(places)),
-                 "HOROVOD_HOSTNAME": places[rank][1], "BAGUA_HVD_HOST_ID": places[rank][1]}
+        return [{**common, **place, "HOROVOD_HOSTNAME": places[rank][1], "BAGUA_HVD_HOST_ID": places[rank][1]}
                 for rank, place in self.finalize_registration().items()]
 
     def close(self) -> None:

@@ -114,12 +114,7 @@ def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK)
               if not name.startswith(("BASH_FUNC_", "BAGUA_HVD_ELASTIC_"))
               and name not in ("OLDPWD", "HOROVOD_ELASTIC")}
     result.update({
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        **slot.environment,
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",

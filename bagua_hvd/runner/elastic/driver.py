@@ -393,8 +393,7 @@ class ElasticDriver:
             self._enter(worker, Phase.RUNNING)
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
-            environment = environment_of(slot)
-            environment["HOROVOD_GLOO_IFACE"] = interfaces[worker.host]
+            environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
             self._crew.send(worker.number, Assignment(environment, f"elastic.{self.meetings}", skip_sync))
         self._news = self._lacking_since = None
         self._failed_starts = 0
@@ -450,12 +449,3 @@ class ElasticDriver:
         for worker in self._live():
             if worker.phase is Phase.WAITING:
                 self._crew.send(worker.number, Refused(f"The elastic job has ended: {error}"))
-
-
-def environment_of(slot):
-    """The variables that tell a process its place; slot: SlotInfo."""
-    return {
-        "HOROVOD_RANK": str(slot.rank), "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank), "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank), "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-    }

@@ -4,7 +4,6 @@ sshd starts it with the launcher's frames as its input; its output carries frame
 came for longer than the launcher said at the beginning (a lost network), everything is stopped: SIGTERM, then SIGKILL.
 What kills the agent itself kills its processes, too: see processes.Guard. Needs nothing but Python's own modules.
 """
-import base64
 import json
 import os
 import shutil
@@ -12,8 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
@@ -83,7 +80,7 @@ class Agent:
         self._ended = False
         self._processes = {}        # number -> process
         self._environment = {}
-        self._targets = {}          # key -> probe.Target
+        self._requests = probe.Requests()
         self._folder: str | None = None
         self._folder_guard: Guard | None = None
         self._not_stored = None     # why not, of the first file that could not be
@@ -94,8 +91,7 @@ class Agent:
             self._output.write(MAGIC)
             self._supervisor.run([])
         finally:
-            for key in list(self._targets):
-                self._stop_listening(key)
+            self._requests.close()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
             if self._folder_guard is not None:
@@ -199,30 +195,14 @@ class Agent:
 
     def _on_request(self, number, payload):
         name, arguments = payload
-        functions: dict[str, Callable[..., Any]] = {"listen": self._listen, "reachable": self._reachable,
-                                                    "stop_listening": self._stop_listening}
-
         def work():
             try:
-                kind, answer = Kind.ANSWER, functions[name](**arguments)
+                kind, answer = Kind.ANSWER, getattr(self._requests, name)(**arguments)
             except Exception as error:
                 kind, answer = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
             self._supervisor.call_soon(lambda: self._send(kind, number, answer))
 
         threading.Thread(target=work, name=name, daemon=True).start()
-
-    def _listen(self, name, key, nics, ports):
-        target = self._targets[key] = probe.Target(name, base64.b64decode(key), ports=ports)
-        return {"port": target.port, "addresses": probe.addresses(nics)}
-
-    def _stop_listening(self, key):
-        target = self._targets.pop(key, None)
-        if target is not None:
-            target.close()
-
-    @staticmethod
-    def _reachable(targets, key, timeout):
-        return probe.reachable(targets, base64.b64decode(key), timeout)
 
     # ---- files --------------------------------------------------------------------------------------------------
 

@@ -54,25 +54,13 @@ class _Here:
     """The launcher's host, with the requests that an agent understands."""
 
     def __init__(self):
-        self._target = None
+        self._requests = probe.Requests()
 
     def request(self, function, **arguments):
         """A future, done."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result(getattr(self, "_" + function)(**arguments))
+        future.set_result(getattr(self._requests, function)(**arguments))
         return future
-
-    def _listen(self, name, key, nics, ports):
-        self._target = probe.Target(name, base64.b64decode(key), ports=ports)
-        return {"port": self._target.port, "addresses": probe.addresses(nics)}
-
-    @staticmethod
-    def _reachable(targets, key, timeout):
-        return probe.reachable(targets, base64.b64decode(key), timeout)
-
-    def _stop_listening(self, key):
-        if self._target is not None:
-            self._target.close()
 
 
 class Network:

@@ -7,11 +7,9 @@
 Batches are dicts of tensors, by the columns' names.
 """
 import io
-from typing import Any
 
-from bagua_hvd.spark.common.estimator import HorovodEstimator
 from bagua_hvd.spark.common.params import ESTIMATOR, with_params
-from bagua_hvd.spark.torch import TorchModel, loaded, refuse_integers
+from bagua_hvd.spark.torch import OfTorch, TorchModel
 
 __all__ = ["TorchEstimator", "TorchModel"]
 
@@ -20,30 +18,6 @@ _PARAMS = {
     "trainer_args": (None, "further keywords of lightning.pytorch.Trainer"),
     "logger": (False, "the Trainer's"),
 }
-
-
-@with_params(_PARAMS)
-class TorchEstimator(HorovodEstimator):
-    """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
-
-    transform() calls the module with the feature columns as tensors: it needs a forward().
-    """
-
-    def job(self) -> tuple[Any, dict[str, str]]:
-        module = self.value("model")
-
-        def train(task):
-            return _train(module, task)
-
-        return train, {}
-
-    def check(self, sample: Any) -> None:
-        refuse_integers(self.value("model"), {name: sample[name] for name in self.value("feature_cols")})
-
-    def made(self, result: Any, run_id: str) -> TorchModel:
-        return TorchModel(
-            result["history"], model=loaded(self.value("model"), result["content"]), run_id=run_id,
-            **{name: self.value(name) for name in ("feature_cols", "label_cols", "input_shapes")})
 
 
 def _train(module, task):
@@ -91,3 +65,13 @@ def _train(module, task):
     if hvd.rank() == 0:
         torch.save({name: value.cpu() for name, value in module.state_dict().items()}, content)
     return {"history": history, "content": content.getvalue()}
+
+
+@with_params(_PARAMS)
+class TorchEstimator(OfTorch):
+    """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
+
+    transform() calls the module with the feature columns as tensors: it needs a forward().
+    """
+
+    _trains = staticmethod(_train)

@@ -4,7 +4,9 @@
                            loss=cross_entropy, feature_cols=["features"], label_cols=["label"], epochs=3).fit(df)
     model.transform(df)                 # adds label__output
 """
+import functools
 import io
+from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd.spark.common.estimator import HorovodEstimator, HorovodModel, model_params
@@ -41,23 +43,17 @@ class TorchModel(HorovodModel):
         return make
 
 
-@with_params(_PARAMS)
-class TorchEstimator(HorovodEstimator):
-    """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
+class OfTorch(HorovodEstimator):
+    """An estimator of a torch.nn.Module.
 
-    The model is called with the feature columns as tensors, in their order; doubles come as float32. Algorithms that
-    leave the models of the ranks different end with their mean.
+    Attributes:
+        _trains: function of (model, Task) that each rank calls: returns history and, on rank 0, the parameters.
     """
 
-    required = ("optimizer", "loss")
+    _trains: Callable[[Any, Any], dict[str, Any]]
 
     def job(self) -> tuple[Any, dict[str, str]]:
-        model = self.value("model")
-
-        def train(task):
-            return _train(model, task)
-
-        return train, {}
+        return functools.partial(self._trains, self.value("model")), {}
 
     def check(self, sample: Any) -> None:
         refuse_integers(self.value("model"), {name: sample[name] for name in self.value("feature_cols")})
@@ -182,3 +178,15 @@ def _train(model, task):
         torch.save({name: value.cpu() for name, value in model.state_dict().items()}, content)
     hvd.shutdown()
     return {"history": history, "content": content.getvalue()}
+
+
+@with_params(_PARAMS)
+class TorchEstimator(OfTorch):
+    """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
+
+    The model is called with the feature columns as tensors, in their order; doubles come as float32. Algorithms that
+    leave the models of the ranks different end with their mean.
+    """
+
+    required = ("optimizer", "loss")
+    _trains = staticmethod(_train)

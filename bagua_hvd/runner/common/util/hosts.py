@@ -45,10 +45,15 @@ class SlotInfo:
     local_size: int | None = None
     cross_size: int | None = None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that tell a process its place."""
+        return {f"HOROVOD_{name.upper()}": str(getattr(self, name))
+                for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")}
+
     def to_response_string(self) -> str:
         """The numbers as text: rank, size, local_rank, local_size, cross_rank, cross_size."""
-        return ",".join(str(v) for v in (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank,
-                                         self.cross_size))
+        return ",".join(self.environment.values())
 
 
 INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
