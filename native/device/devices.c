@@ -59,11 +59,11 @@ bhvd_status device_failed(struct bhvd_device *device, int code, const char *what
     return error_set(error, BHVD_ERR_SYSTEM, "GPU %d: %s: %s", device->index, what, why);
 }
 
-bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, void *function)
+bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, int type, void *function)
 {
-    if (kernel < 0 || kernel >= BHVD_DEVICE_KERNEL_COUNT)
+    if (kernel < 0 || kernel >= BHVD_DEVICE_KERNEL_COUNT || type < 0 || type >= DEVICE_TYPES)
         return BHVD_ERR_ARGUMENT;
-    atomic_store(&device->kernels[kernel], function);
+    atomic_store(&device->kernels[kernel][type], function);
     return BHVD_OK;
 }
 

@@ -4,9 +4,8 @@
 #include "kernel/ternary.h"
 
 enum {
-    THREADS = 256,
+    THREADS = 256,                      // of a block
     PER_BLOCK = 4096,                   // elements of a segment that one block of threads encodes or decodes
-    BLOCKS_MAX = 4096,                  // of launches over all elements: several times what any GPU runs at once
     RANGE_BYTES = 24,                   // of minmax_uint8_ranges, for each block
     SUMS_BYTES = SEGMENTS_MAX_COUNT / CODEC_SUMS_BLOCK * (int)sizeof(double),   // of sign_encode, for each segment
     NONE = -1
@@ -33,32 +32,17 @@ static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
                          BHVD_DEVICE_QSGD_DECODE_SUM, BHVD_DEVICE_QSGD_DECODE_ADD, THREADS / CODEC_SUMS * QSGD_BLOCK},
 };
 
-static int type_of(bhvd_dtype dtype)
-{
-    return dtype == BHVD_FLOAT32    ? 0
-           : dtype == BHVD_FLOAT64  ? 1
-           : dtype == BHVD_FLOAT16  ? 2
-           : dtype == BHVD_BFLOAT16 ? 3
-                                    : NONE;
-}
-
-static void *kernel_of(const struct bhvd_device *device, int kernel, int type)
-{
-    return atomic_load(&device->kernels[kernel + type]);
-}
-
-bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && type_of(dtype) != NONE; }
+bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && device_type_of(dtype) >= 0; }
 
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype)
 {
     const struct codec_kernels *kernels = &KERNELS[codec];
-    const int type = type_of(dtype);
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_SCALE_F32,
+                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_SCALE,
                           BHVD_DEVICE_MIX};
     bool has = device_encoder_takes(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
-        has = needed[i] == NONE || kernel_of(device, needed[i], type);
+        has = needed[i] == NONE || device_kernel(device, (bhvd_device_kernel)needed[i], device_type_of(dtype));
     return has;
 }
 
@@ -69,7 +53,7 @@ struct device_encoder device_encoder_init(const struct kernel_table *kernels, co
         .host = encoder_init(kernels, op, rank),
         .device = device,
         .kernels = &KERNELS[op->codec],
-        .type = type_of(op->tensors[0].dtype),
+        .type = device_type_of(op->tensors[0].dtype),
         .option = op->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(op->codec_options.parameter)
                                                : op->codec == BHVD_CODEC_SIGN_RMS,
     };
@@ -87,18 +71,14 @@ struct code_layout device_encoder_layout(const struct device_encoder *e, size_t 
     return layout;
 }
 
-static uint64_t ceiling(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
-static int launch(const struct device_encoder *e, int kernel, uint64_t blocks, void **params, void *stream)
+static int launch(const struct device_encoder *e, bhvd_device_kernel kernel, uint64_t blocks, void **params, void *stream)
 {
-    return e->device->ops->launch(e->device, kernel_of(e->device, kernel, e->type), (unsigned)blocks, THREADS, params, stream);
+    return device_launch(e->device, kernel, e->type, blocks, params, stream);
 }
 
-// Over all elements of a vector.
-static int launch_over(const struct device_encoder *e, int kernel, uint64_t count, void **params, void *stream)
+static int launch_over(const struct device_encoder *e, bhvd_device_kernel kernel, uint64_t count, void **params, void *stream)
 {
-    const uint64_t blocks = ceiling(count, 4 * THREADS);
-    return launch(e, kernel, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, params, stream);
+    return device_launch_over(e->device, kernel, e->type, count, params, stream);
 }
 
 static uint64_t all_segments(const struct code_layout *layout)
@@ -109,7 +89,7 @@ static uint64_t all_segments(const struct code_layout *layout)
 // Blocks for each segment, so that each has per_block elements of the longest one.
 static uint64_t per_segment(const struct code_layout *layout, int per_block)
 {
-    return ceiling(segments_part(&layout->cut, 0, 0).count, (uint64_t)per_block);
+    return (segments_part(&layout->cut, 0, 0).count + (uint64_t)per_block - 1) / (uint64_t)per_block;
 }
 
 static size_t scratch_nbytes(const struct codec_kernels *kernels, uint64_t segments, uint64_t blocks)
@@ -155,7 +135,7 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
         code = device_scratch_acquire(scratch, count * e->host.element, &vector);
     if (!code && prescale != 1.0) {
         void *params[] = {&vector, &values, &prescale, &count};
-        code = launch_over(e, BHVD_DEVICE_SCALE_F32, count, params, scratch->stream);
+        code = launch_over(e, BHVD_DEVICE_SCALE, count, params, scratch->stream);
         values = vector;
     }
     if (!code && lost) {

@@ -5,7 +5,7 @@
 #ifndef BHVD_DEVICE_ENCODER_H
 #define BHVD_DEVICE_ENCODER_H
 
-#include "device/buffer.h"
+#include "device/scratch.h"
 #include "primitive/encoder.h"
 #include "run/work.h"
 

@@ -10,7 +10,6 @@ struct coded_run {
     struct nccl_run *run;
     const struct work *op;
     struct device_encoder encoder;
-    struct device_scratch scratch;
     struct code_layout layout;
     struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: none are fed back
 };
@@ -60,7 +59,7 @@ static int encode(struct coded_run *c, struct encoding *encoding, struct bhvd_de
             encoding->lost = (float *)(void *)(*lost)->data;
     }
     if (!code)
-        code = device_encoder_encode(&c->encoder, encoding, &c->scratch);
+        code = device_encoder_encode(&c->encoder, encoding, &c->run->scratch);
     if (!code && device_copy)
         code = keep_rest(c, encoding, device_copy);
     if (!code && device_copy)
@@ -75,7 +74,7 @@ static int encode(struct coded_run *c, struct encoding *encoding, struct bhvd_de
 static int encode_values(struct coded_run *c, void *codes)
 {
     void *values = NULL;
-    int code = staged_codes_pack(c->op, (struct device_span *)(void *)c->run->tables->data, &c->scratch, &values);
+    int code = staged_codes_pack(c->op, &c->run->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
                                 .prescale = c->op->prescale_factor, .pass = ENCODER_VALUES};
     return code ? code : encode(c, &encoding, c->op->worker_copy, &c->worker_lost);
@@ -87,7 +86,7 @@ static int encode_mean(struct coded_run *c, const struct segment_part *own, void
     const int n = c->run->set->size;
     struct code_layout layout = device_encoder_layout(&c->encoder, own->count, 1);
     void *mean;
-    int code = device_scratch_acquire(&c->scratch, own->count * c->encoder.host.element, &mean);
+    int code = device_scratch_acquire(&c->run->scratch, own->count * c->encoder.host.element, &mean);
     if (!code)
         code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, n,
                                    work_sum_factor(c->op, n), c->run->stream);
@@ -108,11 +107,11 @@ static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_
         of_chunk[i] = segments_chunk(&c->layout.cut, (uint64_t)i).count ? stride : 0;
         of_own[i] = own.count ? stride : 0;
     }
-    int code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &sent);
+    int code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &sent);
     if (!code)
-        code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &received);
+        code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &received);
     if (!code)
-        code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &means);
+        code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &means);
     if (!code)
         code = encode_values(c, sent);
     bhvd_status status = nccl_run_checked(x, code);
@@ -132,7 +131,7 @@ static bhvd_status allgather(struct coded_run *c, void *values)
     struct nccl_run *x = c->run;
     const size_t stride = c->layout.nbytes;
     void *codes = NULL;
-    int code = device_scratch_acquire(&c->scratch, stride * (size_t)x->set->size, &codes);
+    int code = device_scratch_acquire(&c->run->scratch, stride * (size_t)x->set->size, &codes);
     unsigned char *mine = (unsigned char *)codes + (size_t)x->set->rank * stride;
     if (!code)
         code = encode_values(c, mine);
@@ -179,7 +178,6 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
         .run = x,
         .op = op,
         .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
-        .scratch = {x->device, x->stream, NULL},
     };
     if (!nbytes)
         return BHVD_OK;
@@ -188,17 +186,13 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
     void *values = NULL;
     bhvd_status status = sizes ? BHVD_OK : run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
     if (!status)
-        status = nccl_run_checked(x, staged_codes_target(op, &c.scratch, &values));
+        status = nccl_run_checked(x, staged_codes_target(op, &x->scratch, &values));
     if (!status)
         status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
-    struct device_span *table = (struct device_span *)(void *)x->tables->data + op->tensor_count;
     if (!status)
-        status = nccl_run_checked(x, staged_codes_unpack(op, table, &c.scratch, values));
+        status = nccl_run_checked(x, staged_codes_unpack(op, &x->scratch, values));
     if (!status)
         status = copy_to_host(x, op, values);
-    const int code = device_scratch_release(&c.scratch, 0);
-    if (!status)
-        status = nccl_run_checked(x, code);
     keep(&c, op->worker_copy, c.worker_lost, status);
     keep(&c, op->server_copy, c.server_lost, status);
     free(sizes);

@@ -134,7 +134,7 @@ bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struc
     bhvd_status status = BHVD_OK;
     all.across.prescale = 1.0;
     for (int i = 0; i < 2 && h->index < h->shards && !status; i++)
-        status = nccl_run_scratch(x, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]);
+        status = nccl_run_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]));
     struct piece next = piece_of(h, &all, pinned, 0);
     if (!status)
         status = begin(x, &all, &next);
@@ -185,7 +185,7 @@ bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *s
     struct device_buffer *pinned[2] = {NULL, NULL};
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < 2 && h->index == bridge && !status; i++)
-        status = nccl_run_scratch(x, MEMORY_PINNED, most, &pinned[i]);
+        status = nccl_run_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, most, &pinned[i]));
     if (!status && is_source)
         status = broadcast_within(x, index, src, dst, nbytes);
     for (size_t begin = 0, number = 0; begin < nbytes && !status; begin += most, number++) {

@@ -32,24 +32,23 @@ static const struct staging_place *only_place(const struct work *op)
     return only;
 }
 
-static int copy_all(const struct work *op, struct device_span *table, unsigned char *vector, bool packs, void *stream)
+static int copy_all(const struct work *op, unsigned char *vector, bool packs, struct device_scratch *scratch)
 {
-    size_t count = 0;
-    for (size_t t = 0; t < op->tensor_count; t++) {
+    struct device_copies copies;
+    int code = device_copies_begin(&copies, scratch, op->tensor_count);
+    for (size_t t = 0; t < op->tensor_count && !code; t++) {
         const struct staging_place *place = &op->staging->places[t];
         const size_t nbytes = op->tensors[t].nbytes;
-        if (!nbytes)
-            continue;
         if (packs)
-            table[count++] = (struct device_span){place->src, vector, nbytes, 0};
+            code = device_copies_add(&copies, vector, place->src, nbytes);
         else if (is_on_device(place))
-            table[count++] = (struct device_span){vector, place->dst, nbytes, 0};
+            code = device_copies_add(&copies, place->dst, vector, nbytes);
         vector += nbytes;
     }
-    return device_copy_spans(op->staging->device, table, count, stream);
+    return device_copies_end(&copies, code);
 }
 
-int staged_codes_pack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void **out)
+int staged_codes_pack(const struct work *op, struct device_scratch *scratch, void **out)
 {
     const struct staging_place *only = only_place(op);
     if (only) {
@@ -57,7 +56,7 @@ int staged_codes_pack(const struct work *op, struct device_span *table, struct d
         return 0;
     }
     int code = device_scratch_acquire(scratch, work_nbytes(op), out);
-    return code ? code : copy_all(op, table, *out, true, scratch->stream);
+    return code ? code : copy_all(op, *out, true, scratch);
 }
 
 int staged_codes_target(const struct work *op, struct device_scratch *scratch, void **out)
@@ -69,10 +68,10 @@ int staged_codes_target(const struct work *op, struct device_scratch *scratch, v
     return 0;
 }
 
-int staged_codes_unpack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void *vector)
+int staged_codes_unpack(const struct work *op, struct device_scratch *scratch, void *vector)
 {
     const struct staging_place *only = only_place(op);
-    return only && is_on_device(only) ? 0 : copy_all(op, table, vector, false, scratch->stream);
+    return only && is_on_device(only) ? 0 : copy_all(op, vector, false, scratch);
 }
 
 // ------------------------------------------------------------------------------------------------- posted and ended
@@ -139,14 +138,14 @@ int staged_codes_mix(const struct work *op, const struct device_encoder *encoder
     return code;
 }
 
-int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_span *table,
-                             struct device_scratch *scratch, const void *values)
+int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+                             const void *values)
 {
     void *results;
     int code = staged_codes_target(op, scratch, &results);
     if (!code)
         code = mix(op, encoder, results, values, op->after, scratch->stream);
-    return code ? code : staged_codes_unpack(op, table, scratch, results);
+    return code ? code : staged_codes_unpack(op, scratch, results);
 }
 
 static int start(struct work *op, void *stream)
@@ -159,7 +158,7 @@ static int start(struct work *op, void *stream)
     if (!code)
         code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
     if (!code)
-        code = staged_codes_pack(op, staging->table, &scratch, &values);
+        code = staged_codes_pack(op, &scratch, &values);
     if (!code && op->mixes_before)
         code = staged_codes_mix(op, &staging->codes->encoder, &scratch, &values);
     if (!code)
@@ -187,15 +186,13 @@ bhvd_status staged_codes_create(struct work *op, const struct kernel_table *kern
     codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
     const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
     unsigned char *room;
-    bhvd_status status = staging_open(
-        op, args, own_nbytes + codes->results_nbytes + op->tensor_count * sizeof *codes->table, &room, error);
+    bhvd_status status = staging_open(op, args, own_nbytes + codes->results_nbytes, &room, error);
     if (status) {
         free(codes);
         return status;
     }
     op->staging->codes = codes;
     codes->results = room + own_nbytes;
-    codes->table = (struct device_span *)(void *)(codes->results + codes->results_nbytes);
     codes->own = own_nbytes ? room : codes->results + (size_t)rank * codes->layout.nbytes;
     int code = start(op, args->stream);
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
@@ -226,7 +223,7 @@ static int decode(const struct work *op, struct device_scratch *scratch)
     else if (!code)
         code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
                                    work_sum_factor(op, codes->ranks), scratch->stream);
-    return code ? code : staged_codes_unpack(op, op->staging->table, scratch, values);
+    return code ? code : staged_codes_unpack(op, scratch, values);
 }
 
 int staged_codes_add(const struct work *op, const struct device_encoder *encoder, const struct code_layout *layout,
@@ -260,9 +257,9 @@ static int add(const struct work *op, struct device_scratch *scratch)
     if (!code)
         code = staged_codes_add(op, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
     if (!code && op->mixes_after)
-        code = staged_codes_pack(op, op->staging->table, scratch, &values);
+        code = staged_codes_pack(op, scratch, &values);
     if (!code && op->mixes_after)
-        code = staged_codes_mix_results(op, &codes->encoder, codes->table, scratch, values);
+        code = staged_codes_mix_results(op, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
     return code ? code : recorded;
 }

@@ -69,7 +69,7 @@ TEST(copies_wait_for_the_device)
     const struct bhvd_tensor tensor = {.src = from, .dst = to, .shape = shape, .ndim = 2, .dtype = BHVD_INT32};
     CHECK_STATUS(bhvd_device_copy(device, &tensor, 1, NULL, &error), BHVD_OK);
     CHECK_MEM_EQ(to, from, sizeof to);
-    CHECK_STATUS(bhvd_device_set_kernel(device, BHVD_DEVICE_KERNEL_COUNT, NULL), BHVD_ERR_ARGUMENT);
+    CHECK_STATUS(bhvd_device_set_kernel(device, BHVD_DEVICE_KERNEL_COUNT, 0, NULL), BHVD_ERR_ARGUMENT);
     bhvd_device_drop(device);
 }
 
