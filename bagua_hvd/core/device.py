@@ -16,7 +16,8 @@ from bagua_hvd.core.native import TensorView, ffi, lib
 
 TYPES = ("f32", "f64", "f16", "bf16")
 _FAMILIES = {number: name.removeprefix("BHVD_DEVICE_").lower()
-             for number, name in ffi.typeof("bhvd_device_kernel").elements.items() if number < lib.BHVD_DEVICE_KERNEL_COUNT}
+             for number, name in ffi.typeof("bhvd_device_kernel").elements.items()
+             if number < lib.BHVD_DEVICE_KERNEL_COUNT}
 # What the core launches, by the names in kernels.cu: what bhvd_device_set_kernel calls kernel and type.
 KERNELS = {"copy_spans": (lib.BHVD_DEVICE_COPY_SPANS, 0),
            **{f"{family}_{type}": (number, i) for number, family in _FAMILIES.items() if family != "copy_spans"
@@ -67,7 +68,7 @@ class Device:
 
     Args:
         index: as the framework counts.
-        kind: of bhvd_device_kind. files: where to look for the driver; None: driver_files().
+        files: where to look for the driver; None: driver_files().
         nccl: where to look for NCCL; "": it is not used; None: nccl_files(), if nccl_is_wanted().
     Attributes:
         to_host, from_host: addresses of the streams that read and write the tensors of operations.
@@ -75,9 +76,9 @@ class Device:
         HorovodInternalError: no driver, or it failed; ValueError: no such GPU. The sentence says what is missing.
     """
 
-    def __init__(self, index: int, kind: Any = lib.BHVD_DEVICE_CUDA, files: Any = None, nccl: Any = None) -> None:
+    def __init__(self, index: int, files: Any = None, nccl: Any = None) -> None:
         text = ffi.new("char[]", (driver_files() if files is None else files).encode())
-        options = ffi.new("struct bhvd_device_options *", {"kind": kind, "index": index, "libraries": text})
+        options = ffi.new("struct bhvd_device_options *", {"index": index, "libraries": text})
         if nccl or (nccl is None and nccl_is_wanted()):
             nccl_text = ffi.new("char[]", (nccl or nccl_files()).encode())
             options.nccl_libraries = nccl_text

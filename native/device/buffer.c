@@ -30,8 +30,10 @@ static int buffer_create(struct bhvd_device *device, enum device_memory memory, 
         code = device->ops->event_create(device, &buffer->ready);
     if (!code)
         code = device->ops->event_create(device, &buffer->done);
-    if (code)
+    if (code) {
         buffer_free(device, buffer);
+        *out = NULL;
+    }
     return code;
 }
 

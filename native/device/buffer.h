@@ -14,7 +14,7 @@ struct device_buffer {
     void *last;                         // the event after which nobody uses it; NULL: none was recorded
 };
 
-// A free one that the GPU is done with, else a new one, of at least this size. 0, or the driver's code.
+// A free one that the GPU is done with, else a new one, of at least this size. 0, or the driver's code, with *out NULL.
 int device_buffer_acquire(struct bhvd_device *device, enum device_memory memory, size_t nbytes,
                           struct device_buffer **out);
 // It is given out again when its `last` event has passed. release(NULL) is fine.

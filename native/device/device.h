@@ -1,11 +1,10 @@
 // A GPU as the core sees it: memory that the host cannot touch, and streams that work by themselves, ordered by events.
 //
-//     devices.c   what all kinds share: reference count, kernels, copies that the host waits for
+//     devices.c   what all devices share: reference count, kernels, copies that the host waits for
 //     launch.c    launches of kernels.cu
-//     scratch.c   memory for what is put on a stream, and copies of many spans there
 //     cuda.c      NVIDIA's driver, opened at run time
-//     cpu.c       the host's memory as a device, at once: the definition, for tests of what stands on it
 //     buffer.c    memory that is kept between operations
+//     scratch.c   memory for what is put on a stream, and copies of many spans there
 //     nccl.c      NVIDIA's collectives, opened at run time
 //
 // Nothing here blocks but what says so. Everything may be called from any thread.
@@ -80,7 +79,7 @@ struct bhvd_device {
     struct device_buffer *free_buffers;         // buffer.c
 };
 
-// What every kind of device does last in its creation: streams, locks. On error nothing is left but ops->destroy's part.
+// What every device does last in its creation: streams, locks. On error nothing is left but ops->destroy's part.
 int device_init(struct bhvd_device *device, const struct device_ops *ops, int index);
 void device_hold(struct bhvd_device *device);
 
@@ -96,6 +95,5 @@ int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, in
                        void *stream);
 
 bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
-bhvd_status cpu_device_create(int index, struct bhvd_device **out, struct bhvd_error *error);
 
 #endif

@@ -35,8 +35,6 @@ void bhvd_device_drop(bhvd_device *device)
 bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_device **out, struct bhvd_error *error)
 {
     *out = NULL;
-    if (options->kind == BHVD_DEVICE_CPU)
-        return cpu_device_create(options->index, out, error);
     bhvd_status status = cuda_create(options->index, options->libraries, out, error);
     if (status || !options->nccl_libraries)
         return status;

@@ -5,10 +5,8 @@ enum { LAUNCH_FROM = 4 };               // copies: so many cost more than a laun
 int device_scratch_buffer(struct device_scratch *scratch, enum device_memory memory, size_t nbytes, struct device_buffer **out)
 {
     int code = device_buffer_acquire(scratch->device, memory, nbytes, out);
-    if (code) {
-        *out = NULL;
+    if (code)
         return code;
-    }
     (*out)->next = scratch->used;
     scratch->used = *out;
     return 0;

@@ -37,6 +37,21 @@ bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside)
     return nccl_run_enqueued(x, inside ? inside : result);
 }
 
+static int has_passed(struct executor_context *run, void *arg)
+{
+    void **device_and_event = arg;
+    struct bhvd_device *device = device_and_event[0];
+    (void)run;
+    return device->ops->event_query(device, device_and_event[1]) != DEVICE_NOT_READY;
+}
+
+bhvd_status nccl_run_wait(struct nccl_run *x, void *event)
+{
+    void *device_and_event[] = {x->device, event};
+    bhvd_status status = run_until_gpu(x->run, has_passed, device_and_event);
+    return status ? status : nccl_run_checked(x, x->device->ops->event_query(x->device, event));
+}
+
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes)
 {
     return nbytes ? nccl_run_checked(x, x->device->ops->copy(x->device, dst, src, nbytes, x->stream)) : BHVD_OK;
@@ -103,13 +118,6 @@ bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct n
     return nccl_run_checked(x, code);
 }
 
-static int is_done(struct executor_context *run, void *arg)
-{
-    const struct nccl_run *x = arg;
-    (void)run;
-    return x->device->ops->event_query(x->device, x->group->done) != DEVICE_NOT_READY;
-}
-
 bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
 {
     if (!x)
@@ -131,9 +139,7 @@ bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
     if (!status)
         status = nccl_run_checked(x, code);
     if (!status && x->host_waits)
-        status = run_until_gpu(x->run, is_done, x);
-    if (!status && x->host_waits)
-        status = nccl_run_checked(x, x->device->ops->event_query(x->device, x->group->done));
+        status = nccl_run_wait(x, x->group->done);
     x->device->ops->leave(x->device);
     free(x);
     return status;

@@ -31,6 +31,8 @@ bhvd_status nccl_run_enqueued(struct nccl_run *x, nccl_result result);
 void nccl_run_keep(nccl_result *inside, nccl_result result);
 bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside);
 
+// Until the event has passed.
+bhvd_status nccl_run_wait(struct nccl_run *x, void *event);
 // Between any two of host and device, in the order of the stream.
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes);
 

@@ -76,6 +76,37 @@ int staged_codes_unpack(const struct work *op, struct device_scratch *scratch, v
 
 // ------------------------------------------------------------------------------------------------- posted and ended
 
+// What a device copy has more than the vector stays: there is room for the errors of the longest chunk.
+static int keep_rest(const struct encoding *encoding, const struct bhvd_device_array *device_copy, struct device_scratch *scratch)
+{
+    const size_t count = encoding->layout->cut.count;
+    if (device_copy->count <= count)
+        return 0;
+    return scratch->device->ops->copy(scratch->device, encoding->lost + count, encoding->error + count,
+                                      (device_copy->count - count) * sizeof(float), scratch->stream);
+}
+
+int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
+                        struct device_buffer **lost, struct device_scratch *scratch)
+{
+    struct bhvd_device *device = scratch->device;
+    if (!device_copy)
+        return device_encoder_encode(encoder, encoding, scratch);
+    int code = device_copy_read(device_copy, device, scratch->stream, &encoding->error);
+    if (!code)
+        code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), lost);
+    if (code)
+        return code;
+    encoding->lost = (float *)(void *)(*lost)->data;
+    code = device_encoder_encode(encoder, encoding, scratch);
+    if (!code)
+        code = keep_rest(encoding, device_copy, scratch);
+    if (!code)
+        code = device_copy_read_end(device_copy, scratch->stream);
+    const int recorded = device_buffer_record(device, *lost, scratch->stream);
+    return code ? code : recorded;
+}
+
 static int encode(struct work *op, struct device_scratch *scratch, const void *values)
 {
     struct staging *staging = op->staging;
@@ -91,25 +122,12 @@ static int encode(struct work *op, struct device_scratch *scratch, const void *v
     } else {
         code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
-    if (!code && op->worker_copy) {
-        code = device_copy_read(op->worker_copy, device, scratch->stream, &encoding.error);
-        if (!code)
-            code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.cut.count * sizeof(float), &codes->lost);
-        if (!code)
-            encoding.lost = (float *)(void *)codes->lost->data;
-    }
     if (!code)
-        code = device_encoder_encode(&codes->encoder, &encoding, scratch);
-    if (!code && op->worker_copy)
-        code = device_copy_read_end(op->worker_copy, scratch->stream);
+        code = staged_codes_encode(&codes->encoder, &encoding, op->worker_copy, &codes->lost, scratch);
     if (!code)
         code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
-    struct device_buffer *const kept[] = {codes->lost, codes->on_device};
-    for (int i = 0; i < 2; i++) {
-        const int recorded = kept[i] ? device_buffer_record(device, kept[i], scratch->stream) : 0;
-        code = code ? code : recorded;
-    }
-    return code;
+    const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
+    return code ? code : recorded;
 }
 
 static int mix(const struct work *op, const struct device_encoder *encoder, void *dst, const void *values,

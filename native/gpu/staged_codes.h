@@ -42,6 +42,10 @@ static inline struct ready_codes staged_codes_ready(const struct staged_codes *c
     return (struct ready_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
 }
 
+// Encodes with the errors of a device copy, whose new ones come to *lost. device_copy NULL: none are fed back.
+int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
+                        struct device_buffer **lost, struct device_scratch *scratch);
+
 // D_LP_S: its replicas += D(their codes), which lie one behind the other on the device: the own one, then those of the peers.
 int staged_codes_add(const struct work *op, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream);

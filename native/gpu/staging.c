@@ -60,7 +60,7 @@ static void lay_out(struct work *op, const struct bhvd_args *args, int set_size,
     }
 }
 
-static int cross(struct device_scratch *scratch, void *device, void *pinned, size_t nbytes, bool to_host)
+static int copy_over_link(struct device_scratch *scratch, void *device, void *pinned, size_t nbytes, bool to_host)
 {
     return scratch->device->ops->copy(scratch->device, to_host ? pinned : device, to_host ? device : pinned, nbytes,
                                       scratch->stream);
@@ -77,7 +77,7 @@ static int copy_one(const struct work *op, size_t t, bool to_host, unsigned char
     if (!nbytes || (!to_host && (!place->dst || place->dst_on_host)))
         return 0;
     if (!packed || !is_small(tensor))
-        return cross(copies->scratch, device, pinned, nbytes, to_host);
+        return copy_over_link(copies->scratch, device, pinned, nbytes, to_host);
     packed += pinned - op->staging->buffer->data;
     return device_copies_add(copies, to_host ? packed : device, to_host ? device : packed, nbytes);
 }
@@ -93,12 +93,12 @@ static int copy_all(const struct work *op, struct device_scratch *scratch, bool 
     if (!code && packs)
         code = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
     if (!code && packs && !to_host)
-        code = cross(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
+        code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
     for (size_t t = 0; t < op->tensor_count && !code; t++)
         code = copy_one(op, t, to_host, packed, &copies);
     code = device_copies_end(&copies, code);
     if (!code && packs && to_host)
-        code = cross(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
+        code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
     return device_scratch_release(scratch, code);
 }
 

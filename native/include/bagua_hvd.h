@@ -452,11 +452,6 @@ bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_te
 
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
 
-typedef enum bhvd_device_kind {
-    BHVD_DEVICE_CUDA = 0,
-    BHVD_DEVICE_CPU = 1         /* the host's memory as a device, for tests (native/device/cpu.c) */
-} bhvd_device_kind;
-
 /* Kernels of native/device/kernels.cu that operations use where they are set: by their names there, in capitals. All but the
  * first are four, of float32, float64, float16 and bfloat16. */
 typedef enum bhvd_device_kernel {
@@ -469,11 +464,12 @@ typedef enum bhvd_device_kernel {
     BHVD_DEVICE_TERNARY_ENCODE, BHVD_DEVICE_TERNARY_DECODE, BHVD_DEVICE_TERNARY_DECODE_ADD, BHVD_DEVICE_TERNARY_DECODE_SUM,
     BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE, BHVD_DEVICE_QSGD_DECODE_ADD,
     BHVD_DEVICE_QSGD_DECODE_SUM,
+    BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE, BHVD_DEVICE_ROTATED_DECODE_ADD,
+    BHVD_DEVICE_ROTATED_DECODE_SUM, BHVD_DEVICE_ROTATED_RECODE,
     BHVD_DEVICE_KERNEL_COUNT
 } bhvd_device_kernel;
 
 struct bhvd_device_options {
-    int kind;                   /* bhvd_device_kind */
     int index;                  /* as the driver counts: CUDA_VISIBLE_DEVICES is heeded */
     const char *libraries;      /* files to try for libcuda.so.1, separated by ':', before the one that the process has
                                  * loaded already; NULL or "": none */

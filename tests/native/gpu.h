@@ -101,7 +101,7 @@ static void gpu_open_all(void)
 {
     gpu_load();
     for (int rank = 0; rank < RANKS; rank++) {
-        struct bhvd_device_options options = {.kind = BHVD_DEVICE_CUDA, .index = rank, .libraries = driver.path,
+        struct bhvd_device_options options = {.index = rank, .libraries = driver.path,
                                               .nccl_libraries = driver.path};
         struct bhvd_error error;
         CHECK_STATUS(bhvd_device_create(&options, &gpus[rank].device, &error), BHVD_OK);
