@@ -19,7 +19,7 @@ struct step_state {
 };
 
 struct running_schedule {
-    struct running_schedule *next;
+    struct task task;
     struct executor_context *run;
     const struct group *group;
     struct schedule schedule;
@@ -32,10 +32,7 @@ struct running_schedule {
     int ready_begin, ready_end;
     int left;                               // steps that are not done
     struct transfer_queue moved;            // transfers that are done
-    uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
     bool is_urgent;                         // so little that it need not wait behind others' messages
-    void (*ended)(void *arg, bhvd_status status);
-    void *arg;
 };
 
 static unsigned char *at(const struct running_schedule *running, struct place place) { return place_among(running->spaces, place); }
@@ -66,25 +63,18 @@ static void end_pairwise(const struct running_schedule *running)
     for (int i = 0; i < running->schedule.count; i++) {
         const struct step *step = &running->schedule.steps[i];
         if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
-            link_end_pairwise(group_link(running->run, running->group, step->peer), running->execution);
+            link_end_pairwise(group_link(running->run, running->group, step->peer), running->task.execution);
     }
 }
 
-static void running_free(struct running_schedule *running)
+static void destroy(struct executor_context *run, struct task *task)
 {
-    fusion_return(&running->run->fusion, &running->memory);
+    struct running_schedule *running = (struct running_schedule *)task;
+    fusion_return(&run->fusion, &running->memory);
     schedule_fini(&running->schedule);
     free(running->steps);
     free(running->ready);
     free(running);
-}
-
-static void unlink_running(struct executor *executor, const struct running_schedule *running)
-{
-    struct running_schedule **at = &executor->running.head;
-    while (*at != running)
-        at = &(*at)->next;
-    fifo_remove(&executor->running, at, next);
 }
 
 // -------------------------------------------------------------------------------------------------------------- steps
@@ -95,10 +85,10 @@ static void post(struct running_schedule *running, int index)
     struct step_state *state = &running->steps[index];
     struct link *link = group_link(running->run, running->group, step->peer);
     if (step->kind == STEP_SEND)
-        link_send_numbered(link, running->execution, state->number, &state->transfer, at(running, step->from), step->nbytes,
+        link_send_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->from), step->nbytes,
                            &running->moved, running->is_urgent);
     else
-        link_recv_numbered(link, running->execution, state->number, &state->transfer, at(running, step->to), step->nbytes,
+        link_recv_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->to), step->nbytes,
                            &running->moved);
 }
 
@@ -156,19 +146,22 @@ static void act(const struct running_schedule *running, const struct step *step)
     }
 }
 
-static bool advance(struct running_schedule *running)
+static bool advance(struct executor_context *run, struct task *task)
 {
+    struct running_schedule *running = (struct running_schedule *)task;
     bool progress = false;
     for (struct transfer *moved; (moved = fifo_take(&running->moved, next)); progress = true)
         end(running, (int)((struct step_state *)moved - running->steps));
-    for (size_t nbytes = 0; running->ready_begin < running->ready_end && nbytes < LOCAL_BYTES && !running->run->failure.status;
-         progress = true) {
+    for (size_t nbytes = 0; running->ready_begin < running->ready_end && nbytes < LOCAL_BYTES && !run->failure.status; progress = true) {
         const int index = running->ready[running->ready_begin++];
         const struct step *step = &running->schedule.steps[index];
         act(running, step);
         end(running, index);
         nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
     }
+    if (running->left == 0 && !task->is_over && task->execution & LINK_PAIRWISE)
+        end_pairwise(running);
+    task->is_over = running->left == 0;
     return progress;
 }
 
@@ -203,10 +196,10 @@ static void wire(struct running_schedule *running)
         struct step_state *state = &running->steps[i];
         if (step->kind == STEP_SEND) {
             struct link *link = group_link(running->run, running->group, step->peer);
-            state->number = link_number_send(link, running->execution);
+            state->number = link_number_send(link, running->task.execution);
             run_message_bytes(running->run, link, step->nbytes);
         } else if (step->kind == STEP_RECEIVE) {
-            state->number = link_number_recv(group_link(running->run, running->group, step->peer), running->execution);
+            state->number = link_number_recv(group_link(running->run, running->group, step->peer), running->task.execution);
         }
     }
 }
@@ -218,65 +211,44 @@ static uint64_t execution_of(const struct executor_context *run, const struct op
     return operands->execution ? operands->execution : run->connections.started;
 }
 
-bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule,
-                           const struct operands *operands, void (*ended)(void *arg, bhvd_status status), void *arg,
-                           struct running_schedule **out)
+// The task of a schedule, which is the task's from now on. NULL: no memory, and the run has failed.
+static struct task *task_of(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                            const struct operands *operands)
 {
     struct running_schedule *running = malloc(sizeof *running);
     const size_t count = (size_t)schedule->count;
     if (!running) {
         schedule_fini(schedule);
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
+        return NULL;
     }
-    *running = (struct running_schedule){.run = run, .group = group, .schedule = *schedule, .operands = *operands, .left = schedule->count,
-                              .execution = execution_of(run, operands),
-                              .ended = ended, .arg = arg};
+    *running = (struct running_schedule){
+        .task = {.execution = execution_of(run, operands), .group = group, .state = operands->state, .advance = advance, .destroy = destroy},
+        .run = run, .group = group, .schedule = *schedule, .operands = *operands, .left = schedule->count};
     *schedule = (struct schedule){0};
     running->steps = malloc((count + 1) * sizeof *running->steps);
     running->ready = malloc((count + 1) * sizeof *running->ready);
     if (running->schedule.failed || !running->steps || !running->ready || !take_memory(running)) {
         const size_t *spaces = running->schedule.space_nbytes, nbytes = spaces[IN_VECTOR] + spaces[IN_SCRATCH];
-        running_free(running);
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
+        destroy(run, &running->task);
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
+        return NULL;
     }
     running->is_urgent = moves_little(&running->schedule);
     wire(running);
-    fifo_put(&run->executor.running, running, next);
-    if (out)
-        *out = running;
     for (int i = 0; i < running->schedule.count; i++) {
         const struct step *step = &running->schedule.steps[i];
         if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
             begin(running, i);
     }
-    advance(running);
-    return BHVD_OK;
-}
-
-bool schedule_is_over(const struct running_schedule *running) { return running->left == 0; }
-
-static int is_over(struct executor_context *run, void *running)
-{
-    (void)run;
-    return schedule_is_over(running);
-}
-
-void schedule_drop(struct executor_context *run, struct running_schedule *running)
-{
-    unlink_running(&run->executor, running);
-    running_free(running);
+    return &running->task;
 }
 
 bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
                              const struct operands *operands)
 {
-    struct running_schedule *running;
-    bhvd_status status = schedule_start(run, group, schedule, operands, NULL, NULL, &running);
-    if (status)
-        return status;
-    status = run_until(run, is_over, running, -1);
-    schedule_drop(run, running);
-    return status;
+    struct task *task = task_of(run, group, schedule, operands);
+    return task ? task_execute(run, task) : run->failure.status;
 }
 
 // -------------------------------------------------------------------------------------------------------------- plans
@@ -289,11 +261,29 @@ struct schedule *plan_begin(struct plan *plan, const struct group *group)
     return &plan->schedule;
 }
 
-bhvd_status plan_execute(struct executor_context *run, struct plan *plan)
+static struct task *take_task(struct executor_context *run, struct plan *plan)
 {
     struct task *task = plan->task;
     plan->task = NULL;
-    bhvd_status status = task ? task_execute(run, task) : schedule_execute(run, plan->group, &plan->schedule, &plan->operands);
+    return task ? task : task_of(run, plan->group, &plan->schedule, &plan->operands);
+}
+
+bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
+                       struct task **out)
+{
+    struct task *task = take_task(run, plan);
+    if (!task)
+        return run->failure.status;
+    if (out)
+        *out = task;
+    task_start(run, task, ended, arg);
+    return BHVD_OK;
+}
+
+bhvd_status plan_execute(struct executor_context *run, struct plan *plan)
+{
+    struct task *task = take_task(run, plan);
+    bhvd_status status = task ? task_execute(run, task) : run->failure.status;
     plan_fini(run, plan);
     return status;
 }
@@ -307,74 +297,4 @@ void plan_fini(struct executor_context *run, struct plan *plan)
     if (plan->release)
         plan->release(plan->operands.arg);
     *plan = (struct plan){0};
-}
-
-// ----------------------------------------------------------------------------------------------------------- executor
-
-static void end_running(struct executor_context *run, struct running_schedule *running, bhvd_status status)
-{
-    void (*ended)(void *, bhvd_status) = running->ended;
-    void *arg = running->arg;
-    if (running->execution & LINK_PAIRWISE)
-        end_pairwise(running);
-    unlink_running(&run->executor, running);
-    running_free(running);
-    ended(arg, status);
-}
-
-bool executor_advance(struct executor_context *run)
-{
-    bool progress = false;
-    for (struct running_schedule *running = run->executor.running.head, *next; running && !run->failure.status; running = next) {
-        progress |= advance(running);
-        next = running->next;
-        if (running->left == 0 && running->ended) {
-            end_running(run, running, BHVD_OK);
-            progress = true;
-        }
-    }
-    return tasks_advance(run) || progress;
-}
-
-void executor_abort(struct executor_context *run)
-{
-    tasks_abort(run);
-    for (struct running_schedule *running = run->executor.running.head, *next; running; running = next) {
-        next = running->next;
-        if (running->ended)
-            end_running(run, running, run->failure.status);
-    }
-}
-
-bool executor_has_state(const struct executor_context *run, const void *state)
-{
-    const struct running_schedule *running = run->executor.running.head;
-    while (running && !(state && running->operands.state == state))
-        running = running->next;
-    return running || tasks_have_state(run, state);
-}
-
-bool executor_has_group(const struct executor_context *run, const struct group *group)
-{
-    const struct running_schedule *running = run->executor.running.head;
-    while (running && running->group != group)
-        running = running->next;
-    return running;
-}
-
-uint64_t executor_oldest(const struct executor_context *run)
-{
-    const struct running_schedule *running = run->executor.running.head;
-    while (running && running->execution & LINK_PAIRWISE)
-        running = running->next;
-    const struct task *task = run->executor.tasks.head;      // whose running schedules start later than it does
-    if (!running || !task)
-        return running ? running->execution : task ? task->execution : 0;
-    return running->execution < task->execution ? running->execution : task->execution;
-}
-
-void executor_fini(struct executor_context *run)
-{
-    for (struct running_schedule *running; (running = fifo_take(&run->executor.running, next));)
-        running_free(running);
 }

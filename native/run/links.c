@@ -164,7 +164,7 @@ bool run_links_are_ready(struct executor_context *run)
         if (link_ready(run->connections.poller.walked[i]))
             return true;
     }
-    return run->connections.poller.due.head || connections_have_arrivals(&run->connections) || tasks_can_advance(run);
+    return run->connections.poller.due.head || connections_have_arrivals(&run->connections) || executor_can_advance(run);
 }
 
 bool run_links_wait_for_room(const struct executor_context *run)

@@ -23,9 +23,8 @@ struct stillness {
     uint64_t moved;
 };
 
-// The schedules under way, in the order in which they were started; and the tasks, in the order of their executions.
+// What is under way, in the order in which it was started (task.h).
 struct executor {
-    struct FIFO(struct running_schedule) running;
     struct FIFO(struct task) tasks;
     struct stillness still;
 };

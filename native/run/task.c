@@ -8,37 +8,27 @@ static void unlink_task(struct executor *executor, const struct task *task)
     fifo_remove(&executor->tasks, at, next);
 }
 
-// On the account of its execution.
-static bool advance(struct executor_context *run, struct task *task)
-{
-    const struct wire wire_before = run->wire;
-    struct sent *sent_before = run->sent;
-    run->wire = task->wire;
-    run->sent = task->sent;
-    const bool progress = task->advance(run, task);
-    run->wire = wire_before;
-    run->sent = sent_before;
-    return progress;
-}
-
 static void end(struct executor_context *run, struct task *task, bhvd_status status)
 {
-    unlink_task(&run->executor, task);
-    if (task->ended)
-        task->ended(task->arg, status);
-    task->destroy(run, task);
+    void (*ended)(void *, bhvd_status) = task->ended;
+    void *arg = task->arg;
+    task_drop(run, task);
+    ended(arg, status);
 }
 
 void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
 {
-    task->execution = run->connections.started;
-    task->sent = run->sent;
-    task->wire = run->wire;
     task->ended = ended;
     task->arg = arg;
     task->awaited = -1;
     fifo_put(&run->executor.tasks, task, next);
-    advance(run, task);
+    task->advance(run, task);
+}
+
+void task_drop(struct executor_context *run, struct task *task)
+{
+    unlink_task(&run->executor, task);
+    task->destroy(run, task);
 }
 
 static int is_over(struct executor_context *run, void *task)
@@ -51,19 +41,20 @@ bhvd_status task_execute(struct executor_context *run, struct task *task)
 {
     task_start(run, task, NULL, NULL);
     bhvd_status status = run_until(run, is_over, task, -1);
-    end(run, task, status);
+    task_drop(run, task);
     return status;
 }
 
 // ----------------------------------------------------------------------------------------------------------- all of them
 
-bool tasks_advance(struct executor_context *run)
+static bool advance_all(struct executor_context *run, bool within_host)
 {
     bool progress = false;
     for (struct task *task = run->executor.tasks.head, *next; task && !run->failure.status; task = next) {
-        progress |= advance(run, task);
+        const bool is_due = within_host == (task->can_advance != NULL);
+        progress |= is_due && task->advance(run, task);
         next = task->next;
-        if (task->is_over && task->ended && !run->failure.status) {
+        if (is_due && task->is_over && task->ended && !run->failure.status) {
             end(run, task, BHVD_OK);
             progress = true;
         }
@@ -71,24 +62,35 @@ bool tasks_advance(struct executor_context *run)
     return progress;
 }
 
-bool tasks_can_advance(struct executor_context *run)
+// Messages first: the work within the host of a large operation would keep a small one's waiting.
+bool executor_advance(struct executor_context *run)
+{
+    bool progress = advance_all(run, false);
+    return advance_all(run, true) || progress;
+}
+
+bool executor_can_advance(struct executor_context *run)
 {
     struct task *task = run->executor.tasks.head;
-    while (task && !task->can_advance(run, task))
+    while (task && !(task->can_advance && task->can_advance(run, task)))
         task = task->next;
     return task;
 }
 
-void tasks_abort(struct executor_context *run)
+// From the first again each time: others go with one that has them.
+void executor_abort(struct executor_context *run)
 {
-    for (struct task *task = run->executor.tasks.head, *next; task; task = next) {
-        next = task->next;
-        if (task->ended)
-            end(run, task, run->failure.status);
+    for (struct task *task = run->executor.tasks.head; task;) {
+        if (!task->ended) {
+            task = task->next;
+            continue;
+        }
+        end(run, task, run->failure.status);
+        task = run->executor.tasks.head;
     }
 }
 
-bool tasks_have_state(const struct executor_context *run, const void *state)
+bool executor_has_state(const struct executor_context *run, const void *state)
 {
     const struct task *task = run->executor.tasks.head;
     while (task && !(state && task->state == state))
@@ -96,10 +98,33 @@ bool tasks_have_state(const struct executor_context *run, const void *state)
     return task;
 }
 
-int tasks_await(const struct executor_context *run)
+bool executor_has_group(const struct executor_context *run, const struct group *group)
+{
+    const struct task *task = run->executor.tasks.head;
+    while (task && task->group != group)
+        task = task->next;
+    return task;
+}
+
+// Executions start in the order of their numbers, and one that has others stays until they are over.
+uint64_t executor_oldest(const struct executor_context *run)
+{
+    const struct task *task = run->executor.tasks.head;
+    while (task && task->execution & LINK_PAIRWISE)
+        task = task->next;
+    return task ? task->execution : 0;
+}
+
+int executor_awaited(const struct executor_context *run)
 {
     const struct task *task = run->executor.tasks.head;
     while (task && task->awaited < 0)
         task = task->next;
     return task ? task->awaited : -1;
+}
+
+void executor_fini(struct executor_context *run)
+{
+    while (run->executor.tasks.head)
+        task_drop(run, run->executor.tasks.head);
 }

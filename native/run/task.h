@@ -1,19 +1,20 @@
-// What goes on beside running schedules (executor.h) and is more than one schedule: looked at whenever they are, never waited for but by
-// whoever runs one. Thread: the engine's.
+// What is under way: a running schedule (executor.h), or what is more than one (two_level.h). All are looked at whenever links are, and
+// waited for by nobody but whoever runs one. Thread: the engine's.
 #ifndef BHVD_TASK_H
 #define BHVD_TASK_H
 
 #include "run/run.h"
 
-// Its first member of whoever has one.
+struct group;
+
+// The first member of whoever has one.
 struct task {
     struct task *next;
-    uint64_t execution;
-    struct sent *sent;                      // of its execution
-    struct wire wire;                       // and what that was told of the line
-    const void *state;                      // as in struct operands
+    uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
+    const struct group *group;              // of a schedule
+    const void *state;                      // memory that outlives it; two that share it are not under way at once
     bool (*advance)(struct executor_context *run, struct task *task);        // does what can be done now; true: something was
-    bool (*can_advance)(struct executor_context *run, struct task *task);    // is there anything to do now?
+    bool (*can_advance)(struct executor_context *run, struct task *task);    // is there anything to do now that no link tells of? NULL: never
     void (*destroy)(struct executor_context *run, struct task *task);
     void (*ended)(void *arg, bhvd_status status);
     void *arg;
@@ -21,17 +22,28 @@ struct task {
     int awaited;                            // the global rank of this host that it waits for; -1: none
 };
 
-// Starts it, for the execution that started last. ended: as a running schedule's; after it the task is destroyed.
+// ended: called when it is over or the run has failed, after it was destroyed. NULL: the caller asks is_over, and drops it.
 void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg);
+// Destroys one that nobody is told of, and that is over, or the run has failed.
+void task_drop(struct executor_context *run, struct task *task);
 // Starts it, waits until it is over, and destroys it.
 bhvd_status task_execute(struct executor_context *run, struct task *task);
 
-// Of all tasks, in the order of their executions: what the executor's functions (executor.h) are of these and of running schedules.
-bool tasks_advance(struct executor_context *run);
-bool tasks_can_advance(struct executor_context *run);
-void tasks_abort(struct executor_context *run);
-bool tasks_have_state(const struct executor_context *run, const void *state);
+// Does what all can do now, without looking at links. True when something was.
+bool executor_advance(struct executor_context *run);
+// Could one do something now that no link tells of?
+bool executor_can_advance(struct executor_context *run);
+// The run has failed: ends all that nobody waits for.
+void executor_abort(struct executor_context *run);
+// Is one with this state under way?
+bool executor_has_state(const struct executor_context *run, const void *state);
+// Is a schedule of this group?
+bool executor_has_group(const struct executor_context *run, const struct group *group);
+// The number of the oldest execution that is under way here, pairwise operations aside; 0: none is.
+uint64_t executor_oldest(const struct executor_context *run);
 // The global rank of this host that one of them waits for; -1: none does.
-int tasks_await(const struct executor_context *run);
+int executor_awaited(const struct executor_context *run);
+static inline bool executor_is_busy(const struct executor_context *run) { return run->executor.tasks.head; }
+void executor_fini(struct executor_context *run);
 
 #endif

@@ -6,7 +6,7 @@ enum { LOCAL_BYTES = 256 << 10 };       // that are worked on within the host be
 
 struct inter_host {
     struct plan plan;
-    struct running_schedule *running;   // NULL: none, or over
+    struct task *running;               // NULL: none, or over
 };
 
 static struct inter_host *inter_host_of(const struct two_level *l, size_t piece) { return &l->inter_hosts[piece % l->depth]; }
@@ -19,14 +19,14 @@ static void start_inter_host(struct executor_context *run, struct two_level *l)
     if (status || !plan->made)
         return;
     plan->operands.execution = l->task.execution;
-    schedule_start(run, plan->group, &plan->schedule, &plan->operands, NULL, NULL, &inter_host->running);
+    plan_start(run, plan, NULL, NULL, &inter_host->running);
 }
 
 // It is over, or the run has failed.
 static void end_inter_host(struct executor_context *run, struct inter_host *inter_host)
 {
     if (inter_host->running)
-        schedule_drop(run, inter_host->running);
+        task_drop(run, inter_host->running);
     inter_host->running = NULL;
     plan_fini(run, &inter_host->plan);
 }
@@ -35,8 +35,8 @@ static bool begins_next(const struct two_level *l) { return l->begun < l->count 
 
 static bool has_crossed(const struct two_level *l)
 {
-    const struct running_schedule *running = l->ended < l->begun ? inter_host_of(l, l->ended)->running : NULL;
-    return l->ended < l->begun && (!running || schedule_is_over(running));
+    const struct task *running = l->ended < l->begun ? inter_host_of(l, l->ended)->running : NULL;
+    return l->ended < l->begun && (!running || running->is_over);
 }
 
 // Pipelines of one lane follow each other: an earlier execution's come first. They take it in this order, since they are looked at
@@ -91,9 +91,9 @@ static void go_on(struct executor_context *run, struct two_level *l)
         end_piece(run, l);
 }
 
-static bool advance(struct executor_context *run, struct task *task)
+static bool advance_pieces(struct executor_context *run, struct two_level *l)
 {
-    struct two_level *l = (struct two_level *)task;
+    struct task *task = &l->task;
     const size_t step = l->nbytes < HOST_STAGING_BUFFER_BYTES ? l->nbytes : HOST_STAGING_BUFFER_BYTES;
     bool progress = false;
     task->awaited = -1;
@@ -118,6 +118,20 @@ static bool advance(struct executor_context *run, struct task *task)
     task->is_over = l->ended == l->count && !run->failure.status;
     if (task->is_over)
         leave_lane(l);
+    return progress;
+}
+
+// On the account of its execution.
+static bool advance(struct executor_context *run, struct task *task)
+{
+    struct two_level *l = (struct two_level *)task;
+    const struct wire wire_before = run->wire;
+    struct sent *sent_before = run->sent;
+    run->wire = l->wire;
+    run->sent = l->sent;
+    const bool progress = advance_pieces(run, l);
+    run->wire = wire_before;
+    run->sent = sent_before;
     return progress;
 }
 
@@ -154,7 +168,8 @@ void *two_level_create(struct executor_context *run, size_t size, const struct t
         return NULL;
     }
     *l = (struct two_level){
-        .task = {.advance = advance, .can_advance = can_advance, .destroy = destroy},
+        .task = {.execution = run->connections.started, .advance = advance, .can_advance = can_advance, .destroy = destroy},
+        .sent = run->sent, .wire = run->wire,
         .form = form, .local = local, .lane = 1 + (int)(run->connections.started % (HOST_LANES - 1)),
         .nbytes = nbytes, .count = count, .depth = depth, .inter_hosts = inter_hosts,
     };

@@ -33,6 +33,8 @@ struct two_level_form {
 // The first member of whoever has one.
 struct two_level {
     struct task task;
+    struct sent *sent;                  // of its execution
+    struct wire wire;                   // and what that was told of the line
     const struct two_level_form *form;
     struct group *local;
     int lane;                           // of the group's area

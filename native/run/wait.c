@@ -79,7 +79,7 @@ void run_look_at_schedules(struct executor_context *run)
     if (!executor_is_busy(run))
         run->executor.still = (struct stillness){0};
     else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still, timeout_ns(run)))
-        fail_still(run, tasks_await(run));
+        fail_still(run, executor_awaited(run));
 }
 
 bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *arg, int waiting_for)

@@ -42,13 +42,13 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
 
 void context_free(bhvd_context *ctx)
 {
+    executor_fini(&ctx->run);
     coordinator_fini(ctx);
     relay_fini(ctx);
     heartbeat_fini(ctx);
     pairwise_destroy(ctx->pairwise);
     response_cache_destroy(ctx->cache);
     process_set_table_fini(&ctx->sets);
-    executor_fini(&ctx->run);
     run_fini(&ctx->run);
     bytes_fini(&ctx->request_frame);
     timeline_close(&ctx->timeline);

@@ -136,13 +136,7 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
     plan = &started->plan;
     if (plan->operands.list)
         plan->operands.list = &plan->list;
-    if (plan->task) {
-        struct task *task = plan->task;
-        plan->task = NULL;
-        task_start(&ctx->run, task, end_started, started);
-        return true;
-    }
-    if (schedule_start(&ctx->run, plan->group, &plan->schedule, &plan->operands, end_started, started, NULL) == BHVD_OK)
+    if (plan_start(&ctx->run, plan, end_started, started, NULL) == BHVD_OK)
         return true;
     plan_fini(&ctx->run, plan);
     free(started);
