@@ -101,6 +101,12 @@ class Algorithm:
             self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
 
     @property
+    def repeatable(self) -> bool:
+        """Whether all that a step communicates ends before it changes weights: one that fails has changed nothing."""
+        hooks = ("before_step", "after_step")
+        return self.gradients_only and all(getattr(type(self), hook) is getattr(Algorithm, hook) for hook in hooks)
+
+    @property
     def runs_alone(self) -> bool:
         """Whether it changes the training of a single rank, too: it replaces the step, or has a momentum of its own."""
         return self.replaces_step

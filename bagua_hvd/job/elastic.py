@@ -102,16 +102,20 @@ class State(ABC):
         Raises:
             HostsUpdatedInterrupt: they did. HorovodInternalError: a rank was lost.
         """
+        # Only rank 0 is told by the driver; what others may have heard is dropped, so that all do the same.
+        update = self._bcast_object(self._news())
+        if update is not None:
+            raise HostsUpdatedInterrupt(update == HostUpdateResult.removed)
+
+    def _news(self) -> int | None:
+        """The updates of the hosts that this rank has heard of since the last call, as one; None: there were none."""
         update = None
         while self._host_messages:
             timestamp, result = self._host_messages.popleft()
             if timestamp > self._last_updated_timestamp:
                 self._last_updated_timestamp = timestamp
                 update = result | (update or HostUpdateResult.no_update)
-        # Only rank 0 is told by the driver; what others may have heard is dropped, so that all do the same.
-        update = self._bcast_object(update)
-        if update is not None:
-            raise HostsUpdatedInterrupt(update == HostUpdateResult.removed)
+        return update
 
     @abstractmethod
     def save(self) -> None:
@@ -127,6 +131,14 @@ class State(ABC):
 
     def reset(self) -> None:
         """Adapts the state to a new rank and size. For subclasses; here nothing."""
+        return
+
+    def _ended(self) -> None:
+        """Called when the training function has returned, before others can see that. For subclasses; here nothing.
+
+        Raises:
+            HorovodInternalError: a rank was lost, and the function must be called again.
+        """
         return
 
 
@@ -195,7 +207,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 if not skip_sync:
                     state.sync()
                     elastic_worker.synced()
-                return func(state, *args, **kwargs)
+                result = func(state, *args, **kwargs)
+                state._ended()
+                return result
             except HorovodInternalError as error:
                 elastic_worker.failed(error)
                 state.restore()

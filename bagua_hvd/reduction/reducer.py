@@ -105,6 +105,9 @@ class Reducer:
         following: numbers of the group's later optimizers whose windows end in the same backward pass and have as many
             passes. After the ranks have told each other their facts: on any rank.
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; of one count.
+        observer: None, or what hears of steps: step_begins() with the first gradient of a step, before any of it is
+            communicated; weights_change() after all of it is; step_ended() when the weights have been updated. What the
+            first two raise ends the step.
         synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
     """
 
@@ -114,6 +117,7 @@ class Reducer:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
+        self.observer: Any = None
         self.following: set[int] = set()
         self.touched_at = self.stepped_at = 0
         self._counts_since = None   # runtime.inits when there were these
@@ -205,6 +209,7 @@ class Reducer:
         self._begin_window()
 
     def _step_ends(self):
+        self._observed = False      # the observer has heard that it begins
         self._begun = False         # the algorithm has heard of the step
         self._prepared = False      # before_step has been done
         self.model.window = 0
@@ -252,6 +257,8 @@ class Reducer:
         Raises:
             AssertionError: it was ready in the last pass of this window already, and may be on its way.
         """
+        if not self._observed:
+            self._step_begins()
         window = self._window
         if window.ready[index]:
             sentence = TOO_MANY_PASSES if whole else GROWS
@@ -286,9 +293,16 @@ class Reducer:
         self._window.passes_left = max(0, self._window.passes_left - 1)
         return self._window.passes_left == 0
 
+    def _step_begins(self):
+        if self.observer is not None:
+            self.observer.step_begins()
+        self._observed = True
+
     @_counted
     def _begin(self):
         """Communication begins: that of a window, and of the step if it is its first."""
+        if not self._observed:      # this rank has no gradient
+            self._step_begins()
         if self.model.delay and self.model.not_made:         # it was skipped
             self._step_ends()
         if self.model.may_be_scaled:
@@ -579,6 +593,8 @@ class Reducer:
                 self.algorithm.before_step(self.model)
             if self.algorithm.shares_variance:
                 variance.share(self.model, self.algorithm.full_step(self.model))
+            if self.observer is not None:
+                self.observer.weights_change()
         except BaseException:
             self.reset()
             raise
@@ -617,6 +633,8 @@ class Reducer:
         self._counter.steps += 1
         self._exposed(started)
         self._resize()
+        if self.observer is not None:
+            self.observer.step_ended()
 
     def _resize(self):
         """Cuts the buckets to the size that the algorithm wants."""

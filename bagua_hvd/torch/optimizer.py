@@ -320,6 +320,12 @@ class _Distributed(Wrapped):
             kept = of_this_rank(args[0] if args else kwargs["state_dict"], self.process_set)
             self._take_up(kept, self.reducer.load_state_dict)
 
+    def forget_step(self):
+        """Forgets the step that has begun, and its gradients."""
+        self._protocol.forget()
+        self.reducer.reset()
+        super().zero_grad()
+
     def shared_state(self):
         """What adopt() takes: None where this rank reduces nothing."""
         return self.reducer and (self.process_set.process_set_id, self._named(self.reducer.shared_state_dict()))

@@ -1,6 +1,7 @@
 """The state of torch training: by state_dict() for objects that have one, pickle for the rest."""
 import copy
 import functools
+import warnings
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState
 from bagua_hvd.reduction.numbers import share_numbers
+from bagua_hvd.torch.elastic.every_step import EveryStep
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bagua_hvd.torch.load_balancing import LoadBalancingDistributedSampler
@@ -47,10 +49,6 @@ class StateHandler:
 class StateDictHandler(StateHandler):
     """For whatever has state_dict() and load_state_dict(): LR schedulers, a GradScaler, data loaders."""
 
-    def __init__(self, value: Any) -> None:
-        super().__init__(value)
-        self.save()
-
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
 
@@ -58,27 +56,33 @@ class StateDictHandler(StateHandler):
         # A copy: optimizers keep the tensors that they are given, and would change them.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
+    def forget(self) -> None:
+        """Drops what was saved."""
+        self._saved = None
+
     def sync(self) -> None:
-        state = broadcast_object(self.value.state_dict(), root_rank=0, name="elastic.state_dict")
-        if basics.rank() != 0:
-            self.value.load_state_dict(state)
+        self.receive(0)
         self.save()
+
+    def receive(self, root_rank: int) -> None:
+        """Gives the object the condition of that rank's. Collective."""
+        state = broadcast_object(self.value.state_dict(), root_rank, name="elastic.state_dict")
+        if basics.rank() != root_rank:
+            self.value.load_state_dict(state)
 
 
 class ModelStateHandler(StateDictHandler):
     """For torch.nn.Module."""
 
-    def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
+    def receive(self, root_rank: int) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank)
 
 
 class OptimizerStateHandler(StateDictHandler):
     """For torch.optim.Optimizer, distributed or not."""
 
-    def sync(self) -> None:
-        broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
+    def receive(self, root_rank: int) -> None:
+        broadcast_optimizer_state(self.value, root_rank)
 
 
 class SamplerStateHandler(StateDictHandler):
@@ -87,6 +91,8 @@ class SamplerStateHandler(StateDictHandler):
     def reset(self) -> None:
         self.value.reset()
 
+
+NEEDLESS = "TorchState(every_step=True) keeps every step, so commit() and save() have nothing to do: delete these calls"
 
 _handler_registry = [
     (torch.nn.Module, ModelStateHandler),
@@ -141,14 +147,18 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: may be None. kwargs: further attributes with their first values.
+        every_step: without commit(): after a loss training continues behind the last step that any rank has completed,
+            see torch/elastic/every_step.py. The attributes may change between optimizer.step() and the next collective.
     Raises:
         ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
     """
 
-    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+    def __init__(self, model: Any = None, optimizer: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
         self._names = frozenset(values)
         self._handlers: dict[str, Any] = {}
+        self._warned = False
+        self._every_step = EveryStep(self, self._handlers) if every_step else None
         super().__init__(
             # A name of its own, apart from what the script broadcasts.
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank,
@@ -170,36 +180,92 @@ class TorchState(ObjectState):
         if handler is None and handler_class is None:
             return
         if handler is not None and type(handler) is handler_class:
-            if handler.value is not value:
+            if self._every_step is not None:
+                handler.value = value
+            elif handler.value is not value:
                 basics.wait_for_gpus()
                 handler.set_value(value)
         elif handler_class is None:
             del self._handlers[name]
             self._saved_state[name] = value
         else:
-            self._handlers[name] = handler_class(value)
+            handler = self._handlers[name] = handler_class(value)
+            if self._every_step is None and isinstance(handler, StateDictHandler):
+                handler.save()
             self._saved_state.pop(name, None)
 
     def save(self) -> None:
         """As State.save. HorovodInternalError: results on a GPU are not good; what was saved before stays."""
+        if self._every_step is None:
+            self._save()
+        elif not self._warned:
+            self._warned = True
+            warnings.warn(NEEDLESS, stacklevel=3)
+
+    def _save(self):
         basics.wait_for_gpus()
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
+        if self._every_step is None:
+            self._restore()
+        else:
+            self._every_step.restore()
+
+    def _restore(self):
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
+        if self._every_step is not None:
+            self._every_step.sync()
+            return
         for handler in self._handlers.values():
             handler.sync()
-        share_numbers([optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None],
-                      self._bcast_object)
+        self._share_numbers(self._bcast_object)
         super().sync()
+
+    def _share_numbers(self, broadcast):
+        share_numbers([optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None],
+                      broadcast)
 
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
         super().reset()
+
+    def _ended(self):
+        if self._every_step is not None:
+            self._every_step.ended()
+
+    def _receive(self, root_rank, whole):
+        """Gives every rank that rank's values. whole: of models and optimizers, too, which else are equal already."""
+        for handler in self._handlers.values():
+            if whole or not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
+                handler.receive(root_rank)
+        broadcast = functools.partial(self._bcast_object, root_rank=root_rank)
+        self._share_numbers(broadcast)
+        super().save()
+        self._saved_state = broadcast(self._saved_state)
+        super().restore()
+
+    def _forget_saved(self):
+        for handler in self._handlers.values():
+            if hasattr(handler, "forget"):
+                handler.forget()
+
+    def _samplers(self):
+        return [handler for handler in self._handlers.values() if isinstance(handler, SamplerStateHandler)]
+
+    def _save_counters(self):
+        for handler in self._samplers():
+            handler.save()
+        super().save()
+
+    def _restore_counters(self):
+        for handler in self._samplers():
+            handler.restore()
+        super().restore()

@@ -1,0 +1,211 @@
+"""Elastic jobs with every_step=True whose workers are killed and joined at random, and one process that replays them.
+
+    python tests/support/chaos.py [--runs 20] [--seed 0]
+
+A job of four hosts that are names of this machine. Three times a worker is killed, at a random moment or within a
+backward pass, and a fresh host comes. The final weights must be those of one process that replays the workers' logs of
+who took part in which step. No step may be lost, and none repeated after a worker that goes on has completed it.
+
+Prints a line for each run, and how long it took from a death to the next completed step. Exits with 1 if anything is
+wrong.
+"""
+import argparse
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from elastic_job import ElasticJob
+from every_step_worker import COUNT, loss_of, make_model, make_optimizer
+from launcher import Launcher, wait_until
+
+WORKER = Path(__file__).with_name("every_step_worker.py")
+RANKS, KILLS = 4, 3
+TOLERANCE = 1e-7        # float64: additions in another order, 2,000 steps; a lost or repeated step is 1e-4
+
+
+def is_dead(pid):
+    """Whether the process has ended; its exit code may still be waiting for baguarun."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def read(folder):
+    """The events of all workers by pid, in the order of their beginnings."""
+    logs = [[json.loads(line) for line in file.read_text().splitlines()] for file in folder.glob("*.log")]
+    return {log[0]["pid"]: log for log in sorted((log for log in logs if log), key=lambda log: log[0]["at"])}
+
+
+def generations(logs):
+    """For each rendezvous the parts that its members took until the next one, by pid."""
+    found, begins = {}, {}
+    for pid, log in logs.items():
+        completed = None
+        for event in log:
+            if event["event"] == "enter":
+                begins.setdefault(event["scope"], event["at"])
+                part = found.setdefault(event["scope"], {})[pid] = {
+                    "rank": event["rank"], "size": event["size"], "step": event["step"], "completed": completed,
+                    "tries": {}, "done": []}
+                completed = event["step"]
+            elif event["event"] == "try":
+                part["tries"][event["step"]] = event["epoch"], event["indices"]
+            else:
+                part["done"].append(event["step"])
+                completed = event["step"] + 1
+    return [found[scope] for scope in sorted(found, key=begins.get)]
+
+
+def replay(model_name, logs):
+    """(weights, buffers by pid, number of recoveries in which some were ahead). AssertionError: see the module."""
+    torch.set_num_threads(1)        # several wait for each other, on a busy machine
+    model = make_model(model_name)
+    optimizer = make_optimizer(model)
+    buffers, uneven, step, seen = {}, 0, 0, {}
+    chain = generations(logs)
+    for place, parts in enumerate(chain):
+        members = sorted(parts, key=lambda pid: parts[pid]["rank"])
+        assert {part["step"] for part in parts.values()} == {step}, (step, parts)
+        completed = [parts[pid]["completed"] for pid in members]
+        known = [steps for steps in completed if steps is not None]
+        assert not known or max(known) == step, f"step {step} is lost or repeated: {completed}"
+        uneven += len(set(known)) > 1
+        if place == 0:
+            buffers = {pid: [each.clone() for each in model.buffers()] for pid in members}
+        elif len(set(completed)) > 1:       # all receive those of the first that is ahead
+            source = buffers[members[completed.index(step)]]
+            buffers = {pid: [each.clone() for each in source] for pid in members}
+        # What only workers did that were killed, and so nobody had in the end, is not done.
+        end = chain[place + 1][next(iter(chain[place + 1]))]["step"] if place + 1 < len(chain) else max(
+            max(part["done"], default=-1) for part in parts.values()) + 1
+        for current in range(step, end):
+            assert len(members) == parts[members[0]]["size"], "a member of a completed step left no log"
+            gradients = []
+            for pid in members:
+                epoch, indices = parts[pid]["tries"][current]
+                seen.setdefault(epoch, []).append(indices)
+                for buffer, own in zip(model.buffers(), buffers[pid], strict=True):
+                    buffer.copy_(own)
+                model.zero_grad()
+                loss_of(model, indices).backward()
+                gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+                buffers[pid] = [each.clone() for each in model.buffers()]
+            for parameter, of_ranks in zip(model.parameters(), zip(*gradients, strict=True), strict=True):
+                parameter.grad = sum(of_ranks) / len(members)
+            optimizer.step()
+        step = end
+    for epoch in sorted(seen)[:-1]:         # the last one may not be complete
+        indices = [index for share in seen[epoch] for index in share]
+        twice = len(indices) - COUNT
+        assert set(indices) == set(range(COUNT)) and twice < 2 * (RANKS + KILLS), (epoch, twice)
+    return dict(model.named_parameters()), buffers, uneven
+
+
+def entered(log):
+    """The last rendezvous of a worker."""
+    return next(event for event in reversed(log) if event["event"] == "enter")
+
+
+def has_recovered(folder, victim, others):
+    """Whether the victim is dead, and the others have entered a rendezvous since."""
+    logs = read(folder)
+    return is_dead(victim) and all(entered(logs[pid])["at"] > logs[victim][-1]["at"] for pid in others)
+
+
+def next_step(logs, victim):
+    """Seconds from the last that a worker wrote to the first step of others after the rendezvous that followed."""
+    scope, died = entered(logs[victim])["scope"], logs[victim][-1]["at"]
+    after = []
+    for pid, log in logs.items():
+        scopes = [event["scope"] for event in log if event["event"] == "enter"]
+        if pid != victim and scope in scopes[:-1]:
+            place = [event.get("scope") for event in log].index(scopes[scopes.index(scope) + 1])
+            after += [event["at"] for event in log[place:] if event["event"] == "done"][:1]
+    return min(after) - died
+
+
+def start(job, logs, model_name, fewest, most):
+    """Starts an ElasticJob of every_step_worker.py."""
+    job.start("--min-np", fewest, "--max-np", most, command=[WORKER, model_name],
+              env={"TEST_LOG": str(logs), "OMP_NUM_THREADS": "1", "BAGUA_DEFAULT_BUCKET_SIZE": "100000"})
+
+
+def check(job, logs, model_name):
+    """The logs of a job that has ended, and how many recoveries some were ahead in. AssertionError: see the module."""
+    found = read(logs)
+    weights, buffers, uneven = replay(model_name, found)
+    names = [name for name, _ in make_model(model_name).named_buffers()]
+    ended = {pid: torch.load(file) for pid in found if (file := logs / f"{pid}.pt").exists()}
+    assert ended, job.text
+    for pid, its in ended.items():
+        for name, expected in [*weights.items(), *zip(names, buffers[pid], strict=True)]:
+            torch.testing.assert_close(its[name], expected, rtol=TOLERANCE, atol=TOLERANCE)
+    return found, uneven
+
+
+def run(model_name, generator, folder):
+    """One job: (steps, recoveries in which some were ahead, seconds from each kill to the next completed step)."""
+    launcher = Launcher(Path(folder))
+    logs = Path(folder) / "logs"
+    logs.mkdir()
+    try:
+        hosts = {name: 1 for name in ("localhost", *(f"127.0.0.{2 + i}" for i in range(RANKS - 1)))}
+        job = ElasticJob(launcher, hosts)
+        start(job, logs, model_name, 1, RANKS)
+        job.wait_for("enter", RANKS, 240)
+        kills = []
+        for kill in range(KILLS):
+            time.sleep(generator.uniform(0.02, 0.6))
+            alive = sorted(read(logs).keys() - set(kills))
+            victim = generator.choice(alive)
+            os.kill(victim, generator.choice([signal.SIGKILL, signal.SIGUSR1]))
+            kills.append(victim)
+            wait_until(functools.partial(has_recovered, logs, victim, set(alive) - {victim}), 120)
+            if kill == 0:
+                job.set_hosts({**hosts, "127.0.0.20": 1})
+        wait_until(lambda: len(read(logs)) == RANKS + 1, 240)
+        time.sleep(generator.uniform(0, 0.5))
+        assert job.finish(120) == 0, job.text
+        found, uneven = check(job, logs, model_name)
+        steps = max(event["step"] for log in found.values() for event in log if event["event"] == "done") + 1
+        return steps, uneven, [next_step(found, victim) for victim in kills]
+    finally:
+        launcher.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    pauses, failed = [], 0
+    for number in range(options.runs):
+        generator = random.Random(options.seed + number)
+        model_name = ("mlp", "gru")[number % 2]
+        folder = tempfile.mkdtemp(prefix="chaos.")
+        try:
+            steps, uneven, found = run(model_name, generator, folder)
+            pauses += found
+            print(f"{options.seed + number} {model_name}: {steps} steps, some ahead in {uneven} recoveries, "
+                  f"next step after {', '.join(f'{pause:.2f}' for pause in found)} s", flush=True)
+            shutil.rmtree(folder)
+        except AssertionError as error:
+            failed += 1
+            print(f"{options.seed + number} {model_name}: {str(error)[-2000:]}\nlogs: {folder}", flush=True)
+    if pauses:
+        print(f"{options.runs} runs, {failed} wrong; seconds from a kill to the next step: median "
+              f"{statistics.median(pauses):.2f}, max {max(pauses):.2f}")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""TorchState(every_step=True) on three real ranks that lose each other at all points of a step, and what it refuses."""
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
+from bagua_hvd.torch.elastic import state as state_module
+
+RANKS, STEPS, BATCH = 3, 14, 2
+DATA = torch.randn(STEPS * RANKS * BATCH * 2, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+
+
+def make_plain(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(model, indices):
+    return (model(DATA[indices]) - 1).square().mean()
+
+
+def replayed(passes):
+    """Of each rank its model after all steps, made by one process in which no rank is lost."""
+    model = make_model()
+    models = [copy.deepcopy(model) for _ in range(RANKS)]
+    optimizers = [make_plain(each) for each in models]
+    states = [torch.Generator().manual_seed(100 + rank).get_state() for rank in range(RANKS)]
+    together = BATCH * RANKS
+    for step in range(STEPS):
+        for rank, each in enumerate(models):
+            optimizers[rank].zero_grad()
+            torch.set_rng_state(states[rank])
+            for begin in range(step * passes * together, (step + 1) * passes * together, together):
+                loss_of(each, list(range(begin + rank, begin + together, RANKS))).backward()
+            states[rank] = torch.get_rng_state()
+        for parameters in zip(*(each.parameters() for each in models), strict=True):
+            mean = sum(parameter.grad for parameter in parameters) / RANKS
+            for parameter in parameters:
+                parameter.grad = mean.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    return models
+
+
+def training(passes, behind):
+    """behind: a rank that loses the others when they have the whole average of a step, and it has not."""
+    hvd.init()
+    rank = hvd.rank()
+    model = make_model()
+    if rank:
+        with torch.no_grad():
+            model[0].weight.zero_()     # rank 0's state is the job's
+    optimizer = hvd.DistributedOptimizer(make_plain(model), model.named_parameters(), backward_passes_per_step=passes)
+    sampler = hvd.elastic.ElasticSampler(range(len(DATA)), shuffle=False)
+    state = hvd.elastic.TorchState(model, optimizer, every_step=True, sampler=sampler, step=0, micro=0, log=())
+    torch.manual_seed(100 + rank)
+    entered, happened, made, wait = [], set(), [], optimizer.reducer._wait
+
+    def once(event, step):
+        return state.step == step and event not in happened and not happened.add(event)
+
+    def fails_after_wait(window):
+        failure = wait(window)
+        return HorovodInternalError("simulated") if once("behind", 3) and rank == behind else failure
+
+    optimizer.reducer._wait = fails_after_wait
+
+    @hvd.elastic.run
+    def train(state):
+        entered.append((state.step, state.micro, sampler.processed_num))
+        indices = list(sampler)
+        while state.step < STEPS:
+            for p in range(passes):
+                share, indices = indices[:BATCH], indices[BATCH:]
+                loss = loss_of(model, share)
+                if once(f"before {p}", 5) and rank == 2:
+                    raise HorovodInternalError("simulated")
+                if p == 0 and rank == 0 and once("hosts", 9):
+                    notification_manager.handle_hosts_updated(1, HostUpdateResult.added)
+                loss.backward()
+                if p < passes - 1:
+                    count(state)
+            optimizer.step()
+            count(state)
+            made.append(state.step)
+            state.step += 1
+            state.log = (*state.log, state.step)
+            optimizer.zero_grad()
+            if once("after", 8) and rank == 1:
+                raise HorovodInternalError("simulated")
+
+    def count(state):
+        state.micro += 1
+        sampler.record_batch(state.micro, BATCH)
+
+    train(state)
+    per_step = RANKS * BATCH * passes
+    # Of a step that rank `behind` did not finish the others have, so it goes on with the next one.
+    assert entered == [(step, step * passes, step * per_step) for step in (0, 4, *[5] * passes, 8, 9)], entered
+    assert made == [step for step in range(STEPS) if (rank, step) != (behind, 3)], made
+    assert state.log == tuple(range(1, STEPS + 1))
+    models = replayed(passes)
+    for parameter, expected in zip(model.parameters(), models[rank].parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-10)
+    # Running statistics are of each rank, until all receive those of the first rank that is ahead.
+    statistics = hvd.allgather_object([model[1].running_mean, model[1].num_batches_tracked])
+    assert {int(number) for _, number in statistics} == {STEPS * passes}
+    first = 1 if behind == 0 else 0
+    torch.testing.assert_close(statistics[first][0], models[first][1].running_mean, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("passes, behind", [(1, 1), (1, 0), (2, 2)])
+def test_three_ranks(run_ranks, passes, behind):
+    run_ranks(RANKS, training, arguments={"passes": passes, "behind": behind})
+
+
+# ------------------------------------------------------------------------------------------------- what it refuses ----
+
+
+@pytest.fixture
+def elastic(monkeypatch):
+    """A job of one rank that may grow."""
+    hvd.shutdown()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def make_distributed(model=None, plain=make_plain, **arguments):
+    model = model or make_model()
+    return hvd.DistributedOptimizer(plain(model), model.named_parameters(), **arguments)
+
+
+def make_lbfgs(model):
+    return torch.optim.LBFGS(model.parameters())
+
+
+@pytest.mark.parametrize("why, arguments", [
+    ("with LocalSGD ranks have different models", {"algorithm": "local_sgd"}),
+    ("with Async ranks have different models", {"algorithm": "async"}),
+    ("with Auto a rank may be lost while weights change", {"algorithm": "auto"}),
+    ("with op=Adasum a rank may be lost while weights change", {"op": hvd.Adasum}),
+    ("with delay=1 gradients of the step before are lost", {"delay": 1}),
+    ("LBFGS changes weights between", {"plain": make_lbfgs}),
+])
+def test_one_sentence_names_what_cannot_keep_every_step(elastic, why, arguments):
+    state = hvd.elastic.TorchState(make_model(), make_distributed(**arguments), every_step=True)
+    with pytest.raises(ValueError, match=f"cannot keep every step: {why}.*leave out every_step and call commit"):
+        hvd.elastic.run(lambda state: None)(state)
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "rotated", "topk", "powersgd"])
+def test_algorithms_that_average_gradients_keep_it(elastic, algorithm):
+    model = make_model()
+    state = hvd.elastic.TorchState(model, make_distributed(model, algorithm=algorithm), every_step=True)
+    assert hvd.elastic.run(lambda state: 7)(state) == 7
+
+
+def test_one_optimizer_and_handlers_that_receive(elastic, monkeypatch):
+    def refusal(**values):
+        with pytest.raises(ValueError) as raised:
+            hvd.elastic.TorchState(every_step=True, **values).sync()
+        return str(raised.value)
+
+    assert "the state holds no DistributedOptimizer" in refusal(optimizer=make_plain(make_model()))
+    assert "between the steps of 2 optimizers" in refusal(optimizer=make_distributed(), other=make_distributed())
+
+    class Counter:
+        pass
+
+    monkeypatch.setattr(state_module, "_handler_registry", [
+        (Counter, state_module.StateHandler), *state_module.get_handler_registry()])
+    assert "StateHandler has no receive(root_rank)" in refusal(optimizer=make_distributed(), counter=Counter())
+
+
+def test_nothing_is_copied_and_commit_says_so_once(elastic):
+    model = make_model()
+    optimizer = make_distributed(model)
+    state = hvd.elastic.TorchState(model, optimizer, every_step=True, step=0)
+
+    def step():
+        loss_of(model, [0, 1, 2]).backward()
+        optimizer.step()
+
+    state.sync()
+    step()
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="have nothing to do: delete these calls"):
+        state.commit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state.commit()
+        state.save()
+    assert not any(vars(handler).get("_saved") for handler in state._handlers.values())
+    loss_of(model, [3, 4]).backward()
+    state.restore()
+    torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
