@@ -1,6 +1,18 @@
-// The interactive figure of choose.md: milliseconds of a step by algorithm and network. The numbers come from the page's
-// records; the arithmetic is that of bagua_hvd/bench/predict.py. Nothing is fetched.
+// The interactive figure of choose.md: milliseconds of a step by algorithm and network. The arithmetic is that of
+// bagua_hvd/bench/predict.py. Nothing is fetched.
 "use strict";
+
+// <!-- from tradeoff.figure -->
+const TRADEOFF = {constants: {"framing": 1.0455801104972375, "bucket": 10485760, "layers": 50}, algorithms: {
+    gradient_allreduce: {"elements": 1.0, "thin": 0.0, "rounds": 2, "grows": true, "when": "while gradients come", "period": 1, "loss": "the reference"},
+    bytegrad: {"elements": 0.25, "thin": 0.0, "rounds": 2, "grows": false, "when": "while gradients come", "period": 1, "loss": "-5 to +1 %"},
+    rotated: {"elements": 0.064453125, "thin": 0.0, "rounds": 2, "grows": false, "when": "while gradients come", "period": 1, "loss": "-1 to +5 %"},
+    powersgd: {"elements": 0.0, "thin": 4.0, "rounds": 4, "grows": true, "when": "while gradients come", "period": 1, "loss": "-1 to +4 %"},
+    onebit_adam: {"elements": 0.03125, "thin": 0.0, "rounds": 2, "grows": false, "when": "while gradients come", "period": 1, "loss": "-3 to +1 %"},
+    diloco: {"elements": 1.0, "thin": 0.0, "rounds": 2, "grows": true, "when": "after the backward pass", "period": 8, "loss": "-5 to +14 %; not equivalent: images, sgd"},
+    async: {"elements": 0.0, "thin": 0.0, "rounds": 0, "grows": false, "when": "beside the training", "period": 1, "loss": "-3 to +13 %; not equivalent: images, sgd"},
+}};
+// <!-- end -->
 
 function tradeoffStep(algorithm, constants, network) {
     const {hosts, bytesPerS, latencyS, parameters, computingS} = network;
@@ -33,7 +45,7 @@ function tradeoffStep(algorithm, constants, network) {
     return forward + done + step;
 }
 
-function tradeoffFigure(place, records) {
+function tradeoffFigure(place) {
     const sliders = [       // name, label, least, most, first, shown; all logarithmic
         ["rate", "Bandwidth", 1e7, 1e11, 1e9, value => value >= 1e9 ? `${+(value / 1e9).toPrecision(2)} Gbit/s` : `${+(value / 1e6).toPrecision(2)} Mbit/s`],
         ["delay", "Latency, one way", 0.01, 100, 0.1, value => `${+value.toPrecision(2)} ms`],
@@ -61,7 +73,7 @@ function tradeoffFigure(place, records) {
     draws.push(() => {
         const network = {hosts: Math.round(values.hosts), bytesPerS: values.rate / 8, latencyS: values.delay / 1e3,
                          parameters: values.parameters, computingS: values.computing / 1e3};
-        const rows = Object.entries(records.algorithms).map(([name, said]) => ({name, loss: said.loss, ms: 1e3 * tradeoffStep(said, records.constants, network)}));
+        const rows = Object.entries(TRADEOFF.algorithms).map(([name, said]) => ({name, loss: said.loss, ms: 1e3 * tradeoffStep(said, TRADEOFF.constants, network)}));
         const longest = Math.max(...rows.map(row => row.ms)), exact = rows[0].ms;
         table.replaceChildren(...rows.map(row => {
             const line = document.createElement("div"), bar = document.createElement("i");
@@ -79,9 +91,9 @@ function tradeoffFigure(place, records) {
 }
 
 if (typeof document !== "undefined") {
-    const place = document.querySelector("[data-figure=tradeoff]"), records = document.getElementById("tradeoff-records");
-    if (place && records)
-        tradeoffFigure(place, JSON.parse(records.textContent));
+    const place = document.querySelector("[data-figure=tradeoff]");
+    if (place)
+        tradeoffFigure(place);
 } else {
-    module.exports = {tradeoffStep};
+    module.exports = {tradeoffStep, TRADEOFF};
 }

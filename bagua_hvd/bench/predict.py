@@ -23,10 +23,14 @@ GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "be
 LATE = "until the next step's end"
 EXACT, LAYERS = "gradient_allreduce", 50
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-# Those of the first page, with their defaults.
-WAYS = (
-    "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco, 16", "streaming_diloco", "async")
-COLUMNS = ("algorithm", "ms per step", "speed", "MB sent per step and rank")
+# Of the menu: by name, the way with its defaults, and for Adam with gradients_untouched=True.
+WAYS = {**{name: name for name in ("gradient_allreduce", "bytegrad", "rotated", "powersgd")},
+        "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco, 8", "async": "async, at once"}
+# How far their test losses were from that of full gradients, after as many steps: docs/results/quality.md, 4 ranks.
+LOSSES = {"gradient_allreduce": "the reference", "bytegrad": "-5 to +1 %", "rotated": "-1 to +5 %",
+          "powersgd": "-1 to +4 %", "onebit_adam": "-3 to +1 %", "diloco": "-5 to +14 %; not equivalent: images, sgd",
+          "async": "-3 to +13 %; not equivalent: images, sgd"}
+COLUMNS = ("algorithm", "ms per step", "speed", "MB sent per step and rank", "test loss on small tasks")
 
 
 def bytes_per_s(rate: str) -> float:
@@ -155,10 +159,11 @@ def even_profile(parameters: float, computing_s: float, layers: int = LAYERS) ->
 
 def _lines(profile: Profile, network: Network):
     exact = step_s(EXACT, profile, network)
-    for way in WAYS:
+    for name, way in WAYS.items():
         seconds = step_s(way, profile, network)
         said = sends(way, network.hosts, profile.parameters, thin(profile))
-        yield way, f"{1e3 * seconds:.1f}", f"{exact / seconds:.2f}x", f"{said.nbytes / said.period / 1e6:.2f}"
+        mb = f"{said.nbytes / said.period / 1e6:.2f}" if said.nbytes else "by the clock"
+        yield name, f"{1e3 * seconds:.1f}", f"{exact / seconds:.2f}x", mb, LOSSES[name]
 
 
 def main(arguments: list[str] | None = None) -> int:

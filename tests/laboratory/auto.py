@@ -84,21 +84,17 @@ def _label(way):
     return way.replace("+", ", ").replace("_", " ")
 
 
-def table(way, per_host="1"):
-    """What auto needed, to the best plan that it may choose; and what it had chosen where it lost."""
+def exceptions(way, per_host="1"):
+    """Where auto was not within its limit of the best plan that it may choose, or nothing could be measured."""
     way = _label(way)
-    rows: dict[tuple, dict[float, str]] = {}
-    delays = sorted({setting[3] for setting, *_ in _compared(int(per_host))})
+    lines = []
     for (model, hosts, rate, delay), label, mine, best, to_best, _ in _compared(int(per_host)):
-        if label == way:
-            cell = f"not measurable ({step_times.why_not(mine) or EXACT})" if best is None else f"{to_best:.2f}" + (
-                f", {chosen(mine)}; {best}" if to_best > ALLOWED else "")
-            rows.setdefault((model, hosts, rate), {})[delay] = cell
-    if not rows:
-        return "Nothing measured yet."
-    return report.table(("model", "hosts", "rate", *(f"{delay:g} ms" for delay in delays)), [
-        (f"`{model}`", str(hosts), rate, *(cells.get(delay, "") for delay in delays))
-        for (model, hosts, rate), cells in rows.items()], left=1)
+        if label == way and (best is None or to_best > ALLOWED):
+            found = [f"not measurable ({step_times.why_not(mine) or EXACT})", "", ""] if best is None else [
+                f"{to_best:.2f}", chosen(mine), best]
+            lines.append((f"`{model}`", str(hosts), rate, f"{delay:g} ms", *found))
+    head = "model", "hosts", "rate", "delay", "to the best", "auto used", "the best"
+    return report.table(head, lines, left=1) if lines else "None."
 
 
 def counted(way, against="best", per_host="1"):

@@ -7,6 +7,7 @@ A speed is bytes read plus bytes written by the CPU time of the thread, so that 
 rounds the shortest time counts, for the copy too. Encoded is, as by the primitives, a segment after the other.
 """
 import argparse
+import statistics
 from time import thread_time
 
 import numpy as np
@@ -69,7 +70,7 @@ def _speeds(nbytes, times):
 
 
 def speeds():
-    """Of the runs of the newest code: speeds, and shares of the copy's. Records "codecs"."""
+    """Of the runs of the newest code: medians of the speeds, and of their shares of the copy's. Records "codecs"."""
     runs = records.read("codecs")
     runs = [run for run in runs if run.revision == runs[-1].revision]
     if not runs:
@@ -80,10 +81,10 @@ def speeds():
             continue
         found = [_speeds(run.samples[f"{name}: bytes"].values[0],
                          [run.samples[f"{name}: {what}"].values for what in TIMED]) for run in runs]
-        lines.append((f"`{name}`", *(", ".join(cells) for cells in zip(*(
-            (f"{encode:.1f}", f"{encode / copy:.0%}", f"{decode:.1f}", f"{decode / copy:.0%}", f"{copy:.1f}")
-            for encode, decode, copy in found), strict=True))))
-    head = "GB/s", "encode", "of memcpy", "decode", "of memcpy", "memcpy"
+        encode, encode_share, decode, decode_share = (statistics.median(each) for each in zip(*(
+            (encode, encode / copy, decode, decode / copy) for encode, decode, copy in found), strict=True))
+        lines.append((f"`{name}`", f"{encode:.1f}", f"{encode_share:.0%}", f"{decode:.1f}", f"{decode_share:.0%}"))
+    head = "GB/s", "encode", "of memcpy", "decode", "of memcpy"
     return report.table(head, lines, left=1)
 
 

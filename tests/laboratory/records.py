@@ -5,7 +5,8 @@
     python -m tests.laboratory.records           writes every generated part of the documentation anew
     python -m tests.laboratory.records --check   exit code 1, and their names, where it would differ
 
-A page says what a part is made by: `<!-- from MODULE.FUNCTION KEY=VALUE ... -->` before it, `<!-- end -->` after it.
+A page, or a script of the site, says what a part is made by: `<!-- from MODULE.FUNCTION KEY=VALUE ... -->` before it,
+`<!-- end -->` after it.
 tests.laboratory.MODULE has the function. It takes these texts as keyword arguments and returns the part: a table, a
 sentence, or a figure within one. It reads records and nothing else.
 """
@@ -27,7 +28,7 @@ from bagua_hvd.bench import report
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results" / "records"
-_PART = re.compile(r"(<!-- from (\w+)\.(\w+)((?: [\w-]+=\S+)*) -->)(.*?)(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- from (\w+)\.(\w+)((?: [\w-]+=\S+)*) -->)(.*?)((?:// )?<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,9 @@ def _made(match):
 
 
 def pages(folder: str | os.PathLike = ROOT) -> dict[Path, tuple[str, str]]:
-    """The pages with generated parts: (what stands there, what the records give)."""
+    """The pages and scripts with generated parts: (what stands there, what the records give)."""
     found = {}
-    for path in sorted([*Path(folder).glob("*.md"), *Path(folder, "docs").rglob("*.md")]):
+    for path in sorted([*Path(folder).glob("*.md"), *Path(folder, "docs").rglob("*.md"), *Path(folder, "docs").glob("*.js")]):
         old = path.read_text()
         if _PART.search(old):
             found[path] = old, _PART.sub(_made, old)

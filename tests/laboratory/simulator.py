@@ -70,21 +70,21 @@ def _newest():
     return found
 
 
-def beside():
+def beside(hosts="8"):
     """A table: measured / simulated milliseconds of the newest records, a line a network, a column a size."""
-    newest = _newest()
+    newest = {key: record for key, record in _newest().items() if record.setting["hosts"] == int(hosts)}
     sizes = sorted({record.setting["nbytes"] for record in newest.values()})
     lines: dict[tuple, dict] = {}
     for record in newest.values():
         setting = record.setting
-        network = setting["hosts"], bytes_per_s(setting["rate"]) * 8e-6, setting["delay_ms"]
+        network = bytes_per_s(setting["rate"]) * 8e-6, setting["delay_ms"]
         mark = {True: "", False: " *", None: " -"}[is_near(record)]
         share = record.samples["processor"].values[0]
         lines.setdefault(network, {})[setting["nbytes"]] = \
             f"{_middle(record, 'measured') * 1e3:.1f} / {_middle(record, 'simulated') * 1e3:.1f}{mark} ({share:.0%})"
-    rows = [(f"{hosts}", f"{rate:g}", f"{delay:g}", *(cells.get(nbytes, "") for nbytes in sizes))
-            for (hosts, rate, delay), cells in sorted(lines.items())]
-    return report.table(("hosts", "Mbit/s", "one way, ms", *map(human_nbytes, sizes)), rows, left=0)
+    rows = [(f"{rate:g}", f"{delay:g}", *(cells.get(nbytes, "") for nbytes in sizes))
+            for (rate, delay), cells in sorted(lines.items())]
+    return report.table(("Mbit/s", "one way, ms", *map(human_nbytes, sizes)), rows, left=0)
 
 
 def counted():

@@ -104,20 +104,24 @@ def test_the_page_recommends_nothing_that_is_outside(monkeypatch):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node")
 def test_the_figure_in_the_browser_predicts_as_python_does():
-    data = json.loads(page.figure().partition(">")[2].rpartition("</script>")[0])
     places = [(hosts, rate, latency, parameters, computing) for hosts in (2, 4, 64) for rate in (1e7, 1e9, 1e11)
               for latency in (0, 1e-3, 0.05) for parameters in (1e6, 25e6, 1e9) for computing in (0.01, 0.2)]
     script = f"""
-        const {{tradeoffStep}} = require({json.dumps(str(records.ROOT / "docs" / "tradeoff.js"))});
-        const data = {json.dumps(data)};
+        const {{tradeoffStep, TRADEOFF: data}} = require({json.dumps(str(records.ROOT / "docs" / "tradeoff.js"))});
         console.log(JSON.stringify({json.dumps(places)}.map(([hosts, rate, latencyS, parameters, computingS]) =>
             Object.values(data.algorithms).map(algorithm => tradeoffStep(algorithm, data.constants,
                 {{hosts, bytesPerS: rate / 8, latencyS, parameters, computingS}})))));"""
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60, check=True)
     for (hosts, rate, latency, parameters, computing), row in zip(places, json.loads(done.stdout), strict=True):
         profile, network = predict.even_profile(parameters, computing), Network(hosts, rate / 8, latency)
-        expected = [predict.step_s(way, profile, network) for way in page.FIGURE.values()]
+        expected = [predict.step_s(way, profile, network) for way in predict.WAYS.values()]
         assert row == pytest.approx(expected, rel=1e-9)
+
+
+def test_predictions_name_the_losses_of_the_records():
+    quality = importlib.import_module("tests.laboratory.quality.page")
+    measured = {name: quality.spread(name) for name in predict.WAYS if name != predict.EXACT}
+    assert predict.LOSSES == {predict.EXACT: "the reference", **measured}
 
 
 def test_every_way_is_predicted():

@@ -14,15 +14,20 @@ def _newest(folder):
 
 
 def table(folder=records.FOLDER):
-    """What was installed, how many tests passed, failed and were skipped, and of which revision and day that is."""
-    lines = []
+    """How many tests passed, failed and were skipped, and when the last of them ran; a row for versions that agree."""
+    rows: dict[tuple, list[tuple[str, str]]] = {}
     for record in _newest(folder):
         said = record.setting
-        frameworks = [f"{shown} {said[name]}" for name, shown in (
+        (name, version), *others = [(shown, said[key]) for key, shown in (
             ("torch", "PyTorch"), ("tensorflow_cpu", "TensorFlow"), ("keras", "Keras"),
-            ("keras_nightly", "Keras")) if name in said and not (name == "keras" and "keras_nightly" in said)]
-        counts = (f"{record.samples[name].values[0]:.0f}" for name in ("passed", "failed", "skipped"))
-        lines.append((said["python"], ", ".join(frameworks), said["tests"], *counts, record.revision or "?",
-                      record.date.split()[0]))
-    return report.table(("Python", "with", "tests", "passed", "failed", "skipped", "revision", "on"), lines,
-                        left=3) if lines else "Nothing run yet."
+            ("keras_nightly", "Keras")) if key in said and not (key == "keras" and "keras_nightly" in said)]
+        counts = [f"{record.samples[name].values[0]:.0f}" for name in ("passed", "failed", "skipped")]
+        rows.setdefault((said["python"], name, *others, said["tests"], *counts), []).append(
+            (version, record.date.split()[0]))
+    lines = []
+    for (python, name, *others, tests, passed, failed, skipped), runs in rows.items():
+        versions = f"{name} {', '.join(version for version, _ in runs)}"
+        lines.append((python, "; ".join([versions, *map(" ".join, others)]), tests, passed, failed, skipped,
+                      max(date for _, date in runs)))
+    head = "Python", "with", "tests", "passed", "failed", "skipped", "until"
+    return report.table(head, lines, left=3) if lines else "Nothing run yet."

@@ -72,7 +72,8 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
         return "No trainings yet."
     lines = []
     for row in grid.rows():
-        if not any((row, key) in judged for key in keys):
+        shown = [judged[row, key] for key in keys if (row, key) in judged]
+        if all(verdict.change == 0 for verdict in shown):       # computes what the reference computes, or was not run
             continue
         ratios = [ratio for key in keys for ratio in
                   _ratios(found.get((row, key), {}), found.get((grid.REFERENCE, key), {}), "bytes_per_step")]
@@ -96,28 +97,6 @@ def optimizers(ranks: str = "4", split: str = "iid") -> str:
         lines += [[f"`{row}`, to {optimizer.title()}", *(_said(judged.get((row, (task, optimizer)))) for task in tasks)]
                   for row in others if any((row, (task, optimizer)) in judged for task in tasks)]
     return _table(["%", *tasks], lines)
-
-
-def seeds(task: str, ranks: str = "4", split: str = "iid") -> str:
-    """Of one task, percent by which each seed's test loss is above gradient_allreduce's, and accuracy, and bytes."""
-    found = _results(int(ranks), split)
-    keys = [key for key in _keys(None) if key[0] == task and (grid.REFERENCE, key) in found]
-    lines = []
-    for row in grid.rows():
-        for key in keys:
-            mine, exact = found.get((row, key), {}), found[grid.REFERENCE, key]
-            common = sorted(mine.keys() & exact.keys())
-            if row == grid.REFERENCE or not common:
-                continue
-            above = [100 * (ratio - 1) for ratio in _ratios(mine, exact, "test_loss")]
-            points = [100 * (_value(mine[seed], "test_accuracy") - _value(exact[seed], "test_accuracy"))
-                      for seed in common]
-            lines.append([f"`{row}`", ", ".join(f"{each:+.1f}" for each in above),
-                          ", ".join(f"{each:+.1f}" for each in points),
-                          f"{statistics.median(_ratios(mine, exact, 'bytes_per_step')):.2f}"])
-    if not lines:
-        return "No trainings yet."
-    return _table([f"{task}, seeds in turn", "loss, %", "accuracy, points", "bytes"], lines)
 
 
 def own(task: str, ranks: str = "4", split: str = "iid") -> str:

@@ -14,9 +14,6 @@ from tests.laboratory import profiles, records, step_times
 from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 
 LATE = "gradient_allreduce, delay"
-# Of the interactive figure: a name without arguments, and its way.
-FIGURE = {**{name: name for name in ("gradient_allreduce", "bytegrad", "rotated", "powersgd")},
-          "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco, 8", "async": "async, at once"}
 # Of docs/choose.md: network, name, our way, where speed() finds it, and with which optimizers; None: with all.
 CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
     ("one host, or 10 Gbit/s and more", "gradient_allreduce", "gradient_allreduce", {}, None),
@@ -39,14 +36,14 @@ def _cell(record, base):
     return f"{step_times.ms(record):.0f}" + (f" ({faster:.1f}x)" if faster else "")
 
 
-def _table(columns, first="ms per step"):
-    """columns: {heading: {way: record}}. None where nothing was measured."""
-    ways = [way for way in step_times.WAYS if any(way in found for found in columns.values())]
+def _table(columns, least=1):
+    """columns: {heading: {way: record}}. Rows: the ways that at least so many columns have."""
+    ways = [way for way in step_times.WAYS if sum(way in found for found in columns.values()) >= least]
     if not ways:
         return "Nothing measured yet."
     lines = [(f"`{way}`", *(_cell(found.get(way), found.get("gradient_allreduce")) for found in columns.values()))
              for way in ways]
-    return report.table((first, *columns), lines, left=1)
+    return report.table(("ms per step", *columns), lines, left=1)
 
 
 def throughput(rate, model="resnet18"):
@@ -59,13 +56,14 @@ def latency(hosts="4", rate="1gbit", model="resnet18"):
     """ms per step over the delay."""
     return _table({f"{delay:g} ms": step_times.newest(
         rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={})
-        for delay in (0.0, 5.0, 20.0)})
+        for delay in (0.0, 5.0, 20.0)}, least=2)
 
 
 def straggler(hosts="4", rate="1gbit", model="resnet18"):
     """ms per step where the last rank computes longer."""
     return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
-        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)})
+        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)},
+                  least=2)
 
 
 def pace(rate="1gbit", pace="10", model="resnet18"):
@@ -189,14 +187,14 @@ def figure() -> str:
     """What docs/tradeoff.js computes with: of each name what it sends, by bench.predict, and what its loss was."""
     quality = importlib.import_module("tests.laboratory.quality.page")
     found: dict[str, dict[str, Any]] = {}
-    for name, way in FIGURE.items():
+    for name, way in predict.WAYS.items():
         few, many = (predict.sends(way, n, 1) for n in (2, 16))
         losses = "the reference" if name == predict.EXACT else quality.spread(name)
         found[name] = {"elements": few.nbytes / 4, "thin": predict.sends(way, 2, 0, 1).nbytes / 4, "rounds": few.rounds,
                        "grows": many.rounds > few.rounds, "when": few.when, "period": few.period, "loss": losses}
     constants = {"framing": predict.FRAMING, "bucket": predict.BUCKET_NBYTES, "layers": predict.LAYERS}
-    return ('<script type="application/json" id="tradeoff-records">\n'
-            + json.dumps({"constants": constants, "algorithms": found}, indent=1) + "\n</script>")
+    lines = [f"    {name}: {json.dumps(said)}," for name, said in found.items()]
+    return "\n".join([f"const TRADEOFF = {{constants: {json.dumps(constants)}, algorithms: {{", *lines, "}};"])
 
 
 def summary():
