@@ -1,5 +1,6 @@
 """The site is built as by `make docs`: links, anchors, and the pages whose commands it runs, for a minute."""
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,3 +26,6 @@ def test_the_site(tmp_path):
     home = (tmp_path / "index.html").read_text()
     assert "<svg" in home and "rank 0 of 2: loss" in home, "a picture, and what the script printed"
     assert "tradeoff.js" in (tmp_path / "choose.html").read_text()
+    assert (tmp_path / "search" / "search_index.js").exists() and "iframe-worker.js" in home, "search without a server"
+    fetched = re.findall(r'(?:<script|<link rel="stylesheet"|<img)[^>]+(?:src|href)="(https?://[^"]+)', home)
+    assert not fetched, "nothing is fetched from elsewhere"
