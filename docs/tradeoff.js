@@ -82,7 +82,7 @@ function tradeoffFigure(place) {
             const barCell = cell("bar", "");
             barCell.append(bar);
             line.append(cell("name", row.name), barCell, cell("ms", `${row.ms < 10 ? row.ms.toFixed(1) : Math.round(row.ms).toLocaleString("en")} ms`),
-                        cell("speed", `${(exact / row.ms).toFixed(1)}x`), cell("loss", `loss ${row.loss}`));
+                        cell("speed", `${(exact / row.ms).toFixed(1)}x`), cell("loss", `loss: ${row.loss}`));
             return line;
         }));
     });
