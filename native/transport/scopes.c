@@ -93,7 +93,7 @@ static bhvd_status scope_missing_ranks(const struct scope *scope, uint32_t limit
             length += (size_t)snprintf(names + length, sizeof names - length, "%s%u", named++ ? ", " : "", i);
     if (missing > named)
         snprintf(names + length, sizeof names - length, " and %u more", missing - named);
-    return error_set(error, BHVD_ERR_TIMEOUT, "rank%s %s of %u did not arrive within %s (scope %s)",
+    return error_set(error, BHVD_ERR_TIMEOUT, "rank%s %s of %u did not arrive within %s (HOROVOD_START_TIMEOUT; scope %s)",
                      missing == 1 ? "" : "s", names, scope->size, rendezvous_duration(limit_ms).text, scope->name);
 }
 

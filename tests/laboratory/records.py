@@ -145,7 +145,8 @@ def _made(match):
 def pages(folder: str | os.PathLike = ROOT) -> dict[Path, tuple[str, str]]:
     """The pages and scripts with generated parts: (what stands there, what the records give)."""
     found = {}
-    for path in sorted([*Path(folder).glob("*.md"), *Path(folder, "docs").rglob("*.md"), *Path(folder, "docs").glob("*.js")]):
+    docs = Path(folder, "docs")
+    for path in sorted([*Path(folder).glob("*.md"), *docs.rglob("*.md"), *docs.glob("*.js")]):
         old = path.read_text()
         if _PART.search(old):
             found[path] = old, _PART.sub(_made, old)

@@ -222,13 +222,13 @@ TEST(missing_ranks_are_named)
     ranks_join(ranks, 2);
     for (int i = 0; i < 2; i++) {
         CHECK_STATUS(ranks[i].status, BHVD_ERR_TIMEOUT);
-        CHECK_STR_EQ(ranks[i].error.message, "ranks 2, 3 of 4 did not arrive within 2.5 s (scope init.0)");
+        CHECK_STR_EQ(ranks[i].error.message, "ranks 2, 3 of 4 did not arrive within 2.5 s (HOROVOD_START_TIMEOUT; scope init.0)");
     }
 
     struct rank one = rank_of(server, "init.1", 0, 2);
     one.timeout_ms = 1000;
     run_rank(&one);
-    CHECK_STR_EQ(one.error.message, "rank 1 of 2 did not arrive within 1 s (scope init.1)");
+    CHECK_STR_EQ(one.error.message, "rank 1 of 2 did not arrive within 1 s (HOROVOD_START_TIMEOUT; scope init.1)");
 
     one = rank_of(server, "init.2", 3, 16384);
     one.timeout_ms = 1000;
