@@ -29,5 +29,5 @@ def table(folder=records.FOLDER):
         versions = f"{name} {', '.join(version for version, _ in runs)}"
         lines.append((python, "; ".join([versions, *map(" ".join, others)]), tests, passed, failed, skipped,
                       max(date for _, date in runs)))
-    head = "Python", "with", "tests", "passed", "failed", "skipped", "until"
+    head = "Python", "with", "tests", "passed", "failed", "skipped", "last run"
     return report.table(head, lines, left=3) if lines else "Nothing run yet."

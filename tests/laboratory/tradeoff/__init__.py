@@ -19,12 +19,11 @@ from tests.laboratory.tradeoff.page import (
     speed,
     speed_to_quality,
     straggler,
-    summary,
     throughput,
     time_to_quality,
 )
 
 # What tests/laboratory/records.py asks for.
 __all__ = ["ablation", "bytes_sent", "choose", "figure", "hidden", "latency", "milliseconds", "pace",
-           "prediction_error", "speed", "speed_to_quality", "straggler", "summary", "throughput",
+           "prediction_error", "speed", "speed_to_quality", "straggler", "throughput",
            "time_to_quality"]

@@ -22,8 +22,6 @@ CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
     ("100 Mbit/s, Adam", "onebit_adam", "onebit_adam+gradients_untouched", {"rate": "100mbit"}, "adam"),
     ("20 ms between hosts, Adam", "diloco", "diloco+8", {"rate": "1gbit", "delay": "20", "pace": "10"}, "adam"),
 )
-# Of summary() and of the picture above it.
-FEW = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
 
 
 def _cell(record, base):
@@ -195,13 +193,6 @@ def figure() -> str:
     constants = {"framing": predict.FRAMING, "bucket": predict.BUCKET_NBYTES, "layers": predict.LAYERS}
     lines = [f"    {name}: {json.dumps(said)}," for name, said in found.items()]
     return "\n".join([f"const TRADEOFF = {{constants: {json.dumps(constants)}, algorithms: {{", *lines, "}};"])
-
-
-def summary():
-    """How many times as fast as gradient_allreduce: a few ways, by hosts and bandwidth."""
-    places = [(hosts, rate) for rate in ("1gbit", "100mbit") for hosts in ("2", "4", "8")]
-    lines = [(f"`{way}`", *(speed(way, *place) for place in places)) for way in FEW if way != "gradient_allreduce"]
-    return report.table(("", *(f"{hosts} hosts, {rate}" for hosts, rate in places)), lines, left=1)
 
 
 # Column -> where: arguments of sooner().
