@@ -205,3 +205,17 @@ def test_nothing_is_copied_and_commit_says_so_once(elastic):
     loss_of(model, [3, 4]).backward()
     state.restore()
     torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
+
+
+def test_what_follows_the_training_function_is_not_observed(elastic):
+    model = make_model()
+    optimizer = make_distributed(model)
+    state = hvd.elastic.TorchState(model, optimizer, every_step=True)
+
+    @hvd.elastic.run
+    def train(state):
+        assert optimizer.reducer.observer is not None
+        hvd.shutdown()
+        return "ended"
+
+    assert train(state) == "ended" and optimizer.reducer.observer is None

@@ -40,6 +40,7 @@ class EveryStep:
         self.completed: int | None = None
         self._state = state
         self._handlers = handlers
+        self._reducer: Any = None
         self._begun = False         # a step; the counters are saved
         self._receives = False      # another rank's state; what this rank had is saved
         self._buffers: list[tuple[dict[str, Any], str]] = []
@@ -101,7 +102,7 @@ class EveryStep:
         """
         state, mine = self._state, self.completed
         optimizer = _checked(self._handlers.values())
-        reducer = optimizer.reducer
+        self._reducer = reducer = optimizer.reducer
         reducer.observer = self
         if mine is not None:
             self.restore()      # nobody has, where hosts have changed
@@ -134,7 +135,7 @@ class EveryStep:
         """Waits until all ranks have made the last step. HorovodInternalError: one was lost before."""
         if basics.is_initialized():
             allgather_object(self.completed, "elastic.ended")
-        _checked(self._handlers.values()).reducer.observer = None
+        self._reducer.observer = None
 
 
 def _checked(handlers):
