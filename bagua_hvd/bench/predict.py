@@ -90,7 +90,7 @@ def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
         "ddp, fp16 hook": Sends(exact / 2, 2 * log), "ddp, PowerSGD hook": Sends(8 * part * 4 * thin, 4 * log, STEP),
         "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
         "gradient_allreduce, delay": Sends(exact, 2 * log, LATE),
-        "doublesqueeze": Sends(exact / 32, 2), "topk": Sends(0.08 * count * (n - 1), 1),
+        "doublesqueeze": Sends(exact / 32, 2), "topk": Sends(0.24 * count * (n - 1), 1),
         "powersgd": Sends(8 * part * 4 * thin, 4 * log),
         "qadam": Sends(exact / 4, 2, STEP), "qadam, gradients_untouched": Sends(exact / 4, 2),
         "onebit_adam": Sends(exact / 32, 2, STEP), "onebit_adam, gradients_untouched": Sends(exact / 32, 2),
