@@ -1,4 +1,4 @@
-"""Some of torch's own tests of a backend. All of them: torch_tests.py, with results in docs/torch-distributed.md."""
+"""Some of torch's own tests of a backend. All of them: torch_tests.py, with results in docs/results/measurements.md."""
 import importlib.util
 import os
 import subprocess
