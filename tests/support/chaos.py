@@ -41,7 +41,8 @@ def is_dead(pid):
 
 def read(folder):
     """The events of all workers by pid, in the order of their beginnings."""
-    logs = [[json.loads(line) for line in file.read_text().splitlines()] for file in folder.glob("*.log")]
+    # A line that is being written has no end yet.
+    logs = [[json.loads(line) for line in file.read_text().split("\n")[:-1]] for file in folder.glob("*.log")]
     return {log[0]["pid"]: log for log in sorted((log for log in logs if log), key=lambda log: log[0]["at"])}
 
 
