@@ -10,6 +10,7 @@ survivors are in one of two steps. After the next rendezvous they tell each othe
 The beginning of a step: counters are those when its first gradient was there, which is after the training loop has
 counted the step before. Buffers and torch's random numbers are those when the step before had ended.
 """
+import operator
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class EveryStep:
         self._begun = False         # a step; the counters are saved
         self._receives = False      # another rank's state; what this rank had is saved
         self._buffers: list[tuple[dict[str, Any], str]] = []
-        self._kept: list[torch.Tensor] = []
+        self._copied: list[torch.Tensor] = []       # the buffers at the last step's end
+        self._kept: list[torch.Tensor] = []         # copies of these
         self._random: list[torch.Tensor] = []
 
     def step_begins(self) -> None:
@@ -76,8 +78,8 @@ class EveryStep:
         if torch.cuda.is_initialized():
             self._random.append(torch.cuda.get_rng_state())
         buffers = [owner[name] for owner, name in self._buffers]
-        if [each.shape for each in buffers] != [each.shape for each in self._kept]:
-            self._kept = [each.clone() for each in buffers]
+        if len(buffers) != len(self._kept) or any(map(operator.is_not, buffers, self._copied)):
+            self._copied, self._kept = buffers, [each.clone() for each in buffers]
         elif buffers:
             torch._foreach_copy_(self._kept, buffers)
 

@@ -88,6 +88,9 @@ class OptimizerStateHandler(StateDictHandler):
 class SamplerStateHandler(StateDictHandler):
     """For ElasticSampler and LoadBalancingDistributedSampler."""
 
+    def save(self) -> None:
+        self._saved = self.value.state_dict()       # a few numbers, which are not the sampler's own
+
     def reset(self) -> None:
         self.value.reset()
 
