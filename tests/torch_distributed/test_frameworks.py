@@ -78,6 +78,22 @@ def fully_sharded(file, folder):
     dist.destroy_process_group()
 
 
+def tensor_parallel(file):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    rank, size = start(file)
+    model = parallelize_module(net(), init_device_mesh("cpu", (size,)),
+                               {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    trained(model, 0, 5)            # all ranks have the same batches
+    expected = alone(1, 5)
+    for name, parameter in model.named_parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        assert torch.allclose(whole, expected[name], atol=1e-5), name
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def replicated(file):
     rank, size = start(file)
     model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=0.001)
@@ -118,6 +134,10 @@ def metrics(file):
 
 def test_fsdp_and_its_checkpoint(run_group, tmp_path):
     run_group(2, fully_sharded, folder=str(tmp_path / "checkpoint"))
+
+
+def test_tensor_parallelism(run_group):
+    run_group(2, tensor_parallel)
 
 
 def test_compiled_ddp(run_group):

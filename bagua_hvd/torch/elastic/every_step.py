@@ -1,4 +1,4 @@
-"""A TorchState without commit(): after a loss training goes on behind the last step that any rank has completed.
+"""A TorchState without commit(): after a loss training continues after the last step that any rank completed.
 
 A rank has completed a step when its optimizer has changed the weights. All communication of the step has ended then, so
 every rank had given its gradients; and a rank that was lost before that has changed no weight of the others. Thus
@@ -97,7 +97,7 @@ class EveryStep:
                 owner[name].copy_(kept)
 
     def sync(self) -> None:
-        """Brings all ranks behind the last step that any of them has completed. Collective.
+        """Brings all ranks to the end of the last step that any of them completed. Collective.
 
         Raises:
             ValueError: see CANNOT. HorovodInternalError: a rank was lost; restore() is to follow.

@@ -150,7 +150,7 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: may be None. kwargs: further attributes with their first values.
-        every_step: without commit(): after a loss training continues behind the last step that any rank has completed,
+        every_step: without commit(): after a loss training continues after the last step that any rank completed,
             see torch/elastic/every_step.py. The attributes may change between optimizer.step() and the next collective.
     Raises:
         ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
