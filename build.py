@@ -215,7 +215,8 @@ def stub():
                              f"{python_type(declared.type.type, True)}: ...\n".replace("(self, )", "(self)"))
         enum = getattr(declared.type, "type", declared.type)
         if isinstance(enum, c_ast.Enum):
-            constants += [f"    {each.name}: Final = {each.value.value}\n" for each in enum.values.enumerators]
+            constants += [f"    {each.name}: Final" + (f" = {each.value.value}\n" if each.value else "[int]\n")
+                          for each in enum.values.enumerators]
     return STUB_HEAD + "".join(constants + functions) + "\nffi: FFI\nlib: _Lib\n"
 
 

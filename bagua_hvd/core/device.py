@@ -14,20 +14,14 @@ from bagua_hvd.core import device_kernels, native, operations, variables
 from bagua_hvd.core.log import logger
 from bagua_hvd.core.native import TensorView, ffi, lib
 
-COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
-# One kernel for each type, at consecutive numbers.
-_FAMILIES = {
-    "scale": lib.BHVD_DEVICE_SCALE_F32,
-    "feed_error": lib.BHVD_DEVICE_FEED_ERROR, "update_residual": lib.BHVD_DEVICE_UPDATE_RESIDUAL,
-    "minmax_uint8_ranges": lib.BHVD_DEVICE_MINMAX_UINT8_RANGES, "sign_header": lib.BHVD_DEVICE_SIGN_HEADER,
-    "qsgd_header": lib.BHVD_DEVICE_QSGD_HEADER, "mix": lib.BHVD_DEVICE_MIX,
-    **{f"{codec}_{step}": getattr(lib, f"BHVD_DEVICE_{codec}_{step}".upper())
-       for codec in ("minmax_uint8", "sign", "ternary", "qsgd")
-       for step in ("encode", "decode", "decode_sum", "decode_add")},
-}
-# What the core launches, by the names in kernels.cu.
-KERNELS = {"copy_spans": COPY_SPANS, **{f"{family}_{type}": number + i for family, number in _FAMILIES.items()
-                                        for i, type in enumerate(("f32", "f64", "f16", "bf16"))}}
+TYPES = ("f32", "f64", "f16", "bf16")
+_FAMILIES = {number: name.removeprefix("BHVD_DEVICE_").lower()
+             for number, name in ffi.typeof("bhvd_device_kernel").elements.items()
+             if number < lib.BHVD_DEVICE_KERNEL_COUNT}
+# What the core launches, by the names in kernels.cu: what bhvd_device_set_kernel calls kernel and type.
+KERNELS = {"copy_spans": (lib.BHVD_DEVICE_COPY_SPANS, 0),
+           **{f"{family}_{type}": (number, i) for number, family in _FAMILIES.items() if family != "copy_spans"
+              for i, type in enumerate(TYPES)}}
 
 _devices: dict = {}
 _lock = threading.Lock()
@@ -74,7 +68,7 @@ class Device:
 
     Args:
         index: as the framework counts.
-        kind: of bhvd_device_kind. files: where to look for the driver; None: driver_files().
+        files: where to look for the driver; None: driver_files().
         nccl: where to look for NCCL; "": it is not used; None: nccl_files(), if nccl_is_wanted().
     Attributes:
         to_host, from_host: addresses of the streams that read and write the tensors of operations.
@@ -82,9 +76,9 @@ class Device:
         HorovodInternalError: no driver, or it failed; ValueError: no such GPU. The sentence says what is missing.
     """
 
-    def __init__(self, index: int, kind: Any = lib.BHVD_DEVICE_CUDA, files: Any = None, nccl: Any = None) -> None:
+    def __init__(self, index: int, files: Any = None, nccl: Any = None) -> None:
         text = ffi.new("char[]", (driver_files() if files is None else files).encode())
-        options = ffi.new("struct bhvd_device_options *", {"kind": kind, "index": index, "libraries": text})
+        options = ffi.new("struct bhvd_device_options *", {"index": index, "libraries": text})
         if nccl or (nccl is None and nccl_is_wanted()):
             nccl_text = ffi.new("char[]", (nccl or nccl_files()).encode())
             options.nccl_libraries = nccl_text
@@ -97,9 +91,9 @@ class Device:
         self.from_host = int(ffi.cast("uintptr_t", lib.bhvd_device_stream(self._pointer, 0)))
 
     def set_kernels(self, functions: Any, owner: Any) -> None:
-        """Gives the core kernels: a dict from a number in KERNELS to the driver's handle. `owner` keeps them alive."""
-        for kernel, function in functions.items():
-            lib.bhvd_device_set_kernel(self._pointer, kernel, ffi.cast("void *", function))
+        """Gives the core kernels: a dict from a name in KERNELS to the driver's handle. `owner` keeps them alive."""
+        for name, function in functions.items():
+            lib.bhvd_device_set_kernel(self._pointer, *KERNELS[name], ffi.cast("void *", function))
         self._module = owner
 
     def place(self, args: Any, stream: Any) -> None:
@@ -142,7 +136,7 @@ def device(index: int) -> Any:
 def _compile_kernels(found):
     try:
         kernels = device_kernels.Kernels(found.index)
-        found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
+        found.set_kernels({name: kernels.handle(name) for name in KERNELS}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
         logger.warning("tensors on GPU %d are copied one by one, averaged and encoded on the host, since CuPy cannot "
                        "compile kernels: %s", found.index, error)

@@ -30,8 +30,10 @@ static int buffer_create(struct bhvd_device *device, enum device_memory memory, 
         code = device->ops->event_create(device, &buffer->ready);
     if (!code)
         code = device->ops->event_create(device, &buffer->done);
-    if (code)
+    if (code) {
         buffer_free(device, buffer);
+        *out = NULL;
+    }
     return code;
 }
 
@@ -81,29 +83,4 @@ int device_buffer_record(struct bhvd_device *device, struct device_buffer *buffe
 {
     buffer->last = buffer->done;
     return device->ops->event_record(device, buffer->done, stream);
-}
-
-int device_scratch_acquire(struct device_scratch *scratch, size_t nbytes, void **out)
-{
-    struct device_buffer *buffer;
-    int code = device_buffer_acquire(scratch->device, MEMORY_DEVICE, nbytes, &buffer);
-    *out = NULL;
-    if (code)
-        return code;
-    buffer->next = scratch->used;
-    scratch->used = buffer;
-    *out = buffer->data;
-    return 0;
-}
-
-int device_scratch_release(struct device_scratch *scratch, int code)
-{
-    for (struct device_buffer *buffer = scratch->used, *next; buffer; buffer = next) {
-        next = buffer->next;
-        const int recorded = device_buffer_record(scratch->device, buffer, scratch->stream);
-        code = code ? code : recorded;
-        device_buffer_release(scratch->device, buffer);
-    }
-    scratch->used = NULL;
-    return code;
 }

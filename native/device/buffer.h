@@ -14,7 +14,7 @@ struct device_buffer {
     void *last;                         // the event after which nobody uses it; NULL: none was recorded
 };
 
-// A free one that the GPU is done with, else a new one, of at least this size. 0, or the driver's code.
+// A free one that the GPU is done with, else a new one, of at least this size. 0, or the driver's code, with *out NULL.
 int device_buffer_acquire(struct bhvd_device *device, enum device_memory memory, size_t nbytes,
                           struct device_buffer **out);
 // It is given out again when its `last` event has passed. release(NULL) is fine.
@@ -24,17 +24,5 @@ void device_buffers_free(struct bhvd_device *device);
 
 // Records the end of its use on a stream: nobody gets it before.
 int device_buffer_record(struct bhvd_device *device, struct device_buffer *buffer, void *stream);
-
-// Memory of the device for what is put on one stream now. {device, stream, NULL} at first.
-struct device_scratch {
-    struct bhvd_device *device;
-    void *stream;
-    struct device_buffer *used;
-};
-
-int device_scratch_acquire(struct device_scratch *scratch, size_t nbytes, void **out);
-// Gives all of it back, to be used again after what the stream was given until now. code: of what was done meanwhile, which
-// is returned unless it is 0. To be called in any case.
-int device_scratch_release(struct device_scratch *scratch, int code);
 
 #endif

@@ -1,9 +1,10 @@
 // A GPU as the core sees it: memory that the host cannot touch, and streams that work by themselves, ordered by events.
 //
-//     device.c    what all kinds share: reference count, kernels, copies that the host waits for
+//     devices.c   what all devices share: reference count, kernels, copies that the host waits for
+//     launch.c    launches of kernels.cu
 //     cuda.c      NVIDIA's driver, opened at run time
-//     cpu.c       the host's memory as a device, at once: the definition, for tests of what stands on it
 //     buffer.c    memory that is kept between operations
+//     scratch.c   memory for what is put on a stream, and copies of many spans there
 //     nccl.c      NVIDIA's collectives, opened at run time
 //
 // Nothing here blocks but what says so. Everything may be called from any thread.
@@ -17,7 +18,6 @@
 #include <stdint.h>
 
 #include "bagua_hvd.h"
-#include "device/spans.h"
 
 struct bhvd_device;
 
@@ -27,7 +27,10 @@ enum { DEVICE_NOT_READY = -1, DEVICE_NO_MEMORY = -2 };
 // PINNED: host memory that the device reads and writes without the host's help. DEVICE: its own, which the host cannot touch.
 enum device_memory { MEMORY_PINNED, MEMORY_DEVICE };
 
-enum { DEVICE_UUID_BYTES = 16 };
+enum {
+    DEVICE_UUID_BYTES = 16,
+    DEVICE_TYPES = 4                    // float32, float64, float16, bfloat16: device_type_of
+};
 
 // Streams and events are the driver's handles; a stream of the framework may be NULL, its default one.
 struct device_ops {
@@ -68,7 +71,7 @@ struct bhvd_device {
     atomic_int references;
     int index;
     void *to_host, *from_host;                  // streams
-    _Atomic(void *) kernels[BHVD_DEVICE_KERNEL_COUNT];
+    _Atomic(void *) kernels[BHVD_DEVICE_KERNEL_COUNT][DEVICE_TYPES];
     uint8_t uuid[DEVICE_UUID_BYTES];            // of this GPU, different from every other's in the world
     int driver_version;                         // 12040 for CUDA 12.4
     struct nccl *nccl;                          // NULL: it is not to be used, or not there
@@ -76,18 +79,21 @@ struct bhvd_device {
     struct device_buffer *free_buffers;         // buffer.c
 };
 
-// What every kind of device does last in its creation: streams, locks. On error nothing is left but ops->destroy's part.
+// What every device does last in its creation: streams, locks. On error nothing is left but ops->destroy's part.
 int device_init(struct bhvd_device *device, const struct device_ops *ops, int index);
 void device_hold(struct bhvd_device *device);
 
 // error: "GPU 0: <what>: <why>"; returns BHVD_ERR_SYSTEM.
 bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error);
 
-// Copies the spans of the table, which lies in pinned memory: by one launch where there are many and the kernel is there.
-// Fills in first_piece.
-int device_copy_spans(struct bhvd_device *device, struct device_span *table, size_t count, void *stream);
+// Which of a kernel's four is the dtype's; -1: none.
+int device_type_of(bhvd_dtype dtype);
+void *device_kernel(const struct bhvd_device *device, bhvd_device_kernel kernel, int type);
+int device_launch(struct bhvd_device *device, bhvd_device_kernel kernel, int type, uint64_t blocks, void **params, void *stream);
+// Over all elements of a vector.
+int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, int type, uint64_t count, void **params,
+                       void *stream);
 
 bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
-bhvd_status cpu_device_create(int index, struct bhvd_device **out, struct bhvd_error *error);
 
 #endif

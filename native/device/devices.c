@@ -35,8 +35,6 @@ void bhvd_device_drop(bhvd_device *device)
 bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_device **out, struct bhvd_error *error)
 {
     *out = NULL;
-    if (options->kind == BHVD_DEVICE_CPU)
-        return cpu_device_create(options->index, out, error);
     bhvd_status status = cuda_create(options->index, options->libraries, out, error);
     if (status || !options->nccl_libraries)
         return status;
@@ -59,11 +57,11 @@ bhvd_status device_failed(struct bhvd_device *device, int code, const char *what
     return error_set(error, BHVD_ERR_SYSTEM, "GPU %d: %s: %s", device->index, what, why);
 }
 
-bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, void *function)
+bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, int type, void *function)
 {
-    if (kernel < 0 || kernel >= BHVD_DEVICE_KERNEL_COUNT)
+    if (kernel < 0 || kernel >= BHVD_DEVICE_KERNEL_COUNT || type < 0 || type >= DEVICE_TYPES)
         return BHVD_ERR_ARGUMENT;
-    atomic_store(&device->kernels[kernel], function);
+    atomic_store(&device->kernels[kernel][type], function);
     return BHVD_OK;
 }
 

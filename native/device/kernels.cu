@@ -11,6 +11,7 @@
 #include "kernel/half.h"
 #include "kernel/minmax_uint8.h"
 #include "kernel/qsgd.h"
+#include "kernel/rotated.h"
 #include "kernel/segments.h"
 #include "kernel/sign.h"
 #include "kernel/ternary.h"
@@ -236,6 +237,7 @@ MIX(bf16)
 #include "device/kernels_minmax.cuh"
 #include "device/kernels_bits.cuh"
 #include "device/kernels_qsgd.cuh"
+#include "device/kernels_rotated.cuh"
 
 #define CODEC_KERNELS(codec)     \
     CODEC_DECODERS(codec, f32)   \

@@ -126,24 +126,27 @@ template <class Decoder, class T> __device__ void decode_add_segment(const struc
         coded.first, coded.step);
 }
 
-// decode_sum: the vector is one chunk.
+// All decoding kernels take the same, and all that sum over ranks, whose vectors are one chunk. option: what the codec takes
+// besides.
+#define DECODE_PARAMETERS(element)                                                                                      \
+    element *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride, uint64_t count, uint64_t chunks,     \
+        uint64_t segment, uint64_t per_segment, uint64_t option
+#define DECODED coded_of(src, chunk_stride, segment_stride, count, chunks, segment, per_segment)
+#define SUM_PARAMETERS                                                                                              \
+    void *dst, const void *src, uint64_t rank_stride, uint64_t segment_stride, uint64_t ranks, uint64_t count,      \
+        uint64_t segment, uint64_t per_segment, double factor, uint64_t option
+#define SUMMED coded_of(src, 0, segment_stride, count, 1, segment, per_segment)
+
 #define CODEC_DECODERS(codec, type)                                                                                 \
-    KERNEL(codec##_decode_##type)(void *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride,       \
-                                  uint64_t count, uint64_t chunks, uint64_t segment, uint64_t per_segment)          \
+    KERNEL(codec##_decode_##type)(DECODE_PARAMETERS(void))                                                          \
     {                                                                                                               \
-        decode_segment<codec##_decoder<type>, type>(                                                                \
-            coded_of(src, chunk_stride, segment_stride, count, chunks, segment, per_segment), dst);                 \
+        decode_segment<codec##_decoder<type>, type>(DECODED, dst);                                                  \
     }                                                                                                               \
-    KERNEL(codec##_decode_add_##type)(float *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride,  \
-                                      uint64_t count, uint64_t chunks, uint64_t segment, uint64_t per_segment)      \
+    KERNEL(codec##_decode_add_##type)(DECODE_PARAMETERS(float))                                                     \
     {                                                                                                               \
-        decode_add_segment<codec##_decoder<type>, type>(                                                            \
-            coded_of(src, chunk_stride, segment_stride, count, chunks, segment, per_segment), dst);                 \
+        decode_add_segment<codec##_decoder<type>, type>(DECODED, dst);                                              \
     }                                                                                                               \
-    KERNEL(codec##_decode_sum_##type)(void *dst, const void *src, uint64_t rank_stride, uint64_t segment_stride,    \
-                                      uint64_t ranks, uint64_t count, uint64_t segment, uint64_t per_segment,       \
-                                      double factor)                                                                \
+    KERNEL(codec##_decode_sum_##type)(SUM_PARAMETERS)                                                               \
     {                                                                                                               \
-        decode_sum_segment<codec##_decoder<type>, type>(                                                            \
-            coded_of(src, 0, segment_stride, count, 1, segment, per_segment), dst, rank_stride, ranks, factor);     \
+        decode_sum_segment<codec##_decoder<type>, type>(SUMMED, dst, rank_stride, ranks, factor);                   \
     }

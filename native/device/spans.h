@@ -4,10 +4,7 @@
 
 #include "kernel/processor.h"
 
-enum {
-    SPANS_PIECE = 16384,                // bytes that one block of threads copies
-    SPANS_THREADS = 256
-};
+enum { SPANS_PIECE = 16384 };           // bytes that one block of threads copies
 
 // nbytes from src to dst. Pieces are counted through all spans: this one's begin at number first_piece.
 struct device_span {

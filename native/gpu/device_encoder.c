@@ -1,25 +1,30 @@
 #include "gpu/device_encoder.h"
 
 #include "kernel/qsgd.h"
+#include "kernel/rotated.h"
 #include "kernel/ternary.h"
 
 enum {
-    THREADS = 256,
+    THREADS = 256,                      // of a block
     PER_BLOCK = 4096,                   // elements of a segment that one block of threads encodes or decodes
-    BLOCKS_MAX = 4096,                  // of launches over all elements: several times what any GPU runs at once
     RANGE_BYTES = 24,                   // of minmax_uint8_ranges, for each block
     SUMS_BYTES = SEGMENTS_MAX_COUNT / CODEC_SUMS_BLOCK * (int)sizeof(double),   // of sign_encode, for each segment
-    NONE = -1
+    NONE = BHVD_DEVICE_COPY_SPANS       // is no codec's
 };
 
 struct codec_kernels {
-    int first, encode, last, decode, decode_sum, decode_add;    // first, last: launches before and after; NONE
+    int first, encode, last, decode, decode_sum, decode_add;    // first, last: launches before and after
     int per_block;                                              // elements that a block encodes
+    int recode, bits;                                           // of rotated
 };
 
 #define SIGN_KERNELS                                                                                    \
     {NONE, BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE,                   \
      BHVD_DEVICE_SIGN_DECODE_SUM, BHVD_DEVICE_SIGN_DECODE_ADD, THREADS / CODEC_SUMS * CODEC_SUMS_BLOCK}
+
+#define ROTATED_KERNELS(bits)                                                                           \
+    {NONE, BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE,          \
+     BHVD_DEVICE_ROTATED_DECODE_SUM, BHVD_DEVICE_ROTATED_DECODE_ADD, PER_BLOCK, BHVD_DEVICE_ROTATED_RECODE, bits}
 
 static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
     [BHVD_CODEC_MINMAX_UINT8] = {BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_MINMAX_UINT8_ENCODE, NONE,
@@ -31,35 +36,34 @@ static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
                             BHVD_DEVICE_TERNARY_DECODE_SUM, BHVD_DEVICE_TERNARY_DECODE_ADD, THREADS * TERNARY_BLOCK},
     [BHVD_CODEC_QSGD] = {NONE, BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE,
                          BHVD_DEVICE_QSGD_DECODE_SUM, BHVD_DEVICE_QSGD_DECODE_ADD, THREADS / CODEC_SUMS * QSGD_BLOCK},
+    [BHVD_CODEC_ROTATED1] = ROTATED_KERNELS(1),
+    [BHVD_CODEC_ROTATED2] = ROTATED_KERNELS(2),
+    [BHVD_CODEC_ROTATED3] = ROTATED_KERNELS(3),
+    [BHVD_CODEC_ROTATED4] = ROTATED_KERNELS(4),
 };
 
-static int type_of(bhvd_dtype dtype)
-{
-    return dtype == BHVD_FLOAT32    ? 0
-           : dtype == BHVD_FLOAT64  ? 1
-           : dtype == BHVD_FLOAT16  ? 2
-           : dtype == BHVD_BFLOAT16 ? 3
-                                    : NONE;
-}
-
-static void *kernel_of(const struct bhvd_device *device, int kernel, int type)
-{
-    return atomic_load(&device->kernels[kernel + type]);
-}
-
-bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && type_of(dtype) != NONE; }
+bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && device_type_of(dtype) >= 0; }
 
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype)
 {
     const struct codec_kernels *kernels = &KERNELS[codec];
-    const int type = type_of(dtype);
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_SCALE_F32,
-                          BHVD_DEVICE_MIX};
+                          kernels->decode_add, kernels->recode, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL,
+                          BHVD_DEVICE_SCALE, BHVD_DEVICE_MIX};
     bool has = device_encoder_takes(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
-        has = needed[i] == NONE || kernel_of(device, needed[i], type);
+        has = needed[i] == NONE || device_kernel(device, (bhvd_device_kernel)needed[i], device_type_of(dtype));
     return has;
+}
+
+// As the kernels take it.
+static uint64_t option_of(const struct work *op)
+{
+    const double parameter = op->codec_options.parameter;
+    const int bits = KERNELS[op->codec].bits;
+    return op->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(parameter)
+           : bits                       ? (uint64_t)rotated_size(parameter) << 8 | (uint64_t)bits
+                                        : op->codec == BHVD_CODEC_SIGN_RMS;
 }
 
 struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *op,
@@ -69,9 +73,8 @@ struct device_encoder device_encoder_init(const struct kernel_table *kernels, co
         .host = encoder_init(kernels, op, rank),
         .device = device,
         .kernels = &KERNELS[op->codec],
-        .type = type_of(op->tensors[0].dtype),
-        .option = op->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(op->codec_options.parameter)
-                                               : op->codec == BHVD_CODEC_SIGN_RMS,
+        .type = device_type_of(op->tensors[0].dtype),
+        .option = option_of(op),
     };
 }
 
@@ -87,18 +90,14 @@ struct code_layout device_encoder_layout(const struct device_encoder *e, size_t 
     return layout;
 }
 
-static uint64_t ceiling(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
 static int launch(const struct device_encoder *e, int kernel, uint64_t blocks, void **params, void *stream)
 {
-    return e->device->ops->launch(e->device, kernel_of(e->device, kernel, e->type), (unsigned)blocks, THREADS, params, stream);
+    return device_launch(e->device, (bhvd_device_kernel)kernel, e->type, blocks, params, stream);
 }
 
-// Over all elements of a vector.
-static int launch_over(const struct device_encoder *e, int kernel, uint64_t count, void **params, void *stream)
+static int launch_over(const struct device_encoder *e, bhvd_device_kernel kernel, uint64_t count, void **params, void *stream)
 {
-    const uint64_t blocks = ceiling(count, 4 * THREADS);
-    return launch(e, kernel, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, params, stream);
+    return device_launch_over(e->device, kernel, e->type, count, params, stream);
 }
 
 static uint64_t all_segments(const struct code_layout *layout)
@@ -109,7 +108,7 @@ static uint64_t all_segments(const struct code_layout *layout)
 // Blocks for each segment, so that each has per_block elements of the longest one.
 static uint64_t per_segment(const struct code_layout *layout, int per_block)
 {
-    return ceiling(segments_part(&layout->cut, 0, 0).count, (uint64_t)per_block);
+    return (segments_part(&layout->cut, 0, 0).count + (uint64_t)per_block - 1) / (uint64_t)per_block;
 }
 
 static size_t scratch_nbytes(const struct codec_kernels *kernels, uint64_t segments, uint64_t blocks)
@@ -119,27 +118,34 @@ static size_t scratch_nbytes(const struct codec_kernels *kernels, uint64_t segme
                                                         : 0;
 }
 
+// blocks: for each segment.
+static int launch_encoder(const struct device_encoder *e, int kernel, const struct encoding *encoding, const void *values,
+                          void *ranges, uint64_t blocks, void *stream)
+{
+    const struct code_layout *layout = encoding->layout;
+    void *codes = encoding->codes;
+    uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
+             chunks = layout->cut.chunks, segment = layout->cut.segment, option = e->option,
+             seed = encoder_own_seed(&e->host, encoding->pass), first = encoding->begin;
+    void *params[] = {&codes,   &chunk_stride, &segment_stride, &values, &count, &chunks,
+                      &segment, &blocks,       &ranges,         &option, &seed,  &first};
+    return launch(e, kernel, all_segments(layout) * blocks, params, stream);
+}
+
 static int launch_codec(const struct device_encoder *e, const struct encoding *encoding, const void *values,
                         struct device_scratch *scratch)
 {
-    const struct code_layout *layout = encoding->layout;
-    void *ranges = NULL, *codes = encoding->codes;
-    uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
-             chunks = layout->cut.chunks, segment = layout->cut.segment,
-             blocks = per_segment(layout, e->kernels->per_block), option = e->option,
-             seed = encoder_seed(e->host.options.seed, e->host.rank, encoding->pass), first = encoding->begin;
-    void *params[] = {&codes,   &chunk_stride, &segment_stride, &values, &count, &chunks,
-                      &segment, &blocks,       &ranges,         &option, &seed,  &first};
-    const uint64_t segments = all_segments(layout);
-    const size_t needed = scratch_nbytes(e->kernels, segments, blocks);
+    const struct codec_kernels *kernels = e->kernels;
+    const uint64_t blocks = per_segment(encoding->layout, kernels->per_block);
+    const size_t needed = scratch_nbytes(kernels, all_segments(encoding->layout), blocks);
+    void *ranges = NULL;
     int code = needed ? device_scratch_acquire(scratch, needed, &ranges) : 0;
-    if (!code && e->kernels->first != NONE)
-        code = launch(e, e->kernels->first, segments * blocks, params, scratch->stream);
+    if (!code && kernels->first != NONE)
+        code = launch_encoder(e, kernels->first, encoding, values, ranges, blocks, scratch->stream);
     if (!code)
-        code = launch(e, e->kernels->encode, segments * blocks, params, scratch->stream);
-    blocks = 1;
-    if (!code && e->kernels->last != NONE)
-        code = launch(e, e->kernels->last, segments, params, scratch->stream);
+        code = launch_encoder(e, kernels->encode, encoding, values, ranges, blocks, scratch->stream);
+    if (!code && kernels->last != NONE)
+        code = launch_encoder(e, kernels->last, encoding, values, ranges, 1, scratch->stream);
     return code;
 }
 
@@ -155,7 +161,7 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
         code = device_scratch_acquire(scratch, count * e->host.element, &vector);
     if (!code && prescale != 1.0) {
         void *params[] = {&vector, &values, &prescale, &count};
-        code = launch_over(e, BHVD_DEVICE_SCALE_F32, count, params, scratch->stream);
+        code = launch_over(e, BHVD_DEVICE_SCALE, count, params, scratch->stream);
         values = vector;
     }
     if (!code && lost) {
@@ -180,8 +186,9 @@ static int launch_decoder(const struct device_encoder *e, int kernel, const stru
                           const void *codes, void *stream)
 {
     uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
-             chunks = layout->cut.chunks, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK);
-    void *params[] = {&values, &codes, &chunk_stride, &segment_stride, &count, &chunks, &segment, &blocks};
+             chunks = layout->cut.chunks, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK),
+             option = e->option;
+    void *params[] = {&values, &codes, &chunk_stride, &segment_stride, &count, &chunks, &segment, &blocks, &option};
     return launch(e, kernel, all_segments(layout) * blocks, params, stream);
 }
 
@@ -210,7 +217,24 @@ int device_encoder_mean(const struct device_encoder *e, const struct code_layout
                         size_t rank_stride, int ranks, double factor, void *stream)
 {
     uint64_t stride = rank_stride, segment_stride = layout->segment_stride, summed = (uint64_t)ranks,
-             count = layout->cut.count, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK);
-    void *params[] = {&values, &codes, &stride, &segment_stride, &summed, &count, &segment, &blocks, &factor};
+             count = layout->cut.count, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK),
+             option = e->option;
+    void *params[] = {&values, &codes, &stride, &segment_stride, &summed, &count, &segment, &blocks, &factor, &option};
     return launch(e, e->kernels->decode_sum, all_segments(layout) * blocks, params, stream);
+}
+
+bool device_encoder_recodes(const struct device_encoder *e) { return e->kernels->recode != NONE; }
+
+int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, size_t rank_stride,
+                          int ranks, double factor, void *stream)
+{
+    const struct code_layout *layout = encoding->layout;
+    void *to = encoding->codes;
+    uint64_t stride = rank_stride, segment_stride = layout->segment_stride, summed = (uint64_t)ranks,
+             count = layout->cut.count, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK),
+             option = e->option, seed = encoder_own_seed(&e->host, encoding->pass), first = encoding->begin;
+    void *params[] = {&to,     &codes,  &stride, &segment_stride, &summed, &count,
+                      &segment, &blocks, &factor, &option,         &seed,   &first};
+    int code = launch(e, e->kernels->recode, all_segments(layout) * blocks, params, stream);
+    return code ? code : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
 }

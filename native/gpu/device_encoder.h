@@ -5,7 +5,7 @@
 #ifndef BHVD_DEVICE_ENCODER_H
 #define BHVD_DEVICE_ENCODER_H
 
-#include "device/buffer.h"
+#include "device/scratch.h"
 #include "primitive/encoder.h"
 #include "run/work.h"
 
@@ -58,5 +58,10 @@ int device_encoder_mix(const struct device_encoder *e, void *dst, const void *va
 // values = factor * sum_i D(codes of rank i), which lie rank_stride apart. The layout has one chunk.
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
                         size_t rank_stride, int ranks, double factor, void *stream);
+// Codecs with a transform (kernel/kernel.h) encode such a mean without error feedback from its coefficients: neither values nor
+// errors of the encoding are used.
+bool device_encoder_recodes(const struct device_encoder *e);
+int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, size_t rank_stride,
+                          int ranks, double factor, void *stream);
 
 #endif

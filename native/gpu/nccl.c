@@ -9,7 +9,6 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "collective/collective.h"
-#include "device/buffer.h"
 #include "device/nccl.h"
 #include "gpu/device_encoder.h"
 #include "gpu/staging.h"
@@ -98,11 +97,11 @@ static struct member member_of(const struct work *op, int levels)
     memcpy(member.uuid, device->uuid, sizeof member.uuid);
     member.version = device->nccl->version;
     member.scales = true;
-    for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
-        member.scales &= atomic_load(&device->kernels[kernel]) != NULL;
+    for (int type = 0; type < DEVICE_TYPES; type++)
+        member.scales &= device_kernel(device, BHVD_DEVICE_SCALE, type) != NULL;
     member.encodes = member.scales;
-    for (int kernel = BHVD_DEVICE_SCALE_BF16 + 1; kernel < BHVD_DEVICE_KERNEL_COUNT; kernel++)
-        member.encodes &= atomic_load(&device->kernels[kernel]) != NULL;
+    for (int i = 0; i < (BHVD_DEVICE_KERNEL_COUNT - BHVD_DEVICE_FEED_ERROR) * DEVICE_TYPES; i++)
+        member.encodes &= device_kernel(device, BHVD_DEVICE_FEED_ERROR + i / DEVICE_TYPES, i % DEVICE_TYPES) != NULL;
     return member;
 }
 
@@ -172,6 +171,9 @@ static bhvd_status join(struct executor_context *run, struct group *set, struct 
     device_hold(device);
     group->device = device;
     const struct nccl *nccl = device->nccl;
+    int code = device->ops->event_create(device, &group->done);
+    if (code)
+        return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct {
         int32_t result;
         struct nccl_unique_id id;
@@ -183,7 +185,7 @@ static bhvd_status join(struct executor_context *run, struct group *set, struct 
         return status;
     if (first.result)
         return nccl_failed(run, group, first.result, "rank 0 of the process set cannot make a communicator's id");
-    int code = device->ops->enter(device);
+    code = device->ops->enter(device);
     if (code)
         return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct nccl_config config = NCCL_CONFIG_UNBLOCKED;
@@ -277,7 +279,7 @@ static bool is_late(const struct executor_context *run, struct nccl_group *group
 {
     if (!group->last_ns || clock_now_ns() < group->last_ns + run_gpu_timeout_ns(run))
         return false;
-    const bool done = group->device->ops->event_query(group->device, group->last->done) != DEVICE_NOT_READY;
+    const bool done = group->device->ops->event_query(group->device, group->done) != DEVICE_NOT_READY;
     group->last_ns = done ? 0 : group->last_ns;
     return !done;
 }
@@ -355,7 +357,7 @@ void nccl_abort(struct nccl_group *const *groups, int count)
 static bool finish(const struct nccl_group *group, int64_t deadline_ns)
 {
     struct bhvd_device *device = group->device;
-    while (group->last && device->ops->event_query(device, group->last->done) == DEVICE_NOT_READY) {
+    while (device->ops->event_query(device, group->done) == DEVICE_NOT_READY) {
         if (state_of(group) || clock_now_ns() >= deadline_ns)
             return false;
         sched_yield();
@@ -392,7 +394,8 @@ void nccl_close(struct nccl_group *group)
         device->ops->leave(device);
     }
     if (device) {
-        device_buffer_release(device, group->last);
+        if (group->done)
+            device->ops->event_destroy(device, group->done);
         bhvd_device_drop(device);
     }
     free(group);

@@ -17,8 +17,6 @@
 #include "run/reduction.h"
 #include "run/work.h"
 
-struct device_buffer;
-
 // How a process set agreed, with the communicator of all its members, if there is one. Who has the set keeps it.
 struct nccl_group {
     bool is_on;                 // has a communicator, or had one
@@ -28,8 +26,8 @@ struct nccl_group {
     bool encodes;               // all members have those of the codecs too
     struct bhvd_device *device; // held; NULL when not on
     void *comm;                 // NULL: aborted, or not on
-    struct device_buffer *last; // its `done` event is of the last execution,
-    int64_t last_ns;            // which was enqueued then; 0: it is done
+    void *done;                 // event: the last execution has ended,
+    int64_t last_ns;            // which was enqueued then; 0: it has
     bool finished;              // nothing is left to do, here and at the peers
 };
 

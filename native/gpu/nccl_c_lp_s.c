@@ -10,7 +10,6 @@ struct coded_run {
     struct nccl_run *run;
     const struct work *op;
     struct device_encoder encoder;
-    struct device_scratch scratch;
     struct code_layout layout;
     struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: none are fed back
 };
@@ -37,63 +36,31 @@ static bhvd_status exchange(struct nccl_run *x, const struct codes *out, const s
     return nccl_run_group_end(x, inside);
 }
 
-// What a device copy has more than the vector stays: there is room for the errors of the longest chunk.
-static int keep_rest(const struct coded_run *c, const struct encoding *encoding, const struct bhvd_device_array *device_copy)
-{
-    const size_t count = encoding->layout->cut.count;
-    if (device_copy->count <= count)
-        return 0;
-    return c->run->device->ops->copy(c->run->device, encoding->lost + count, encoding->error + count,
-                                     (device_copy->count - count) * sizeof(float), c->run->stream);
-}
-
-// Encodes with the errors of a device copy, whose new ones come to *lost. copy NULL: none.
-static int encode(struct coded_run *c, struct encoding *encoding, struct bhvd_device_array *device_copy, struct device_buffer **lost)
-{
-    struct bhvd_device *device = c->run->device;
-    int code = 0;
-    if (device_copy) {
-        code = device_copy_read(device_copy, device, c->run->stream, &encoding->error);
-        if (!code)
-            code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), lost);
-        if (!code)
-            encoding->lost = (float *)(void *)(*lost)->data;
-    }
-    if (!code)
-        code = device_encoder_encode(&c->encoder, encoding, &c->scratch);
-    if (!code && device_copy)
-        code = keep_rest(c, encoding, device_copy);
-    if (!code && device_copy)
-        code = device_copy_read_end(device_copy, c->run->stream);
-    if (*lost) {
-        const int recorded = device_buffer_record(device, *lost, c->run->stream);
-        code = code ? code : recorded;
-    }
-    return code;
-}
-
 static int encode_values(struct coded_run *c, void *codes)
 {
     void *values = NULL;
-    int code = staged_codes_pack(c->op, (struct device_span *)(void *)c->run->tables->data, &c->scratch, &values);
+    int code = staged_codes_pack(c->op, &c->run->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
                                 .prescale = c->op->prescale_factor, .pass = ENCODER_VALUES};
-    return code ? code : encode(c, &encoding, c->op->worker_copy, &c->worker_lost);
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->op->worker_copy, &c->worker_lost, &c->run->scratch);
 }
 
 // The mean of the own chunk from everyone's codes, encoded.
 static int encode_mean(struct coded_run *c, const struct segment_part *own, void *code_of_mean, const void *codes)
 {
     const int n = c->run->set->size;
-    struct code_layout layout = device_encoder_layout(&c->encoder, own->count, 1);
+    const double factor = work_sum_factor(c->op, n);
+    const struct code_layout layout = device_encoder_layout(&c->encoder, own->count, 1);
+    struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .prescale = 1.0, .pass = ENCODER_MEAN,
+                                .begin = own->begin};
     void *mean;
-    int code = device_scratch_acquire(&c->scratch, own->count * c->encoder.host.element, &mean);
+    if (device_encoder_recodes(&c->encoder) && !c->op->server_copy)
+        return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, n, factor, c->run->stream);
+    int code = device_scratch_acquire(&c->run->scratch, own->count * c->encoder.host.element, &mean);
     if (!code)
-        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, n,
-                                   work_sum_factor(c->op, n), c->run->stream);
-    struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .values = mean, .prescale = 1.0,
-                                .pass = ENCODER_MEAN, .begin = own->begin};
-    return code ? code : encode(c, &encoding, c->op->server_copy, &c->server_lost);
+        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, n, factor, c->run->stream);
+    encoding.values = mean;
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->op->server_copy, &c->server_lost, &c->run->scratch);
 }
 
 // Bytes of every chunk's codes; of one's own, as often as there are ranks.
@@ -108,11 +75,11 @@ static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_
         of_chunk[i] = segments_chunk(&c->layout.cut, (uint64_t)i).count ? stride : 0;
         of_own[i] = own.count ? stride : 0;
     }
-    int code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &sent);
+    int code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &sent);
     if (!code)
-        code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &received);
+        code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &received);
     if (!code)
-        code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &means);
+        code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &means);
     if (!code)
         code = encode_values(c, sent);
     bhvd_status status = nccl_run_checked(x, code);
@@ -132,7 +99,7 @@ static bhvd_status allgather(struct coded_run *c, void *values)
     struct nccl_run *x = c->run;
     const size_t stride = c->layout.nbytes;
     void *codes = NULL;
-    int code = device_scratch_acquire(&c->scratch, stride * (size_t)x->set->size, &codes);
+    int code = device_scratch_acquire(&c->run->scratch, stride * (size_t)x->set->size, &codes);
     unsigned char *mine = (unsigned char *)codes + (size_t)x->set->rank * stride;
     if (!code)
         code = encode_values(c, mine);
@@ -179,7 +146,6 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
         .run = x,
         .op = op,
         .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
-        .scratch = {x->device, x->stream, NULL},
     };
     if (!nbytes)
         return BHVD_OK;
@@ -188,17 +154,13 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
     void *values = NULL;
     bhvd_status status = sizes ? BHVD_OK : run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
     if (!status)
-        status = nccl_run_checked(x, staged_codes_target(op, &c.scratch, &values));
+        status = nccl_run_checked(x, staged_codes_target(op, &x->scratch, &values));
     if (!status)
         status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
-    struct device_span *table = (struct device_span *)(void *)x->tables->data + op->tensor_count;
     if (!status)
-        status = nccl_run_checked(x, staged_codes_unpack(op, table, &c.scratch, values));
+        status = nccl_run_checked(x, staged_codes_unpack(op, &x->scratch, values));
     if (!status)
         status = copy_to_host(x, op, values);
-    const int code = device_scratch_release(&c.scratch, 0);
-    if (!status)
-        status = nccl_run_checked(x, code);
     keep(&c, op->worker_copy, c.worker_lost, status);
     keep(&c, op->server_copy, c.server_lost, status);
     free(sizes);

@@ -2,21 +2,13 @@
 // allreduce, results that an algorithm wants on the host), a scratch buffer on the device stands in for it.
 #include "gpu/nccl_two_level.h"
 
-enum {
-    ALIGNMENT = 256,                    // of tensors in the fusion buffer, for vectors in NCCL's kernels
-    SCALE_THREADS = 256,
-    SCALE_BLOCKS_MAX = 4096,            // several times what any GPU runs at once
-    SCALE_PER_BLOCK = 4 * SCALE_THREADS
-};
+enum { ALIGNMENT = 256 };               // of tensors in the fusion buffer, for vectors in NCCL's kernels
 
 // ---------------------------------------------------------------------------------------------------------- memory
 
 static bhvd_status scratch_acquire(struct nccl_run *x, size_t nbytes, void **out)
 {
-    struct device_buffer *buffer;
-    bhvd_status status = nccl_run_scratch(x, MEMORY_DEVICE, nbytes, &buffer);
-    *out = status ? NULL : buffer->data;
-    return status;
+    return nccl_run_checked(x, device_scratch_acquire(&x->scratch, nbytes, out));
 }
 
 // A result on its way: written at `device`, and from there to the host where it belongs there.
@@ -60,24 +52,12 @@ static bhvd_status finish_target(struct nccl_run *x, const struct target *target
 
 // --------------------------------------------------------------------------------------------------------- scaling
 
-static int scale_kernel_of(bhvd_dtype dtype)
-{
-    return dtype == BHVD_FLOAT64    ? BHVD_DEVICE_SCALE_F64
-           : dtype == BHVD_FLOAT16  ? BHVD_DEVICE_SCALE_F16
-           : dtype == BHVD_BFLOAT16 ? BHVD_DEVICE_SCALE_BF16
-                                    : BHVD_DEVICE_SCALE_F32;
-}
-
 static bhvd_status scale(struct nccl_run *x, bhvd_dtype dtype, void *dst, const void *src, double factor, size_t nbytes)
 {
     uint64_t count = nbytes / bhvd_dtype_size(dtype);
-    uint64_t blocks = (count + SCALE_PER_BLOCK - 1) / SCALE_PER_BLOCK;
     void *params[] = {&dst, &src, &factor, &count};
-    if (count == 0)
-        return BHVD_OK;
-    return nccl_run_checked(x, x->device->ops->launch(x->device, atomic_load(&x->device->kernels[scale_kernel_of(dtype)]),
-                                             (unsigned)(blocks < SCALE_BLOCKS_MAX ? blocks : SCALE_BLOCKS_MAX),
-                                             SCALE_THREADS, params, x->stream));
+    return count ? nccl_run_checked(x, device_launch_over(x->device, BHVD_DEVICE_SCALE, device_type_of(dtype), count, params, x->stream))
+                 : BHVD_OK;
 }
 
 // ------------------------------------------------------------------------------------------------------- allreduce
@@ -111,33 +91,38 @@ static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor
     return nccl_run_copy(x, dst, tensor->src, tensor->nbytes);
 }
 
-// Between the tensors and their places in the fusion buffer. Memory of the host is out of reach for the kernel that copies
-// many spans at once: it goes by copies of its own.
+// Between a tensor and its place in the fusion buffer. The host's memory is copied from and to by the driver, at once.
+static bhvd_status copy_one(struct nccl_run *x, struct device_copies *copies, const struct work *op, size_t t,
+                            unsigned char *fused, bool packs)
+{
+    const struct tensor *tensor = &op->tensors[t];
+    if (op->is_proxy)
+        return packs ? copy_zeros(x, fused, tensor) : BHVD_OK;
+    const struct staging_place *place = &op->staging->places[t];
+    if (packs)
+        return nccl_run_checked(x, device_copies_add(copies, fused, place->src, tensor->nbytes));
+    if (place->dst && !place->dst_on_host)
+        return nccl_run_checked(x, device_copies_add(copies, place->dst, fused, tensor->nbytes));
+    return finish_target(x, &(struct target){fused, place->dst ? place->dst : tensor->result, tensor->nbytes});
+}
+
 static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned char *fused, bool packs)
 {
-    struct device_span *table = (struct device_span *)(void *)x->tables->data + x->spans_used;
-    size_t spans = 0;
-    bhvd_status status = BHVD_OK;
+    struct device_copies copies;
+    size_t tensors = 0;
+    for (int i = 0; i < x->count; i++)
+        tensors += x->works[i]->tensor_count;
+    bhvd_status status = nccl_run_checked(x, device_copies_begin(&copies, &x->scratch, tensors));
     for (int i = 0; i < x->count && !status; i++) {
         const struct work *op = x->works[i];
         for (size_t t = 0; t < op->tensor_count && !status; t++) {
-            const struct tensor *tensor = &op->tensors[t];
-            const struct staging_place *place = op->is_proxy ? NULL : &op->staging->places[t];
-            if (tensor->dtype != dtype || !tensor->nbytes)
+            if (op->tensors[t].dtype != dtype)
                 continue;
-            if (packs && place)
-                table[spans++] = (struct device_span){place->src, fused, tensor->nbytes, 0};
-            else if (packs)
-                status = copy_zeros(x, fused, tensor);
-            else if (place && place->dst && !place->dst_on_host)
-                table[spans++] = (struct device_span){fused, place->dst, tensor->nbytes, 0};
-            else if (place)
-                status = finish_target(x, &(struct target){fused, place->dst ? place->dst : tensor->result, tensor->nbytes});
-            fused += aligned(tensor->nbytes);
+            status = copy_one(x, &copies, op, t, fused, packs);
+            fused += aligned(op->tensors[t].nbytes);
         }
     }
-    x->spans_used += spans;
-    return status ? status : nccl_run_checked(x, device_copy_spans(x->device, table, spans, x->stream));
+    return status ? status : nccl_run_checked(x, device_copies_end(&copies, 0));
 }
 
 bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction)

@@ -12,9 +12,10 @@ struct ring_run {
 };
 
 // values: where they lie as one vector.
-static int encode(struct ring_run *r, struct device_scratch *scratch, void *codes, void **values)
+static int encode(struct ring_run *r, void *codes, void **values)
 {
-    int code = staged_codes_pack(r->op, (struct device_span *)(void *)r->run->tables->data, scratch, values);
+    struct device_scratch *scratch = &r->run->scratch;
+    int code = staged_codes_pack(r->op, scratch, values);
     void *encoded = *values;
     if (!code && r->op->mixes_before)
         code = staged_codes_mix(r->op, &r->encoder, scratch, &encoded);
@@ -48,22 +49,19 @@ bhvd_status nccl_d_lp_s(struct nccl_run *x, const struct work *op)
         .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
         .peers = peers_of(BHVD_TOPOLOGY_RING, x->set->size, x->set->rank, 0),
     };
-    struct device_scratch scratch = {x->device, x->stream, NULL};
     const size_t nbytes = work_nbytes(op);
-    struct device_span *table = (struct device_span *)(void *)x->tables->data + op->tensor_count;
     void *codes = NULL, *values = NULL;
     if (!nbytes)
         return BHVD_OK;
     r.layout = device_encoder_layout(&r.encoder, nbytes / r.encoder.host.element, 1);
-    int code = device_scratch_acquire(&scratch, (size_t)(1 + r.peers.count) * r.layout.nbytes, &codes);
+    int code = device_scratch_acquire(&x->scratch, (size_t)(1 + r.peers.count) * r.layout.nbytes, &codes);
     if (!code)
-        code = encode(&r, &scratch, codes, &values);
+        code = encode(&r, codes, &values);
     bhvd_status status = nccl_run_checked(x, code);
     if (!status)
         status = exchange(&r, codes);
     code = status ? 0 : staged_codes_add(op, &r.encoder, &r.layout, &r.peers, codes, x->stream);
     if (!status && !code && op->mixes_after)
-        code = staged_codes_mix_results(op, &r.encoder, table, &scratch, values);
-    code = device_scratch_release(&scratch, code);
+        code = staged_codes_mix_results(op, &r.encoder, &x->scratch, values);
     return status ? status : nccl_run_checked(x, code);
 }

@@ -37,16 +37,19 @@ bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside)
     return nccl_run_enqueued(x, inside ? inside : result);
 }
 
-// ---------------------------------------------------------------------------------------------------------- memory
-
-bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size_t nbytes, struct device_buffer **out)
+static int has_passed(struct executor_context *run, void *arg)
 {
-    int code = device_buffer_acquire(x->device, memory, nbytes, out);
-    if (code)
-        return nccl_run_checked(x, code);
-    (*out)->next = x->scratch;
-    x->scratch = *out;
-    return BHVD_OK;
+    void **device_and_event = arg;
+    struct bhvd_device *device = device_and_event[0];
+    (void)run;
+    return device->ops->event_query(device, device_and_event[1]) != DEVICE_NOT_READY;
+}
+
+bhvd_status nccl_run_wait(struct nccl_run *x, void *event)
+{
+    void *device_and_event[] = {x->device, event};
+    bhvd_status status = run_until_gpu(x->run, has_passed, device_and_event);
+    return status ? status : nccl_run_checked(x, x->device->ops->event_query(x->device, event));
 }
 
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes)
@@ -92,20 +95,17 @@ bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct n
     }
     struct bhvd_device *device = group->device;
     struct nccl_run *x = *out = calloc(1, sizeof *x);
-    size_t spans = 0;
     if (!x)
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
     *x = (struct nccl_run){.run = run, .set = set, .levels = levels, .group = group,
-                           .device = device, .nccl = device->nccl, .works = works, .count = count, .stream = device->from_host};
-    for (int i = 0; i < count; i++)
-        spans += works[i]->tensor_count;
+                           .device = device, .nccl = device->nccl, .works = works, .count = count, .stream = device->from_host,
+                           .scratch = {device, device->from_host, NULL}};
     int code = device->ops->enter(device);
     if (code) {
         free(x);
         *out = NULL;
         return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     }
-    code = device_buffer_acquire(device, MEMORY_PINNED, 2 * spans * sizeof(struct device_span), &x->tables);
     for (int i = 0; i < count && !code; i++) {
         const struct work *op = works[i];
         run->nccl_payload += work_nbytes(op);
@@ -118,23 +118,11 @@ bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct n
     return nccl_run_checked(x, code);
 }
 
-static int is_done(struct executor_context *run, void *arg)
-{
-    const struct nccl_run *x = arg;
-    (void)run;
-    return x->device->ops->event_query(x->device, x->tables->done) != DEVICE_NOT_READY;
-}
-
 bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
 {
-    int code = 0;
     if (!x)
         return status;
-    for (struct device_buffer *buffer = x->scratch, *next; buffer; buffer = next) {
-        next = buffer->next;
-        code = code ? code : device_buffer_record(x->device, buffer, x->stream);
-        device_buffer_release(x->device, buffer);
-    }
+    int code = device_scratch_release(&x->scratch, 0);
     for (int i = 0; i < x->count && !status && !code; i++) {
         struct work *op = x->works[i];
         for (size_t t = 0; t < op->tensor_count && op->staging && !code; t++) {
@@ -146,18 +134,12 @@ bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
             code = device_buffer_record(x->device, op->staging->buffer, x->stream);
         }
     }
-    if (x->tables) {
-        code = code ? code : device_buffer_record(x->device, x->tables, x->stream);
-        device_buffer_release(x->device, x->group->last);
-        x->group->last = x->tables;
-        x->group->last_ns = clock_now_ns();
-    }
+    code = code ? code : x->device->ops->event_record(x->device, x->group->done, x->stream);
+    x->group->last_ns = clock_now_ns();
     if (!status)
         status = nccl_run_checked(x, code);
     if (!status && x->host_waits)
-        status = run_until_gpu(x->run, is_done, x);
-    if (!status && x->host_waits)
-        status = nccl_run_checked(x, x->device->ops->event_query(x->device, x->tables->done));
+        status = nccl_run_wait(x, x->group->done);
     x->device->ops->leave(x->device);
     free(x);
     return status;

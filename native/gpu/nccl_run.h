@@ -3,8 +3,8 @@
 #define BHVD_GPU_NCCL_RUN_H
 
 #include "collective/collective.h"
-#include "device/buffer.h"
 #include "device/nccl.h"
+#include "device/scratch.h"
 #include "gpu/nccl.h"
 #include "gpu/staging.h"
 #include "run/hierarchy.h"
@@ -19,9 +19,7 @@ struct nccl_run {
     struct work *const *works;
     int count;                          // of them
     void *stream;
-    struct device_buffer *tables;       // pinned: tables of spans, one after the other; its `done` ends the execution
-    size_t spans_used;
-    struct device_buffer *scratch;      // in use, linked by `next`
+    struct device_scratch scratch;      // until the execution's work on the stream is done
     bool host_waits;
 };
 
@@ -33,8 +31,8 @@ bhvd_status nccl_run_enqueued(struct nccl_run *x, nccl_result result);
 void nccl_run_keep(nccl_result *inside, nccl_result result);
 bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside);
 
-// Memory until the execution's work on the stream is done.
-bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size_t nbytes, struct device_buffer **out);
+// Until the event has passed.
+bhvd_status nccl_run_wait(struct nccl_run *x, void *event);
 // Between any two of host and device, in the order of the stream.
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes);
 

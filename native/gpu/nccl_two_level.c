@@ -9,25 +9,10 @@ enum {
     ALIGNMENT = 256                     // of shards, for vectors in NCCL's kernels
 };
 
-static int is_there(struct executor_context *run, void *arg)
-{
-    void **device_and_event = arg;
-    struct bhvd_device *device = device_and_event[0];
-    (void)run;
-    return device->ops->event_query(device, device_and_event[1]) != DEVICE_NOT_READY;
-}
-
 // The host may use the buffer when the stream has come to where it was marked: to be waited for.
 static bhvd_status mark(struct nccl_run *x, struct device_buffer *pinned)
 {
     return nccl_run_checked(x, x->device->ops->event_record(x->device, pinned->ready, x->stream));
-}
-
-static bhvd_status wait_for(struct nccl_run *x, struct device_buffer *pinned)
-{
-    void *device_and_event[] = {x->device, pinned->ready};
-    bhvd_status status = run_until_gpu(x->run, is_there, device_and_event);
-    return status ? status : nccl_run_checked(x, x->device->ops->event_query(x->device, pinned->ready));
 }
 
 static bhvd_status to_host(struct nccl_run *x, struct device_buffer *pinned, const void *src, size_t nbytes)
@@ -100,7 +85,7 @@ static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const 
 // Owners only, with the shard in pinned memory: the result there.
 static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
-    bhvd_status status = wait_for(x, piece->pinned);
+    bhvd_status status = nccl_run_wait(x, piece->pinned->ready);
     struct span span = {piece->pinned->data, piece->pinned->data, piece->shard};
     return status ? status : allreduce_links(x->run, x->levels->cross, &all->across,
                                              &(struct span_list){&span, 1, 1, piece->shard});
@@ -134,7 +119,7 @@ bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struc
     bhvd_status status = BHVD_OK;
     all.across.prescale = 1.0;
     for (int i = 0; i < 2 && h->index < h->shards && !status; i++)
-        status = nccl_run_scratch(x, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]);
+        status = nccl_run_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]));
     struct piece next = piece_of(h, &all, pinned, 0);
     if (!status)
         status = begin(x, &all, &next);
@@ -165,7 +150,7 @@ static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source
 {
     bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
     if (!status)
-        status = wait_for(x, pinned);       // for what is sent, or until the room is free
+        status = nccl_run_wait(x, pinned->ready);       // for what is sent, or until the room is free
     if (!status)
         status = broadcast_links(x->run, x->levels->cross, host, pinned->data, pinned->data, nbytes);
     if (status || is_source)
@@ -185,7 +170,7 @@ bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *s
     struct device_buffer *pinned[2] = {NULL, NULL};
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < 2 && h->index == bridge && !status; i++)
-        status = nccl_run_scratch(x, MEMORY_PINNED, most, &pinned[i]);
+        status = nccl_run_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, most, &pinned[i]));
     if (!status && is_source)
         status = broadcast_within(x, index, src, dst, nbytes);
     for (size_t begin = 0, number = 0; begin < nbytes && !status; begin += most, number++) {

@@ -32,24 +32,23 @@ static const struct staging_place *only_place(const struct work *op)
     return only;
 }
 
-static int copy_all(const struct work *op, struct device_span *table, unsigned char *vector, bool packs, void *stream)
+static int copy_all(const struct work *op, unsigned char *vector, bool packs, struct device_scratch *scratch)
 {
-    size_t count = 0;
-    for (size_t t = 0; t < op->tensor_count; t++) {
+    struct device_copies copies;
+    int code = device_copies_begin(&copies, scratch, op->tensor_count);
+    for (size_t t = 0; t < op->tensor_count && !code; t++) {
         const struct staging_place *place = &op->staging->places[t];
         const size_t nbytes = op->tensors[t].nbytes;
-        if (!nbytes)
-            continue;
         if (packs)
-            table[count++] = (struct device_span){place->src, vector, nbytes, 0};
+            code = device_copies_add(&copies, vector, place->src, nbytes);
         else if (is_on_device(place))
-            table[count++] = (struct device_span){vector, place->dst, nbytes, 0};
+            code = device_copies_add(&copies, place->dst, vector, nbytes);
         vector += nbytes;
     }
-    return device_copy_spans(op->staging->device, table, count, stream);
+    return device_copies_end(&copies, code);
 }
 
-int staged_codes_pack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void **out)
+int staged_codes_pack(const struct work *op, struct device_scratch *scratch, void **out)
 {
     const struct staging_place *only = only_place(op);
     if (only) {
@@ -57,7 +56,7 @@ int staged_codes_pack(const struct work *op, struct device_span *table, struct d
         return 0;
     }
     int code = device_scratch_acquire(scratch, work_nbytes(op), out);
-    return code ? code : copy_all(op, table, *out, true, scratch->stream);
+    return code ? code : copy_all(op, *out, true, scratch);
 }
 
 int staged_codes_target(const struct work *op, struct device_scratch *scratch, void **out)
@@ -69,13 +68,44 @@ int staged_codes_target(const struct work *op, struct device_scratch *scratch, v
     return 0;
 }
 
-int staged_codes_unpack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void *vector)
+int staged_codes_unpack(const struct work *op, struct device_scratch *scratch, void *vector)
 {
     const struct staging_place *only = only_place(op);
-    return only && is_on_device(only) ? 0 : copy_all(op, table, vector, false, scratch->stream);
+    return only && is_on_device(only) ? 0 : copy_all(op, vector, false, scratch);
 }
 
 // ------------------------------------------------------------------------------------------------- posted and ended
+
+// What a device copy has more than the vector stays: there is room for the errors of the longest chunk.
+static int keep_rest(const struct encoding *encoding, const struct bhvd_device_array *device_copy, struct device_scratch *scratch)
+{
+    const size_t count = encoding->layout->cut.count;
+    if (device_copy->count <= count)
+        return 0;
+    return scratch->device->ops->copy(scratch->device, encoding->lost + count, encoding->error + count,
+                                      (device_copy->count - count) * sizeof(float), scratch->stream);
+}
+
+int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
+                        struct device_buffer **lost, struct device_scratch *scratch)
+{
+    struct bhvd_device *device = scratch->device;
+    if (!device_copy)
+        return device_encoder_encode(encoder, encoding, scratch);
+    int code = device_copy_read(device_copy, device, scratch->stream, &encoding->error);
+    if (!code)
+        code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), lost);
+    if (code)
+        return code;
+    encoding->lost = (float *)(void *)(*lost)->data;
+    code = device_encoder_encode(encoder, encoding, scratch);
+    if (!code)
+        code = keep_rest(encoding, device_copy, scratch);
+    if (!code)
+        code = device_copy_read_end(device_copy, scratch->stream);
+    const int recorded = device_buffer_record(device, *lost, scratch->stream);
+    return code ? code : recorded;
+}
 
 static int encode(struct work *op, struct device_scratch *scratch, const void *values)
 {
@@ -92,25 +122,12 @@ static int encode(struct work *op, struct device_scratch *scratch, const void *v
     } else {
         code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
-    if (!code && op->worker_copy) {
-        code = device_copy_read(op->worker_copy, device, scratch->stream, &encoding.error);
-        if (!code)
-            code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.cut.count * sizeof(float), &codes->lost);
-        if (!code)
-            encoding.lost = (float *)(void *)codes->lost->data;
-    }
     if (!code)
-        code = device_encoder_encode(&codes->encoder, &encoding, scratch);
-    if (!code && op->worker_copy)
-        code = device_copy_read_end(op->worker_copy, scratch->stream);
+        code = staged_codes_encode(&codes->encoder, &encoding, op->worker_copy, &codes->lost, scratch);
     if (!code)
         code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
-    struct device_buffer *const kept[] = {codes->lost, codes->on_device};
-    for (int i = 0; i < 2; i++) {
-        const int recorded = kept[i] ? device_buffer_record(device, kept[i], scratch->stream) : 0;
-        code = code ? code : recorded;
-    }
-    return code;
+    const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
+    return code ? code : recorded;
 }
 
 static int mix(const struct work *op, const struct device_encoder *encoder, void *dst, const void *values,
@@ -139,14 +156,14 @@ int staged_codes_mix(const struct work *op, const struct device_encoder *encoder
     return code;
 }
 
-int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_span *table,
-                             struct device_scratch *scratch, const void *values)
+int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+                             const void *values)
 {
     void *results;
     int code = staged_codes_target(op, scratch, &results);
     if (!code)
         code = mix(op, encoder, results, values, op->after, scratch->stream);
-    return code ? code : staged_codes_unpack(op, table, scratch, results);
+    return code ? code : staged_codes_unpack(op, scratch, results);
 }
 
 static int start(struct work *op, void *stream)
@@ -159,7 +176,7 @@ static int start(struct work *op, void *stream)
     if (!code)
         code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
     if (!code)
-        code = staged_codes_pack(op, staging->table, &scratch, &values);
+        code = staged_codes_pack(op, &scratch, &values);
     if (!code && op->mixes_before)
         code = staged_codes_mix(op, &staging->codes->encoder, &scratch, &values);
     if (!code)
@@ -187,15 +204,13 @@ bhvd_status staged_codes_create(struct work *op, const struct kernel_table *kern
     codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
     const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
     unsigned char *room;
-    bhvd_status status = staging_open(
-        op, args, own_nbytes + codes->results_nbytes + op->tensor_count * sizeof *codes->table, &room, error);
+    bhvd_status status = staging_open(op, args, own_nbytes + codes->results_nbytes, &room, error);
     if (status) {
         free(codes);
         return status;
     }
     op->staging->codes = codes;
     codes->results = room + own_nbytes;
-    codes->table = (struct device_span *)(void *)(codes->results + codes->results_nbytes);
     codes->own = own_nbytes ? room : codes->results + (size_t)rank * codes->layout.nbytes;
     int code = start(op, args->stream);
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
@@ -226,7 +241,7 @@ static int decode(const struct work *op, struct device_scratch *scratch)
     else if (!code)
         code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
                                    work_sum_factor(op, codes->ranks), scratch->stream);
-    return code ? code : staged_codes_unpack(op, op->staging->table, scratch, values);
+    return code ? code : staged_codes_unpack(op, scratch, values);
 }
 
 int staged_codes_add(const struct work *op, const struct device_encoder *encoder, const struct code_layout *layout,
@@ -260,9 +275,9 @@ static int add(const struct work *op, struct device_scratch *scratch)
     if (!code)
         code = staged_codes_add(op, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
     if (!code && op->mixes_after)
-        code = staged_codes_pack(op, op->staging->table, scratch, &values);
+        code = staged_codes_pack(op, scratch, &values);
     if (!code && op->mixes_after)
-        code = staged_codes_mix_results(op, &codes->encoder, codes->table, scratch, values);
+        code = staged_codes_mix_results(op, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
     return code ? code : recorded;
 }

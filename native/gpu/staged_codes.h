@@ -24,7 +24,6 @@ struct staged_codes {
     size_t results_nbytes;              // D_LP_S: of peers,
     struct peers peers;                 // whose they are,
     struct device_buffer *on_device;    // and its own codes on the device, with room for theirs behind; else NULL
-    struct device_span *table;          // pinned, for results where staging's is in use
     struct device_buffer *lost;         // what the worker's errors are when this has ended; NULL: none are fed back
 };
 
@@ -43,6 +42,10 @@ static inline struct ready_codes staged_codes_ready(const struct staged_codes *c
     return (struct ready_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
 }
 
+// Encodes with the errors of a device copy, whose new ones come to *lost. device_copy NULL: none are fed back.
+int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
+                        struct device_buffer **lost, struct device_scratch *scratch);
+
 // D_LP_S: its replicas += D(their codes), which lie one behind the other on the device: the own one, then those of the peers.
 int staged_codes_add(const struct work *op, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream);
@@ -50,15 +53,14 @@ int staged_codes_add(const struct work *op, const struct device_encoder *encoder
 // D_LP_S: what is encoded, of the tensors' values, which lie at *values and may be mixed to somewhere else.
 int staged_codes_mix(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
                      void **values);
-// And the results of values and replicas, to where they belong. table: for one more copy.
-int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_span *table,
-                             struct device_scratch *scratch, const void *values);
+// And the results of values and replicas, to where they belong.
+int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+                             const void *values);
 
 // The tensors of an operation as one vector on the device, whose places `staging` knows: the only one where it lies, or scratch
-// memory, to and from which the tensors are copied in one launch by the table; not to results on the host.
-int staged_codes_pack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void **out);
+// memory, to and from which the tensors are copied in one launch; not to results on the host.
+int staged_codes_pack(const struct work *op, struct device_scratch *scratch, void **out);
 int staged_codes_target(const struct work *op, struct device_scratch *scratch, void **out);
-int staged_codes_unpack(const struct work *op, struct device_span *table, struct device_scratch *scratch,
-                        void *vector);
+int staged_codes_unpack(const struct work *op, struct device_scratch *scratch, void *vector);
 
 #endif

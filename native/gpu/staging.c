@@ -4,10 +4,14 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "device/buffer.h"
+#include "device/scratch.h"
 
-enum { ALIGNMENT = 64 };                // of each tensor in a buffer: whole cache lines, and vectors in kernels
+enum {
+    ALIGNMENT = 64,                     // of each tensor in a buffer: whole cache lines, and vectors in kernels
+    SMALL_BYTES = 1 << 20               // below: a copy of its own takes longer to start than to pack; above, memory is dearer
+};
 
+static bool is_small(const struct tensor *tensor) { return tensor->nbytes < SMALL_BYTES; }
 static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 static bool allocates_result(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL; }
 
@@ -34,39 +38,83 @@ static bhvd_status check(const struct bhvd_args *args, struct bhvd_error *error)
     return BHVD_OK;
 }
 
-// Lays the tensors out in the buffer, and fills the table with what is to be copied out. Returns its length.
-static size_t lay_out(struct work *op, const struct bhvd_args *args, int set_size, bool is_read, unsigned char *at)
+// Gives every tensor its place in the buffer, and its result one: the same, but for a reducescatter. Small ones come first.
+static void lay_out(struct work *op, const struct bhvd_args *args, int set_size, unsigned char *at)
 {
-    const struct staging *staging = op->staging;
-    size_t copies = 0;
-    if (staging->direct)
-        return 0;
-    for (size_t t = 0; t < op->tensor_count; t++) {
-        struct tensor *tensor = &op->tensors[t];
-        const bool separate = op->kind == BHVD_REDUCESCATTER;
-        if (tensor->nbytes && is_read)
-            staging->table[copies++] = (struct device_span){tensor->src, at, tensor->nbytes, 0};
-        tensor->src = at;
-        if (tensor->dst && !args->tensors[t].dst_on_host)
-            tensor->dst = separate ? at + aligned(tensor->nbytes) : at;
-        at += aligned(tensor->nbytes) + (separate ? aligned(part_nbytes(tensor, set_size)) : 0);
+    for (int small = 1; small >= 0; small--) {
+        for (size_t t = 0; t < op->tensor_count; t++) {
+            struct tensor *tensor = &op->tensors[t];
+            if (is_small(tensor) != small)
+                continue;
+            unsigned char *const src = at;
+            at += aligned(tensor->nbytes);
+            tensor->src = src;
+            if (tensor->dst && !args->tensors[t].dst_on_host)
+                tensor->dst = op->kind == BHVD_REDUCESCATTER ? at : src;
+            if (op->kind == BHVD_REDUCESCATTER)
+                at += aligned(part_nbytes(tensor, set_size));
+            op->staging->small_count += (size_t)small;
+        }
+        if (small)
+            op->staging->small_nbytes = (size_t)(at - op->staging->buffer->data);
     }
-    return copies;
 }
 
-static int start(struct work *op, const struct bhvd_args *args, int set_size, bool is_read, unsigned char *at)
+static int copy_over_link(struct device_scratch *scratch, void *device, void *pinned, size_t nbytes, bool to_host)
+{
+    return scratch->device->ops->copy(scratch->device, to_host ? pinned : device, to_host ? device : pinned, nbytes,
+                                      scratch->stream);
+}
+
+// Copies one tensor out, or its result back. packed: the device's side of all small ones, as they lie in pinned memory; NULL: none.
+static int copy_one(const struct work *op, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
+{
+    const struct tensor *tensor = &op->tensors[t];
+    const struct staging_place *place = &op->staging->places[t];
+    void *device = to_host ? (void *)(uintptr_t)place->src : place->dst;
+    unsigned char *pinned = to_host ? (unsigned char *)(uintptr_t)tensor->src : tensor->dst;
+    const size_t nbytes = !to_host && op->kind == BHVD_REDUCESCATTER ? tensor->result_nbytes : tensor->nbytes;
+    if (!nbytes || (!to_host && (!place->dst || place->dst_on_host)))
+        return 0;
+    if (!packed || !is_small(tensor))
+        return copy_over_link(copies->scratch, device, pinned, nbytes, to_host);
+    packed += pinned - op->staging->buffer->data;
+    return device_copies_add(copies, to_host ? packed : device, to_host ? device : packed, nbytes);
+}
+
+// All of them.
+static int copy_all(const struct work *op, struct device_scratch *scratch, bool to_host)
+{
+    const struct staging *staging = op->staging;
+    const bool packs = device_copies_launch(scratch->device, staging->small_count);
+    struct device_copies copies;
+    void *packed = NULL;
+    int code = device_copies_begin(&copies, scratch, staging->small_count);
+    if (!code && packs)
+        code = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
+    if (!code && packs && !to_host)
+        code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
+    for (size_t t = 0; t < op->tensor_count && !code; t++)
+        code = copy_one(op, t, to_host, packed, &copies);
+    code = device_copies_end(&copies, code);
+    if (!code && packs && to_host)
+        code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
+    return device_scratch_release(scratch, code);
+}
+
+static int start(struct work *op, const struct bhvd_args *args, bool is_read)
 {
     struct bhvd_device *device = args->gpu;
     const struct device_ops *ops = device->ops;
     struct device_buffer *buffer = op->staging->buffer;
-    const size_t copies = lay_out(op, args, set_size, is_read, at);
+    struct device_scratch scratch = {device, device->to_host, NULL};
     int code = ops->event_record(device, buffer->ready, args->stream);
     if (op->staging->direct)
         return code;
     if (!code)
         code = ops->stream_wait_event(device, device->to_host, buffer->ready);
-    if (!code)
-        code = device_copy_spans(device, op->staging->table, copies, device->to_host);
+    if (!code && is_read)
+        code = copy_all(op, &scratch, true);
     if (!code)
         code = ops->event_record(device, buffer->ready, device->to_host);
     if (!code)
@@ -78,7 +126,6 @@ bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t n
                          struct bhvd_error *error)
 {
     struct bhvd_device *device = args->gpu;
-    const size_t table = aligned(op->tensor_count * sizeof(struct device_span));
     bhvd_status status = check(args, error);
     if (status)
         return status;
@@ -90,14 +137,13 @@ bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t n
     for (size_t t = 0; t < op->tensor_count; t++)
         staging->places[t] = (struct staging_place){args->tensors[t].src, args->tensors[t].dst,
                                                     args->tensors[t].dst_on_host != 0, NULL};
-    int code = device_buffer_acquire(device, MEMORY_PINNED, table + nbytes, &staging->buffer);
+    int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
     if (code) {
         free(staging);
         return device_failed(device, code, "pinned memory cannot be had", error);
     }
     device_hold(device);
-    staging->table = (struct device_span *)(void *)staging->buffer->data;
-    *out = staging->buffer->data + table;
+    *out = staging->buffer->data;
     op->staging = staging;
     return BHVD_OK;
 }
@@ -117,7 +163,9 @@ bhvd_status staging_create(struct work *op, const struct bhvd_args *args, int se
     if (status)
         return status;
     op->staging->direct = direct;
-    int code = start(op, args, set_size, op->kind != BHVD_BROADCAST || args->root_rank == rank, at);
+    if (!direct)
+        lay_out(op, args, set_size, at);
+    int code = start(op, args, op->kind != BHVD_BROADCAST || args->root_rank == rank);
     return code ? device_failed(args->gpu, code, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
@@ -140,17 +188,10 @@ bhvd_status staging_end(struct work *op, struct bhvd_error *error)
     struct staging *staging = op->staging;
     struct bhvd_device *device = staging->device;
     struct device_buffer *buffer = staging->buffer;
-    size_t copies = 0;
+    struct device_scratch scratch = {device, device->from_host, NULL};
     if (staging->by_nccl)               // which writes the results
         return BHVD_OK;
-    for (size_t t = 0; t < staging->count && (op->kind != BHVD_D_LP_S || op->mixes_after); t++) {
-        const struct tensor *tensor = &op->tensors[t];
-        const struct staging_place *place = &staging->places[t];
-        const size_t nbytes = op->kind == BHVD_REDUCESCATTER ? tensor->result_nbytes : tensor->nbytes;
-        if (place->dst && !place->dst_on_host && nbytes)
-            staging->table[copies++] = (struct device_span){tensor->dst, place->dst, nbytes, 0};
-    }
-    int code = device_copy_spans(device, staging->table, copies, device->from_host);
+    int code = op->kind != BHVD_D_LP_S || op->mixes_after ? copy_all(op, &scratch, false) : 0;
     if (!code)
         code = device->ops->event_record(device, buffer->done, device->from_host);
     if (code)

@@ -1,9 +1,10 @@
 // Operations on tensors of a device, through pinned memory, so that everything above sees the host's memory:
 //
-//     posted      an event of the framework's stream; stream to_host waits for it, copies the tensors out, records `ready`
+//     posted      an event of the framework's stream; stream to_host waits for it, copies the tensors out, records `ready`;
+//                 small ones are packed on the device and cross the link by one copy
 //     announced   when the engine sees `ready`; until then it lies in ctx->staged (core/execution/engine.c)
 //     executed    as any operation, in pinned memory
-//     ended       stream from_host copies the results back and records `done`
+//     ended       stream from_host copies the results back, in the same way, and records `done`
 //     waited for  the framework's stream waits for `done`; the host does not
 //
 // Results that the core allocates (allgather, alltoall) stay in the host's memory.
@@ -30,10 +31,10 @@ struct staging_place {
 struct staging {
     struct bhvd_device *device;
     struct device_buffer *buffer;       // pinned; `ready`: the tensors may be read, `done`: the results are there
-    struct device_span *table;          // inside the buffer
     bool direct, by_nccl;               // how it was posted; how it was executed
     struct staged_codes *codes;         // encoded on the device (gpu/staged_codes.h); NULL: not
     bool host_waits;                    // direct, but the execution waits for the tensors: announced when they are there
+    size_t small_count, small_nbytes;   // tensors that are packed on the device where it has the kernel, first in the buffer
     size_t count;
     struct staging_place places[];
 };
@@ -42,7 +43,7 @@ struct staging {
 // set_size: of the operation's process set; rank: this one's. On error nothing is left, and the tensors are as they were.
 bhvd_status staging_create(struct work *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error);
-// The part of it that copies nothing: op->staging with a pinned buffer for the table and for nbytes more, at *out.
+// The part of it that copies nothing: op->staging with a pinned buffer of nbytes, at *out.
 bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
                          struct bhvd_error *error);
 // 1: the tensors are in the host's memory, or need not be. 0: not yet. -1: the GPU failed, *error says how.

@@ -452,32 +452,24 @@ bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_te
 
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
 
-typedef enum bhvd_device_kind {
-    BHVD_DEVICE_CUDA = 0,
-    BHVD_DEVICE_CPU = 1         /* the host's memory as a device, for tests (native/device/cpu.c) */
-} bhvd_device_kind;
-
-/* Kernels of native/device/kernels.cu that operations use where they are set. All but the first are four: of float32 by
- * the number given here, then of float64, float16, bfloat16. */
+/* Kernels of native/device/kernels.cu that operations use where they are set: by their names there, in capitals. All but the
+ * first are four, of float32, float64, float16 and bfloat16. */
 typedef enum bhvd_device_kernel {
-    BHVD_DEVICE_COPY_SPANS = 0,
-    BHVD_DEVICE_SCALE_F32 = 1, BHVD_DEVICE_SCALE_F64 = 2, BHVD_DEVICE_SCALE_F16 = 3, BHVD_DEVICE_SCALE_BF16 = 4,
-    BHVD_DEVICE_FEED_ERROR = 5, BHVD_DEVICE_UPDATE_RESIDUAL = 9,
-    BHVD_DEVICE_MINMAX_UINT8_RANGES = 13, BHVD_DEVICE_MINMAX_UINT8_ENCODE = 17, BHVD_DEVICE_MINMAX_UINT8_DECODE = 21,
-    BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM = 25,
-    BHVD_DEVICE_SIGN_ENCODE = 29, BHVD_DEVICE_SIGN_HEADER = 33, BHVD_DEVICE_SIGN_DECODE = 37,
-    BHVD_DEVICE_SIGN_DECODE_SUM = 41,
-    BHVD_DEVICE_TERNARY_ENCODE = 45, BHVD_DEVICE_TERNARY_DECODE = 49, BHVD_DEVICE_TERNARY_DECODE_SUM = 53,
-    BHVD_DEVICE_QSGD_ENCODE = 57, BHVD_DEVICE_QSGD_HEADER = 61, BHVD_DEVICE_QSGD_DECODE = 65,
-    BHVD_DEVICE_QSGD_DECODE_SUM = 69,
-    BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD = 73, BHVD_DEVICE_SIGN_DECODE_ADD = 77, BHVD_DEVICE_TERNARY_DECODE_ADD = 81,
-    BHVD_DEVICE_QSGD_DECODE_ADD = 85,
-    BHVD_DEVICE_MIX = 89,
-    BHVD_DEVICE_KERNEL_COUNT = 93
+    BHVD_DEVICE_COPY_SPANS,
+    BHVD_DEVICE_SCALE, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_MIX,
+    BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_MINMAX_UINT8_ENCODE, BHVD_DEVICE_MINMAX_UINT8_DECODE,
+    BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM,
+    BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_ADD,
+    BHVD_DEVICE_SIGN_DECODE_SUM,
+    BHVD_DEVICE_TERNARY_ENCODE, BHVD_DEVICE_TERNARY_DECODE, BHVD_DEVICE_TERNARY_DECODE_ADD, BHVD_DEVICE_TERNARY_DECODE_SUM,
+    BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE, BHVD_DEVICE_QSGD_DECODE_ADD,
+    BHVD_DEVICE_QSGD_DECODE_SUM,
+    BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE, BHVD_DEVICE_ROTATED_DECODE_ADD,
+    BHVD_DEVICE_ROTATED_DECODE_SUM, BHVD_DEVICE_ROTATED_RECODE,
+    BHVD_DEVICE_KERNEL_COUNT
 } bhvd_device_kernel;
 
 struct bhvd_device_options {
-    int kind;                   /* bhvd_device_kind */
     int index;                  /* as the driver counts: CUDA_VISIBLE_DEVICES is heeded */
     const char *libraries;      /* files to try for libcuda.so.1, separated by ':', before the one that the process has
                                  * loaded already; NULL or "": none */
@@ -489,8 +481,8 @@ struct bhvd_device_options {
  * BHVD_ERR_ARGUMENT, no such GPU; BHVD_ERR_SYSTEM, it failed. */
 bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_device **out, struct bhvd_error *error);
 void bhvd_device_drop(bhvd_device *device);     /* drop(NULL) is fine */
-/* The driver's function handle, compiled for this GPU; it must live as long as the device. NULL: do without. */
-bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, void *function);
+/* The driver's function handle, compiled for this GPU; it must live as long as the device. NULL: do without. type: 0 to 3. */
+bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, int type, void *function);
 /* The stream that reads tensors of operations (to_host 1) or writes them (0): memory that the framework gives to others
  * must wait for both. */
 void *bhvd_device_stream(bhvd_device *device, int to_host);

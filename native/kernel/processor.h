@@ -22,8 +22,10 @@ typedef unsigned long long uint64_t;
 
 #ifdef __CUDACC__
 #define CODEC_INLINE static __host__ __device__ inline
+#define CODEC_CONSTANT static __constant__ const
 #else
 #define CODEC_INLINE static inline
+#define CODEC_CONSTANT static const
 #endif
 
 #endif

@@ -34,14 +34,12 @@
 // Each 256 elements are `bits` parts of 32 bytes: 16 words of 16 bits. A part of b-bit numbers holds 256 / b elements: element
 // 16 k + j in the bits from b k on of word j. Numbers: q, and the sign above it. 3 bits: q in two parts of 2 bits each, then the
 // signs in one of 1 bit.
+// Plain C that a CUDA file includes as well.
 #ifndef BHVD_KERNEL_ROTATED_H
 #define BHVD_KERNEL_ROTATED_H
 
-#include <stdbool.h>
-
 #include "kernel/codec_random.h"
 #include "kernel/element.h"
-#include "kernel/kernel.h"
 
 enum {
     ROTATED_VERSION = 1,
@@ -63,21 +61,19 @@ struct rotated_levels {
     float level[8], threshold[7];
 };
 
-static const struct rotated_levels ROTATED_1 = {1, {0.7978845608f}, {0}},
-                                   ROTATED_2 = {2, {0.4527800346f, 1.5104176085f}, {0.9815988216f}},
-                                   ROTATED_3 = {3, {0.2450941790f, 0.7560052813f, 1.3439092785f, 2.1519457045f},
-                                                {0.5005497301f, 1.0499572799f, 1.7479274915f}},
-                                   ROTATED_4 = {4, {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f, 1.2562311973f,
-                                                    1.6180463860f, 2.0690172265f, 2.7325895710f},
-                                                {0.2582216647f, 0.5224037090f, 0.7995497875f, 1.0992858271f, 1.4371387917f,
-                                                 1.8435318063f, 2.4008033988f}};
+CODEC_CONSTANT struct rotated_levels ROTATED_LEVELS[] = {
+    {1, {0.7978845608f}, {0}},
+    {2, {0.4527800346f, 1.5104176085f}, {0.9815988216f}},
+    {3, {0.2450941790f, 0.7560052813f, 1.3439092785f, 2.1519457045f}, {0.5005497301f, 1.0499572799f, 1.7479274915f}},
+    {4, {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f, 1.2562311973f, 1.6180463860f, 2.0690172265f, 2.7325895710f},
+     {0.2582216647f, 0.5224037090f, 0.7995497875f, 1.0992858271f, 1.4371387917f, 1.8435318063f, 2.4008033988f}}};
 
 // Each of the codecs: its number, the name of its functions, its levels.
-#define ROTATED_EACH(of)                            \
-    of(BHVD_CODEC_ROTATED1, rotated1, ROTATED_1)    \
-    of(BHVD_CODEC_ROTATED2, rotated2, ROTATED_2)    \
-    of(BHVD_CODEC_ROTATED3, rotated3, ROTATED_3)    \
-    of(BHVD_CODEC_ROTATED4, rotated4, ROTATED_4)
+#define ROTATED_EACH(of)                                    \
+    of(BHVD_CODEC_ROTATED1, rotated1, ROTATED_LEVELS[0])    \
+    of(BHVD_CODEC_ROTATED2, rotated2, ROTATED_LEVELS[1])    \
+    of(BHVD_CODEC_ROTATED3, rotated3, ROTATED_LEVELS[2])    \
+    of(BHVD_CODEC_ROTATED4, rotated4, ROTATED_LEVELS[3])
 
 // Elements of a block, or 0 when the parameter is out of range.
 CODEC_INLINE size_t rotated_size(double parameter)
@@ -143,12 +139,16 @@ CODEC_INLINE uint64_t rotated_key(const void *code)
     return key;
 }
 
-// struct kernel_transform
-static inline size_t rotated_coefficients(size_t count, const struct bhvd_codec_options *options)
+// The power of two by which a float, greater than 0, comes to lie in [1, 2).
+CODEC_INLINE double rotated_factor(float largest)
 {
-    return rotated_count(count, rotated_size(options->parameter));
+    const double wide = largest;
+    uint64_t bits;
+    double factor;
+    memcpy(&bits, &wide, sizeof bits);
+    bits = (2046 - (bits >> 52)) << 52;
+    memcpy(&factor, &bits, sizeof factor);
+    return factor;
 }
-
-static inline bool rotated_are_alike(const void *a, const void *b) { return rotated_key(a) == rotated_key(b); }
 
 #endif

@@ -73,7 +73,6 @@ INLINE char *scale_of_block(const struct codes *at, size_t begin)
 SHARED double normalize(float *a, size_t d)
 {
     float largest = 0;
-    int exponent;
     for (size_t i = 0; i < d; i++) {
         if (!(fabsf(a[i]) <= FLT_MAX))
             return (double)NAN;
@@ -81,8 +80,7 @@ SHARED double normalize(float *a, size_t d)
     }
     if (largest == 0)
         return 0;
-    frexp((double)largest, &exponent);
-    const double factor = ldexp(1, 1 - exponent);
+    const double factor = rotated_factor(largest);
     for (size_t i = 0; i < d; i++)
         a[i] = (float)(a[i] * factor);
     return factor;
@@ -169,6 +167,13 @@ SHARED void decode(const struct coder *coder, const struct io *io, void *dst, co
 }
 
 // ------------------------------------------------------------------------------------------------ struct kernel_transform
+
+INLINE size_t rotated_coefficients(size_t count, const struct bhvd_codec_options *options)
+{
+    return rotated_count(count, rotated_size(options->parameter));
+}
+
+INLINE bool rotated_are_alike(const void *a, const void *b) { return rotated_key(a) == rotated_key(b); }
 
 SHARED void coefficients_add(const struct coder *coder, float *sum, const void *src, size_t count,
                              const struct bhvd_codec_options *options)

@@ -48,9 +48,7 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
 {
     const struct kernel_table *kernels = e->kernels;
     struct bhvd_codec_options options = e->options;
-    const bool is_shared = encoder_transform(e) != NULL;
-    options.seed = segments_mix(is_shared ? encoder_seed(options.seed, 0, ENCODER_VALUES) : encoder_seed(options.seed, e->rank, pass),
-                                begin);
+    options.seed = segments_mix(encoder_own_seed(e, pass), begin);
     if (!error) {
         e->codec->encode(code, value, count, &options);
         return;

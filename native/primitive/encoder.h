@@ -54,6 +54,12 @@ static inline uint64_t encoder_seed(uint64_t seed, int rank, enum encoder_pass p
     return segments_mix(segments_mix(seed, (uint64_t)rank), pass);
 }
 
+// The same of one's own.
+static inline uint64_t encoder_own_seed(const struct encoder *e, enum encoder_pass pass)
+{
+    return encoder_transform(e) ? encoder_seed(e->options.seed, 0, ENCODER_VALUES) : encoder_seed(e->options.seed, e->rank, pass);
+}
+
 static inline size_t encoder_align(size_t size) { return (size + 63) / 64 * 64; }
 
 #endif

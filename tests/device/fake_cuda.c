@@ -5,7 +5,8 @@
  *   - The memory of each GPU lies in an arena that nobody may touch: the pages are PROT_NONE. Copies go through a second
  *     mapping of the same memory; while a kernel runs, the pages are open. Code that reads a device pointer on the host
  *     crashes. An address of ordinary memory with the bit TAG set is device memory as well: no processor reads such an address.
- *   - A kernel reaches the memory of its own GPU and pinned memory, within what was allocated and not freed.
+ *   - A kernel reaches the memory of its own GPU, within what was allocated and not freed. Pinned memory it could reach, but each
+ *     access would cross the link.
  *   - Each GPU has a context. A stream, a kernel or an event of another one than the current one is refused.
  *   - Each stream is a thread that works late and takes its time, so that an order nobody asked for shows.
  *   - A copy to pageable memory returns when it is done; one from there has read its source when it returns.
@@ -172,9 +173,8 @@ static _Thread_local const struct context *running;     /* whose kernel runs on 
 /* What a kernel may touch. */
 static int reaches(uint64_t address, size_t nbytes)
 {
-    if (!in_arena(address))
-        return is_pinned(address, nbytes);
-    return (address - (uintptr_t)fake.arena) / ARENA == (size_t)running->device && is_allocated(address, nbytes);
+    return in_arena(address) && (address - (uintptr_t)fake.arena) / ARENA == (size_t)running->device &&
+           is_allocated(address, nbytes);
 }
 
 static void open_arenas(int step)

@@ -65,7 +65,7 @@ struct counts {
 };
 
 #ifdef PTX_COUNTS
-enum { SITES = 4096 };
+enum { SITES = 2048 };                  // accesses of a kernel's code
 struct access {
     uint32_t warp, site, occurrence, writes;
     uint64_t sector;
@@ -167,6 +167,15 @@ static inline char *shared_memory(struct thread *t, uint64_t address, size_t nby
     for (uint64_t i = address; i < address + nbytes; i++)
         check_byte(t, &t->block->shadow[i], writes, 0, i, at);
     return t->block->shared + address;
+}
+
+// The compiler's own addresses: of constants, which are read only.
+static inline char *const_memory(struct thread *t, uint64_t address, size_t nbytes, bool writes, const char *at, int site)
+{
+    (void)writes, (void)site;
+    if (address % nbytes)
+        FAULT(t, MISALIGNED_ADDRESS, "address 0x%llx is not aligned to %zu bytes, at %s", (unsigned long long)address, nbytes, at);
+    return (char *)(uintptr_t)address;
 }
 
 static struct byte *global_byte(struct thread *t, uint64_t address)

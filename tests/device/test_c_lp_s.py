@@ -3,6 +3,8 @@
 No GPU takes part: the driver is a stand-in (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same
 operation in the host's memory, values and error states, bit for bit.
 """
+import itertools
+
 import numpy as np
 import pytest
 
@@ -106,13 +108,13 @@ def test_each_rank_encodes_where_it_can(world):
 def test_what_goes_by_way_of_the_host(world):
     """Codecs without kernels; results on the host, with errors that were on the device a step before."""
     device = fake_device_with_kernels()
-    float16, rotated = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "rotated2"))
+    float16, topk = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "topk"))
 
     def call(rank, context):
         placement, error, expected = FakePlacement(device), ErrorState(50, 2), ErrorState(50, 2)
         results = train(rank, context, device, float16, "float32", [(50,)], True)
         for errors in (False, True):
-            results += train(rank, context, device, rotated, "float32", [(700,)], errors)
+            results += train(rank, context, device, topk, "float32", [(700,)], errors)
         for step in range(2):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
@@ -215,7 +217,7 @@ def test_what_fails_changes_no_errors(world):
 
 
 @pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
-@pytest.mark.parametrize("codec", [CODED[0], CODED[1], CODED[3], CODED[4]], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", [*CODED[:2], *CODED[3:5], CODED[-3]], ids=lambda codec: codec.name)
 def test_every_codec_by_nccl(world, codec):
     """The first operation was staged before the ranks agreed on NCCL; all are executed by it."""
     devices = [own_device(rank) for rank in range(world.n)]
@@ -230,16 +232,42 @@ def test_every_codec_by_nccl(world, codec):
     assert fake_cuda().nccl_groups() - before >= (groups if world.n > 1 else STEPS) * world.n
 
 
+@pytest.mark.parametrize("n, transport", [(3, "shm")])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("by_nccl", [True, False])
+def test_means_of_rotated_codes(world, dtype, by_nccl):
+    """Of ranks with equal seeds and others; blocks of zeros, with a NaN, and of tiny numbers."""
+    def call(rank, context):
+        results, codec = [], CODED[-3]
+        placement = FakePlacement(own_device(rank) if by_nccl else fake_device_with_kernels())
+        for equal, errors in itertools.product((True, False), (False, True)):
+            (host,) = values(dtype, [(6000,)], rank, 3)
+            host[:700] = 0
+            host[2000:3000] *= 1e-20 if dtype == "float32" else 0
+            host[4000] = np.nan if rank == 1 else 1
+            array = placement.array(host.copy(), dtype)
+            memory = [ErrorState(6000, 3) if errors else None for _ in range(2)]
+            for views, error, where in (([view(host, dtype, "in place")], memory[0], "host"),
+                                        ([array.view(array)], memory[1], "gpu")):
+                post(context, f"{where}.{equal}.{errors}", views, codec, error, step=0 if equal else rank)
+            results.append((array.numpy(), host))
+            if errors:
+                results += [(memory[1].worker, memory[0].worker), (memory[1].server, memory[0].server)]
+        return results
+
+    assert_equal(world.run(call))
+
+
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_errors_move_between_nccl_and_the_host(world):
     """Results on the host, by NCCL; codecs that NCCL's ranks have no kernels for; errors read in between."""
     devices = [own_device(rank) for rank in range(2)]
-    float16, rotated = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "rotated2"))
+    float16, topk = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "topk"))
 
     def call(rank, context):
         placement, error, expected = FakePlacement(devices[rank]), ErrorState(50, 2), ErrorState(50, 2)
         results = []
-        for step, codec in enumerate([CODED[1], CODED[1], float16, rotated, CODED[1], CODED[1]]):
+        for step, codec in enumerate([CODED[1], CODED[1], float16, topk, CODED[1], CODED[1]]):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
             to_host = step in (1, 5)

@@ -240,7 +240,7 @@ def test_what_fails_changes_no_replicas(world):
 
 
 @pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
-@pytest.mark.parametrize("codec", [CODED[0], CODED[2], CODED[4]], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", [CODED[0], CODED[2], CODED[4], CODED[-3]], ids=lambda codec: codec.name)
 def test_every_codec_by_nccl(world, codec):
     """The first operation was staged before the ranks agreed on NCCL; one in between goes by way of the host."""
     devices = [own_device(rank) for rank in range(world.n)]

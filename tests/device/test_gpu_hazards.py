@@ -220,7 +220,7 @@ def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch):
     devices = [Device(index, files=fake_cuda_path(), nccl=fake_cuda_path()) for index in (3, 4)]
     for one in devices:
         kernels = device_kernels.Kernels(one.index)
-        one.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
+        one.set_kernels({name: kernels.handle(name) for name in KERNELS}, kernels)
     at = [FakePlacement(one) for one in devices]
     with World(2, "shm") as world:
         def call(rank, context):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.device import COPY_SPANS
 from device_arrays import FakePlacement, emulation, fake_cuda, fake_device, names, sums_overwritten_in_flight
 from values import make
 from world import DTYPES, World, result, view
@@ -174,21 +173,23 @@ def test_pinned_memory_is_used_again(world):
             np.testing.assert_array_equal(values, np.full(3000, sum(step + rank for rank in range(world.n))))
 
 
-def test_many_tensors_take_one_launch(world):
-    """With the kernel of a device, here compiled for the CPU: a group is copied out and back by one launch each."""
+def test_small_tensors_cross_the_link_by_one_copy(world):
+    """With the kernel of a device, here compiled for the CPU: packed and unpacked there by one launch each."""
     kernels = emulation()
 
     def call(rank, context):
         placement = FakePlacement()
-        rows = [placement.array(np.full(size, rank + size, np.float32)) for size in (1, 7, 4096, 20000, 33)]
+        rows = [placement.array(np.full(size, rank + size, np.float32)) for size in (1, 7, 1 << 18, 4096, 20000, 33)]
         context.post(native.ALLREDUCE, "kernel", [row.view(row) for row in rows]).wait()
         return [row.numpy() for row in rows]
 
-    before = fake_cuda().launches()
-    fake_device().set_kernels({COPY_SPANS: kernels.handle("copy_spans")}, kernels)
+    before, copies = fake_cuda().launches(), fake_cuda().copies()
+    fake_device().set_kernels({"copy_spans": kernels.handle("copy_spans")}, kernels)
     outcomes = world.run(call)
-    fake_device().set_kernels({COPY_SPANS: 0}, None)
+    fake_device().set_kernels({"copy_spans": 0}, None)
     assert fake_cuda().launches() - before == 2 * world.n
+    # Each way the table of the launch, all small ones, the large one; and to and from the test's own arrays.
+    assert fake_cuda().copies() - copies == (2 * 3 + 2 * 6) * world.n
     for rows in outcomes:
         for row in rows:
             np.testing.assert_array_equal(row, np.full(row.size, sum(rank + row.size for rank in range(world.n))))

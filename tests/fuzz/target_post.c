@@ -12,6 +12,7 @@
 
 #include "core/context/context.h"
 #include "core/context/operation.h"
+#include "../native/host_device.h"
 
 enum { RANKS = 2, OPERATIONS_MAX = 12, TENSORS_MAX = 4, DIMS_MAX = 300, SPLITS_MAX = 8, ELEMENTS_MAX = 2048, COUNT = 5,
        SECONDS_MAX = 60 };
@@ -311,11 +312,9 @@ static void create_ranks(void *world)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct supply s = {data, data + size};
-    const struct bhvd_device_options options = {.kind = BHVD_DEVICE_CPU};
-    struct bhvd_error error;
     void *world = bhvd_inproc_world_create(RANKS);
     alarm(SECONDS_MAX);         // a finding: an operation that never ends
-    REQUIRE(!bhvd_device_create(&options, &device, &error));
+    device = host_device_create();
     create_ranks(world);
     for (int i = 0; i < OPERATIONS_MAX && s.at < s.end; i++)
         run_operation(&s, i);

@@ -64,10 +64,10 @@ class _Table:
               f"{100 * bandwidth / self.copy_bandwidth:>6.1f} %", flush=True)
 
 
-def _measure_codec(table, kernels, name, codec, per_segment):
+def _measure_codec(table, kernels, name, codec, per_segment, option=0):
     """Encodes NBYTES of float32 in segments of SEGMENT elements, decodes them, and sums two ranks' codes.
 
-    per_segment: blocks of threads for each segment.
+    per_segment: blocks of threads for each segment. option: what the kernels take besides.
     """
     import cupy
 
@@ -77,30 +77,31 @@ def _measure_codec(table, kernels, name, codec, per_segment):
     codes, out = cupy.zeros(2 * segments * stride, cupy.uint8), cupy.zeros(count, cupy.float32)
     ranges = cupy.zeros(segments * max(per_segment * 3, SEGMENT // SUMS_BLOCK * 2), cupy.float32)
     decode, total = (kernels.function(f"{name}_{step}_f32") for step in ("decode", "decode_sum"))
-    steps = [(f"{name}_encode", per_segment), ("sign_header", 1)]
-    if name != "sign":
+    one_pass = name in ("sign", "rotated")
+    steps = [(f"{name}_encode", per_segment), (f"{name}_header", 1)]
+    if not one_pass:
         steps = [("minmax_uint8_ranges", per_segment), (f"{name}_encode", per_segment)]
     steps = [(kernels.function(f"{step}_f32"), blocks) for step, blocks in steps]
 
     def run():
         for step, blocks in steps:
-            _launch(step, segments * blocks, codes, segments * stride, stride, x, count, 1, SEGMENT, blocks, ranges, 0,
-                    0, 0)
+            _launch(step, segments * blocks, codes, segments * stride, stride, x, count, 1, SEGMENT, blocks, ranges,
+                    option, 0, 0)
 
     nbytes = NBYTES + segments * stride
-    table.line(f"encode {name}", nbytes if name == "sign" else nbytes + NBYTES, _seconds(run))
+    table.line(f"encode {name}", nbytes if one_pass else nbytes + NBYTES, _seconds(run))
     part, expected = x[:SEGMENT].get(), np.zeros(stride, np.uint8)
     options = ffi.new("struct bhvd_codec_options *", {"seed": _mix(0, 0)})
     lib.bhvd_encode(codec, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), SEGMENT, options)
     _check(f"encode {name}", codes[:stride].get(), expected)
     seconds = _seconds(lambda: _launch(decode, segments * PER_SEGMENT, out, codes, segments * stride, stride, count, 1,
-                                       SEGMENT, PER_SEGMENT))
+                                       SEGMENT, PER_SEGMENT, option))
     table.line(f"decode {name}", nbytes, seconds)
     lib.bhvd_decode(codec, native.FLOAT32, ffi.from_buffer(part), ffi.from_buffer(expected), SEGMENT, options)
     _check(f"decode {name}", out[:SEGMENT].get(), part)
     codes[segments * stride:] = codes[:segments * stride]
     seconds = _seconds(lambda: _launch(total, segments * PER_SEGMENT, out, codes, segments * stride, stride, 2, count,
-                                       SEGMENT, PER_SEGMENT, 0.5))
+                                       SEGMENT, PER_SEGMENT, 0.5, option))
     table.line(f"decode and average 2 codes of {name}", nbytes + segments * stride, seconds)
     _check(f"the mean of {name}", out[:SEGMENT].get(), part)        # of two equal codes
 
@@ -171,6 +172,7 @@ def measure_kernels():
     _measure_codec(table, kernels, "minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8, PER_SEGMENT)
     _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, PER_SEGMENT // 2)
     _measure_codec(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY, PER_SEGMENT // 2)
+    _measure_codec(table, kernels, "rotated", lib.BHVD_CODEC_ROTATED2, PER_SEGMENT, option=512 << 8 | 2)
     _measure_feedback(table, kernels)
     _measure_pack(table, kernels)
 

@@ -23,37 +23,50 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import nvrtc  # noqa: E402
 from device_arrays import Emulation  # noqa: E402
-from kernel_launches import CODED, Cut, values  # noqa: E402
+from kernel_launches import CODED, Cut, kernel_of, option_of, values  # noqa: E402
 
-COUNT, SEGMENT, THREADS, RANKS = 1 << 17, 1 << 16, 256, 4
+COUNT, SEGMENT, THREADS, RANKS, SPANS = 1 << 17, 1 << 16, 256, 4, 64
+MEASURED = ("minmax_uint8", "sign", "ternary", "qsgd", "rotated2")
 MEMORY, ISSUED = 3.35e12, 132 * 128 * 1.755e9
 
 
 def _launches(codec):
     """(kernel, arguments after which it is counted) of a codec: encode, decode, mean of RANKS ranks' codes, add."""
     cut, src = Cut(codec, "f32", COUNT, 1, SEGMENT), values("f32", COUNT, "normal")
-    name, (chunk, segment) = codec.name.removesuffix("_rms"), cut.strides
+    name, (chunk, segment), option = kernel_of(codec), cut.strides, option_of(codec)
     codes, out = np.zeros(RANKS * chunk, np.uint8), np.zeros(COUNT, np.float32)
     ranges = np.zeros(COUNT, np.uint8)
-    option = {"sign_rms": 1, "qsgd": 127}.get(codec.name, 0)
     steps = ["minmax_uint8_ranges"] if name in ("minmax_uint8", "ternary") else []
-    per_block = 4096 if name == "minmax_uint8" else 8192
+    per_block = 4096 if name in ("minmax_uint8", "rotated") else 8192
     steps.append(f"{name}_encode")
-    steps += [f"{name}_header"] if name in ("sign", "qsgd") else []
+    steps += [f"{name}_header"] if name in ("sign", "qsgd", "rotated") else []
     for step in steps:
         blocks = 1 if step.endswith("header") else SEGMENT // per_block
         yield step, cut.grid(blocks), (codes, chunk, segment, src, COUNT, 1, SEGMENT, blocks, ranges, option, 9, 0)
     blocks = SEGMENT // 4096
     for rank in range(1, RANKS):
         codes[rank * chunk:(rank + 1) * chunk] = codes[:chunk]
-    yield f"{name}_decode", cut.grid(blocks), (out, codes, chunk, segment, COUNT, 1, SEGMENT, blocks)
-    yield f"{name}_decode_add", cut.grid(blocks), (out, codes, chunk, segment, COUNT, 1, SEGMENT, blocks)
-    yield f"{name}_decode_sum", cut.grid(blocks), (out, codes, chunk, segment, RANKS, COUNT, SEGMENT, blocks, 0.25)
+    yield f"{name}_decode", cut.grid(blocks), (out, codes, chunk, segment, COUNT, 1, SEGMENT, blocks, option)
+    yield f"{name}_decode_add", cut.grid(blocks), (out, codes, chunk, segment, COUNT, 1, SEGMENT, blocks, option)
+    mean = (codes, chunk, segment, RANKS, COUNT, SEGMENT, blocks, 0.25, option)
+    yield f"{name}_decode_sum", cut.grid(blocks), (out, *mean)
+    if codec.rotates:
+        yield "rotated_recode", cut.grid(blocks), (np.zeros(chunk, np.uint8), *mean, 9, 0)
+
+
+def _spans(src, dst):
+    """The elements in SPANS equal spans."""
+    nbytes = src.nbytes // SPANS
+    table = np.zeros((SPANS, 4), np.uint64)
+    for i in range(SPANS):
+        table[i] = src.ctypes.data + i * nbytes, dst.ctypes.data + i * nbytes, nbytes, i
+    return SPANS, (table, SPANS)
 
 
 def _others():
     a, b, c, d = (values("f32", COUNT, "normal") for _ in range(4))
     grid = COUNT // (4 * THREADS)
+    yield "copy_spans", *_spans(a, b)
     yield "scale", grid, (a, b, 0.5, COUNT)
     yield "feed_error", grid, (a, 0, b, c, COUNT)
     yield "update_residual", grid, (a, b, COUNT)
@@ -82,15 +95,16 @@ def main():
     print("| kernel (float32) | instructions | bytes | sectors | bound by memory | by instructions | "
           "sm_90: instructions, byte loads |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    codecs = {codec.name: codec for codec in CODED[:5] if codec.name != "sign_rms"}
+    codecs = {codec.name: codec for codec in CODED[:-1] if codec.name in MEASURED}
     for launches in (_others(), *map(_launches, codecs.values())):
         for name, grid, arguments in launches:
             kernels.counts()
-            kernels.launch(f"{name}_f32", grid, THREADS, *arguments, everywhere=True)
+            symbol = name if name == "copy_spans" else f"{name}_f32"
+            kernels.launch(symbol, grid, THREADS, *arguments, everywhere=True)
             seen = kernels.counts()
             nbytes, sectors = (seen[f"{kind}_read"] + seen[f"{kind}_written"] for kind in ("bytes", "sectors"))
             instructions = seen["instructions"] / COUNT
-            code = "{}, {}".format(*machine.get(f"{name}_f32", "--"))
+            code = "{}, {}".format(*machine.get(symbol, "--"))
             by_memory, by_issue = 32e12 * sectors / COUNT / MEMORY, 1e12 * instructions / ISSUED
             print(f"| {name} | {instructions:.1f} | {nbytes / COUNT:.2f} | {32 * sectors / nbytes:.2f} | "
                   f"{by_memory:.2f} ps | {by_issue:.2f} ps | {code} |", flush=True)

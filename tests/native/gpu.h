@@ -101,13 +101,13 @@ static void gpu_open_all(void)
 {
     gpu_load();
     for (int rank = 0; rank < RANKS; rank++) {
-        struct bhvd_device_options options = {.kind = BHVD_DEVICE_CUDA, .index = rank, .libraries = driver.path,
+        struct bhvd_device_options options = {.index = rank, .libraries = driver.path,
                                               .nccl_libraries = driver.path};
         struct bhvd_error error;
         CHECK_STATUS(bhvd_device_create(&options, &gpus[rank].device, &error), BHVD_OK);
         gpu_enter(rank);
-        for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
-            CHECK_STATUS(bhvd_device_set_kernel(gpus[rank].device, kernel, driver.kernel(&scale_function)), BHVD_OK);
+        for (int type = 0; type < 4; type++)
+            CHECK_STATUS(bhvd_device_set_kernel(gpus[rank].device, BHVD_DEVICE_SCALE, type, driver.kernel(&scale_function)), BHVD_OK);
         CHECK_EQ(driver.stream_create(&gpus[rank].stream, 0), 0);
         gpu_leave();
     }

@@ -1,6 +1,7 @@
 // Operations on tensors of a device (native/gpu/staging.c), under the sanitizers too. The host's memory is the device
-// (cpu.c): results must come back, buffers are used again, what is dropped early leaves nothing behind.
-#include "device/device.h"
+// (host_device.h): results must come back, buffers are used again, what is dropped early leaves nothing behind.
+#include "device/buffer.h"
+#include "host_device.h"
 #include "job.h"
 
 enum { COUNT = 3000, STEPS = 12 };
@@ -52,24 +53,41 @@ static void run_steps(struct job *job, int rank, bhvd_context *ctx)
 
 TEST(what_is_staged_comes_back)
 {
-    const struct bhvd_device_options options = {.kind = BHVD_DEVICE_CPU};
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_device_create(&options, &device, &error), BHVD_OK);
+    device = host_device_create();
     on_every_path(run_steps);
     bhvd_device_drop(device);
 }
 
 TEST(copies_wait_for_the_device)
 {
-    const struct bhvd_device_options options = {.kind = BHVD_DEVICE_CPU};
     const int64_t shape[] = {2, 3};
     int32_t from[6] = {1, 2, 3, 4, 5, 6}, to[6] = {0};
     struct bhvd_error error;
-    CHECK_STATUS(bhvd_device_create(&options, &device, &error), BHVD_OK);
+    device = host_device_create();
     const struct bhvd_tensor tensor = {.src = from, .dst = to, .shape = shape, .ndim = 2, .dtype = BHVD_INT32};
     CHECK_STATUS(bhvd_device_copy(device, &tensor, 1, NULL, &error), BHVD_OK);
     CHECK_MEM_EQ(to, from, sizeof to);
-    CHECK_STATUS(bhvd_device_set_kernel(device, BHVD_DEVICE_KERNEL_COUNT, NULL), BHVD_ERR_ARGUMENT);
+    CHECK_STATUS(bhvd_device_set_kernel(device, BHVD_DEVICE_KERNEL_COUNT, 0, NULL), BHVD_ERR_ARGUMENT);
+    bhvd_device_drop(device);
+}
+
+static int out_of_memory(struct bhvd_device *self, enum device_memory memory, size_t nbytes, void **out)
+{
+    (void)self, (void)memory, (void)nbytes, (void)out;
+    return DEVICE_NO_MEMORY;
+}
+
+TEST(a_buffer_that_cannot_be_had_is_null)
+{
+    struct device_buffer *buffer;
+    device = host_device_create();
+    const struct device_ops *const ops = device->ops;
+    struct device_ops failing = *ops;
+    failing.memory_allocate = out_of_memory;
+    device->ops = &failing;
+    CHECK_EQ(device_buffer_acquire(device, MEMORY_DEVICE, 1, &buffer), DEVICE_NO_MEMORY);
+    CHECK(!buffer);
+    device->ops = ops;
     bhvd_device_drop(device);
 }
 

@@ -176,7 +176,7 @@ def own_device(index, kernels=True):
 def _with_kernels(device):
     kernels = emulation()
     with fake_cuda().current(device.index):
-        device.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
+        device.set_kernels({name: kernels.handle(name) for name in KERNELS}, kernels)
     return device
 
 

@@ -69,25 +69,39 @@ class Cut(NamedTuple):
 
 CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
          Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS), Codec("ternary", lib.BHVD_CODEC_TERNARY),
-         Codec("qsgd", lib.BHVD_CODEC_QSGD), Codec("qsgd", lib.BHVD_CODEC_QSGD, 7)]
+         Codec("qsgd", lib.BHVD_CODEC_QSGD),
+         Codec("rotated1", lib.BHVD_CODEC_ROTATED1, 256), Codec("rotated2", lib.BHVD_CODEC_ROTATED2),
+         Codec("rotated3", lib.BHVD_CODEC_ROTATED3, 2048), Codec("rotated4", lib.BHVD_CODEC_ROTATED4, 1024),
+         Codec("qsgd", lib.BHVD_CODEC_QSGD, 7)]
 SEED, FIRST = 99, 1000
+
+
+def kernel_of(codec):
+    """The codec's name in kernels.cu."""
+    return "rotated" if codec.rotates else codec.name.removesuffix("_rms")
+
+
+def option_of(codec):
+    """What the codec's kernels take besides."""
+    if codec.rotates:
+        return codec.block << 8 | codec.bits
+    return {"sign_rms": 1, "qsgd": int(codec.parameter or 127)}.get(codec.name, 0)
 
 
 def launch_encode(launch, cut, src, per_segment=2, threads=32):
     """The codes of all segments by the codec's kernels, one launch after the other."""
     chunk_stride, segment_stride = cut.strides
-    kernel = cut.codec.name.removesuffix("_rms")
+    kernel = kernel_of(cut.codec)
     codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
-    option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
     ranges = np.zeros(max(cut.grid(per_segment) * 24, cut.grid(-(-cut.segment // 512)) * 8), np.uint8)
 
     def run(step, per_segment):
         launch(f"{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
-               cut.count, cut.chunks, cut.segment, per_segment, ranges, option, SEED, FIRST)
+               cut.count, cut.chunks, cut.segment, per_segment, ranges, option_of(cut.codec), SEED, FIRST)
 
     if kernel in ("minmax_uint8", "ternary"):
         run("minmax_uint8_ranges", per_segment)
     run(f"{kernel}_encode", per_segment)
-    if kernel in ("sign", "qsgd"):
+    if kernel in ("sign", "qsgd", "rotated"):
         run(f"{kernel}_header", 1)
     return codes

@@ -50,10 +50,11 @@ class UnknownInstruction(ValueError):
 
 
 class _Kernel:
-    """One entry: its lines of C so far, where its shared variables lie, and the types of its registers."""
+    """One entry: its lines of C so far, where its shared variables lie, constants, and the types of its registers."""
 
-    def __init__(self, name, shared):
-        self.name, self.shared, self.registers, self.lines = name, shared, {}, []
+    def __init__(self, name, shared, constants):
+        self.name, self.shared, self.constants, self.registers, self.lines = name, shared, constants, {}, []
+        self.accesses = 0
 
     def operand(self, text, kind):
         """A C expression of this PTX type."""
@@ -68,6 +69,8 @@ class _Kernel:
             return f"f32_of(0x{text[2:]}u)" if text[1] in "fF" else f"f64_of(0x{text[2:]}ull)"
         if text in self.shared:
             return f"{self.shared[text]}ull"
+        if text in self.constants:
+            return f"(uint64_t)(uintptr_t)constant_{text}"
         return f"(({TYPES[kind]}){text}{'ull' if int(text, 0) >= 2**63 else 'll'})"
 
     def address(self, text):
@@ -115,8 +118,9 @@ class _Kernel:
 
     def _access(self, parts, registers, memory, writes, quoted):
         kind, names = parts[-1], _split(registers.strip("{}"))
-        space = "shared" if "shared" in parts else "global"
-        c_type, site = TYPES[kind], len(self.lines)
+        space = next((name for name in ("shared", "const") if name in parts), "global")
+        c_type, site = TYPES[kind], self.accesses
+        self.accesses += 1
         arguments = f"{self.address(memory)}, sizeof({c_type}) * {len(names)}, {writes}, {quoted}, {site}"
         self.lines.append(f"{{ char *m = {space}_memory(t, {arguments});")
         for i, name in enumerate(names):
@@ -307,9 +311,12 @@ def translate(text):
     shared, out, at = {}, [RUNTIME.read_text()], 256
     for line in re.findall(r"^\s*(\.shared .*)$", text[:text.index(".visible .entry")], re.MULTILINE):
         at = _place_shared(line, shared, at)
+    constants = re.findall(r"^\.const \.align (\d+) \.b8 (\w+)\[\d+\] = (\{[^}]*\});", text, re.MULTILINE)
+    out += [f"static _Alignas({alignment}) const uint8_t constant_{name}[] = {values};"
+            for alignment, name, values in constants]
     for entry in re.finditer(r"\.visible \.entry (\w+)\(([^)]*)\)(.*?)\n\{(.*?)\n\}\n", text, re.DOTALL):
         name, count = entry[1], entry[2].count(".param")
-        kernel, end = _Kernel(name, dict(shared)), at
+        kernel, end = _Kernel(name, dict(shared), {name for _, name, _ in constants}), at
         # Braces of inline assembly stand on lines of their own.
         for line in re.sub(r"(?m)^\s*([{}])", r"\1\n", entry[4]).split("\n"):
             line = line.strip()
