@@ -92,7 +92,7 @@ def main():
     parser.add_argument("--nvdisasm", help="its path")
     args = parser.parse_args()
     kernels, machine = Emulation(counts=True), _machine_code(args.nvdisasm) if args.nvdisasm else {}
-    print("| kernel (float32) | instructions | bytes | sectors | bound by memory | by instructions | "
+    print("| kernel (float32) | instructions | bytes | sectors | by memory, ps | by instructions, ps | "
           "sm_90: instructions, byte loads |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     codecs = {codec.name: codec for codec in CODED[:-1] if codec.name in MEASURED}
@@ -107,7 +107,7 @@ def main():
             code = "{}, {}".format(*machine.get(symbol, "--"))
             by_memory, by_issue = 32e12 * sectors / COUNT / MEMORY, 1e12 * instructions / ISSUED
             print(f"| {name} | {instructions:.1f} | {nbytes / COUNT:.2f} | {32 * sectors / nbytes:.2f} | "
-                  f"{by_memory:.2f} ps | {by_issue:.2f} ps | {code} |", flush=True)
+                  f"{by_memory:.2f} | {by_issue:.2f} | {code} |", flush=True)
 
 
 if __name__ == "__main__":
