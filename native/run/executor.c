@@ -21,7 +21,6 @@ struct step_state {
 struct running_schedule {
     struct task task;
     struct executor_context *run;
-    const struct group *group;
     struct schedule schedule;
     struct operands operands;
     struct vector vector;
@@ -63,7 +62,7 @@ static void end_pairwise(const struct running_schedule *running)
     for (int i = 0; i < running->schedule.count; i++) {
         const struct step *step = &running->schedule.steps[i];
         if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
-            link_end_pairwise(group_link(running->run, running->group, step->peer), running->task.execution);
+            link_end_pairwise(group_link(running->run, running->task.group, step->peer), running->task.execution);
     }
 }
 
@@ -83,7 +82,7 @@ static void post(struct running_schedule *running, int index)
 {
     const struct step *step = &running->schedule.steps[index];
     struct step_state *state = &running->steps[index];
-    struct link *link = group_link(running->run, running->group, step->peer);
+    struct link *link = group_link(running->run, running->task.group, step->peer);
     if (step->kind == STEP_SEND)
         link_send_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->from), step->nbytes,
                            &running->moved, running->is_urgent);
@@ -195,11 +194,11 @@ static void wire(struct running_schedule *running)
         const struct step *step = &running->schedule.steps[i];
         struct step_state *state = &running->steps[i];
         if (step->kind == STEP_SEND) {
-            struct link *link = group_link(running->run, running->group, step->peer);
+            struct link *link = group_link(running->run, running->task.group, step->peer);
             state->number = link_number_send(link, running->task.execution);
             run_message_bytes(running->run, link, step->nbytes);
         } else if (step->kind == STEP_RECEIVE) {
-            state->number = link_number_recv(group_link(running->run, running->group, step->peer), running->task.execution);
+            state->number = link_number_recv(group_link(running->run, running->task.group, step->peer), running->task.execution);
         }
     }
 }
@@ -224,7 +223,7 @@ static struct task *task_of(struct executor_context *run, const struct group *gr
     }
     *running = (struct running_schedule){
         .task = {.execution = execution_of(run, operands), .group = group, .state = operands->state, .advance = advance, .destroy = destroy},
-        .run = run, .group = group, .schedule = *schedule, .operands = *operands, .left = schedule->count};
+        .run = run, .schedule = *schedule, .operands = *operands, .left = schedule->count};
     *schedule = (struct schedule){0};
     running->steps = malloc((count + 1) * sizeof *running->steps);
     running->ready = malloc((count + 1) * sizeof *running->ready);
