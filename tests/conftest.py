@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import ranks
+from bagua_hvd.job import basics
 from launcher import Launcher, wait_until
 from ssh_hosts import Namespaces, SshHosts
 from world import TRANSPORTS, World
@@ -104,6 +105,16 @@ def pytest_collection_modifyitems(items):
 def run_ranks(tmp_path):
     """ranks.run_ranks in a folder of the test's own."""
     return lambda n, function, **options: ranks.run_ranks(tmp_path, n, function, **options)
+
+
+@pytest.fixture
+def growing_job(monkeypatch):
+    """A job of this process alone, to which ranks may come."""
+    basics.shutdown()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    basics.init()
+    yield
+    basics.shutdown()
 
 
 @pytest.fixture

@@ -19,22 +19,12 @@ def step(model, optimizer):
     optimizer.step()
 
 
-@pytest.fixture
-def elastic(monkeypatch):
-    """A job of one rank that may grow."""
-    hvd.shutdown()
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
 def again():
     hvd.shutdown()
     hvd.init()
 
 
-def test_optimizers_made_before_and_after_a_reset_go_together(elastic):
+def test_optimizers_made_before_and_after_a_reset_go_together(growing_job):
     before = make()
     again()
     after = make()
@@ -46,7 +36,7 @@ def test_optimizers_made_before_and_after_a_reset_go_together(elastic):
         optimizer.step()
 
 
-def test_sync_gives_numbers_of_rank_0(elastic):
+def test_sync_gives_numbers_of_rank_0(growing_job):
     from bagua_hvd.reduction.numbers import share_numbers
 
     _, optimizer = make()
@@ -57,7 +47,7 @@ def test_sync_gives_numbers_of_rank_0(elastic):
     assert make()[1].reducer.number == late.number + 4
 
 
-def test_what_an_algorithm_had_begun_ends_with_the_connections(elastic):
+def test_what_an_algorithm_had_begun_ends_with_the_connections(growing_job):
     model, optimizer = make(hvd.algorithms.get("async", sync_interval_ms=0))
     step(model, optimizer)
     step(model, optimizer)
@@ -67,7 +57,7 @@ def test_what_an_algorithm_had_begun_ends_with_the_connections(elastic):
     assert optimizer.reducer.model.scratch["rounds"] is not rounds
 
 
-def test_a_fragment_that_travels_is_saved_and_ends_with_the_connections(elastic):
+def test_a_fragment_that_travels_is_saved_and_ends_with_the_connections(growing_job):
     def new():
         return make(hvd.algorithms.StreamingDiLoCo(3, 1, 1, mixing=0.5, outer_lr=2.0, outer_momentum=0.5, codec=None))
 
@@ -90,7 +80,7 @@ def test_a_fragment_that_travels_is_saved_and_ends_with_the_connections(elastic)
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
-def test_an_optimizer_made_alone_communicates(elastic, op):
+def test_an_optimizer_made_alone_communicates(growing_job, op):
     model = torch.nn.Linear(3, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=op)
     assert hasattr(optimizer, "renumber") or optimizer.reducer is not None

@@ -126,16 +126,6 @@ def test_three_ranks(run_ranks, passes, behind):
 # ------------------------------------------------------------------------------------------------- what it refuses ----
 
 
-@pytest.fixture
-def elastic(monkeypatch):
-    """A job of one rank that may grow."""
-    hvd.shutdown()
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
 def make_distributed(model=None, plain=make_plain, **arguments):
     model = model or make_model()
     return hvd.DistributedOptimizer(plain(model), model.named_parameters(), **arguments)
@@ -153,20 +143,20 @@ def make_lbfgs(model):
     ("with delay=1 gradients of the step before are lost", {"delay": 1}),
     ("LBFGS changes weights between", {"plain": make_lbfgs}),
 ])
-def test_one_sentence_names_what_cannot_keep_every_step(elastic, why, arguments):
+def test_one_sentence_names_what_cannot_keep_every_step(growing_job, why, arguments):
     state = hvd.elastic.TorchState(make_model(), make_distributed(**arguments), every_step=True)
     with pytest.raises(ValueError, match=f"cannot keep every step: {why}.*leave out every_step and call commit"):
         hvd.elastic.run(lambda state: None)(state)
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "rotated", "topk", "powersgd"])
-def test_algorithms_that_average_gradients_keep_it(elastic, algorithm):
+def test_algorithms_that_average_gradients_keep_it(growing_job, algorithm):
     model = make_model()
     state = hvd.elastic.TorchState(model, make_distributed(model, algorithm=algorithm), every_step=True)
     assert hvd.elastic.run(lambda state: 7)(state) == 7
 
 
-def test_one_optimizer_and_handlers_that_receive(elastic, monkeypatch):
+def test_one_optimizer_and_handlers_that_receive(growing_job, monkeypatch):
     def refusal(**values):
         with pytest.raises(ValueError) as raised:
             hvd.elastic.TorchState(every_step=True, **values).sync()
@@ -183,7 +173,7 @@ def test_one_optimizer_and_handlers_that_receive(elastic, monkeypatch):
     assert "StateHandler has no receive(root_rank)" in refusal(optimizer=make_distributed(), counter=Counter())
 
 
-def test_nothing_is_copied_and_commit_says_so_once(elastic):
+def test_nothing_is_copied_and_commit_says_so_once(growing_job):
     model = make_model()
     optimizer = make_distributed(model)
     state = hvd.elastic.TorchState(model, optimizer, every_step=True, step=0)
@@ -207,7 +197,7 @@ def test_nothing_is_copied_and_commit_says_so_once(elastic):
     torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
 
 
-def test_what_follows_the_training_function_is_not_observed(elastic):
+def test_what_follows_the_training_function_is_not_observed(growing_job):
     model = make_model()
     optimizer = make_distributed(model)
     state = hvd.elastic.TorchState(model, optimizer, every_step=True)
