@@ -25,10 +25,12 @@ class DiLoCo(StreamingDiLoCo):
         outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
         warmup_steps: steps with averaged gradients before; the paper begins with a model that has been trained so for a
             quarter of all steps.
-        full_steps: see LocalSteps.
+        full_steps, quorum, grace_s: see StreamingDiLoCo.
     """
 
     def __init__(self, communication_interval: int = 8, outer_lr: float = 0.7, outer_momentum: float = 0.5,
-                 warmup_steps: float = 0, full_steps: int | None = None) -> None:
+                 warmup_steps: float = 0, full_steps: int | None = None, quorum: float | None = None,
+                 grace_s: float = 1.0) -> None:
         super().__init__(communication_interval, fragments=1, overlap_steps=0, mixing=0, outer_lr=outer_lr,
-                         outer_momentum=outer_momentum, codec=None, warmup_steps=warmup_steps, full_steps=full_steps)
+                         outer_momentum=outer_momentum, codec=None, warmup_steps=warmup_steps, full_steps=full_steps,
+                         quorum=quorum, grace_s=grace_s)

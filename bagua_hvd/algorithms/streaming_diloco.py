@@ -13,6 +13,8 @@ H. x_i, theta, m and e_i are those of the fragment:
 n is the number of ranks that took part: one that is in join() counts as none. Members may come and go (elastic jobs):
 theta and m are every rank's. What travels then is lost, and nothing with it: it is part of the next Delta_i.
 
+With a quorum rounds go by a server, and wait for nobody: quorum.py.
+
 P = 1, tau = 0, alpha = 0, no Q: DiLoCo (diloco.py). mu = 0, alpha = 0, Q = topk with beta < 1: SparseLoCo.
 
 Wire: 2 N (n-1)/n codes (top-k: N (n-1)) every H steps, N/P at a time.
@@ -23,12 +25,14 @@ encoded once more for the way back; top-k of a segment, not of 4,096 elements; i
 magnitudes.
 """
 import functools
+import weakref
 
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.base import not_negative, positive
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.quorum import Part, Rounds, outer_step
 from bagua_hvd.algorithms.travelling import Travelling, travelling
 from bagua_hvd.codecs import Codec, block
 from bagua_hvd.job.process_sets import ProcessSet
@@ -53,7 +57,10 @@ class StreamingDiLoCo(LocalSteps):
         error_decay: beta, 0 < beta <= 1: what stays of it from one time to the next.
         warmup_steps: steps with averaged gradients before; the paper has none.
         hierarchical: full precision within hosts, codes between them.
-        full_steps: see LocalSteps.
+        full_steps: see LocalSteps. With a quorum there are none.
+        quorum: how many ranks an outer step waits for, or below 1 which share of them; None: all. Ranks may then make
+            different numbers of steps, and may come and go; see quorum.py.
+        grace_s: seconds that it waits for the others after that.
     """
 
     uses_weights = ("before_step", "after_step")
@@ -62,8 +69,8 @@ class StreamingDiLoCo(LocalSteps):
                  mixing: float = 0.0, outer_lr: float = 0.7, outer_momentum: float = 0.5,
                  codec: Codec | None = FOUR_BITS, error_feedback: bool = False,
                  error_decay: float = 1.0, warmup_steps: float = 0, hierarchical: bool = True,
-                 full_steps: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, full_steps)
+                 full_steps: int | None = None, quorum: float | None = None, grace_s: float = 1.0) -> None:
+        super().__init__(communication_interval, warmup_steps, 0 if quorum and full_steps is None else full_steps)
         self.fragments = positive("fragments", fragments)
         self.overlap_steps = not_negative("overlap_steps", overlap_steps)
         if max(self.fragments, self.overlap_steps + 1) > self.communication_interval:
@@ -78,6 +85,12 @@ class StreamingDiLoCo(LocalSteps):
             raise ValueError(f"error_decay={error_decay!r}: expected 0 < error_decay <= 1")
         if error_feedback and codec is None:
             raise ValueError("error_feedback=True: there is no error without a codec")
+        if quorum is not None:
+            _check_quorum(quorum, grace_s, self.full_steps, error_feedback)
+        self.quorum = quorum
+        self.grace_s = grace_s
+        self.asynchronous = quorum is not None      # ranks step at their own pace
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.mixing = mixing
         self.outer_lr = outer_lr
         self.outer_momentum = outer_momentum
@@ -88,7 +101,26 @@ class StreamingDiLoCo(LocalSteps):
 
     @property
     def runs_alone(self) -> bool:
-        return self.outer_momentum > 0 or self.outer_lr != 1 or self.mixing > 0
+        return self.outer_momentum > 0 or self.outer_lr != 1 or self.mixing > 0 or self.quorum is not None
+
+    def full_step(self, model: Model | None) -> bool:
+        if self.quorum is None:
+            return super().full_step(model)
+        return model is not None and model.step < self.warmup_steps
+
+    def prepare(self, model: Model) -> None:
+        self._models.add(model)
+
+    def abort(self) -> None:
+        """With a quorum: this rank takes part in no round until resume(); the others do not wait for it."""
+        for model in self._models:
+            if "rounds" in model.scratch:
+                model.scratch["rounds"].leave()
+
+    def resume(self) -> None:
+        """This rank takes part again from its next step on, and begins where the others are. On all ranks."""
+        for model in self._models:
+            model.scratch.pop("rounds", None)
 
     def before_step(self, model: Model) -> None:
         if model.step < self.warmup_steps:
@@ -96,11 +128,21 @@ class StreamingDiLoCo(LocalSteps):
         # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
         for bucket in model.weights:
             bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)
+        if self.quorum is not None and "rounds" not in model.scratch:
+            model.scratch["rounds"] = Rounds(self, model.group, [
+                Part(bucket, fragment.x, fragment.place, (self.fragments - p - 1) * self.communication_interval
+                     // self.fragments)
+                for bucket in model.weights for p in range(self.fragments)
+                if (fragment := Fragment.of(bucket, p, self.fragments)) is not None])
 
     def _theta(self, bucket: Bucket, group: ProcessSet) -> np.ndarray:
         return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
 
     def after_step(self, model: Model) -> None:
+        if "rounds" in model.scratch:
+            model.scratch["rounds"].advance()
+        if self.quorum is not None:
+            return
         local = model.step + 1 - self.warmup_steps
         begun = [local - (p + 1) * self.communication_interval // self.fragments for p in range(self.fragments)]
         for act, behind in ((self._send, 0), (self._arrived, self.overlap_steps)):
@@ -144,9 +186,19 @@ class StreamingDiLoCo(LocalSteps):
         theta = bucket.state["theta"]
         m = bucket.state.zeros_like("momentum", theta, shared=True)
         theta, m = theta[fragment.place], m[fragment.place]
-        m[:] = self.outer_momentum * m + delta
-        theta -= self.outer_lr * (delta + self.outer_momentum * m)
+        outer_step(theta, m, delta, self.outer_lr, self.outer_momentum)
         fragment.x.write(self.mixing * fragment.x.read() + (1 - self.mixing) * theta if self.mixing else theta)
+
+
+def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback: bool) -> None:
+    if not 0 < quorum < 1:
+        positive("quorum", quorum)
+    if not 0 <= grace_s < float("inf"):
+        raise ValueError(f"grace_s={grace_s!r}: expected seconds, 0 or more")
+    if full_steps:
+        raise ValueError(f"full_steps={full_steps}: these need all ranks, so leave them out with a quorum")
+    if error_feedback:
+        raise ValueError("error_feedback=True: with a quorum, no rank knows what others have lost, so leave it out")
 
 
 class Fragment:

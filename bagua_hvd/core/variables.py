@@ -238,6 +238,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_HVD_PORTS", ports(), range(1),
                  "Where everything listens: on the first of these that is free. A host needs one for each rank, and "
                  "that of the launcher three more."),
+        Variable("BAGUA_HVD_QUORUM_SERVER", TEXT, None,
+                 "host:port of a server for outer steps with a quorum. Missing: rank 0."),
         Variable("BAGUA_HVD_HOST_ID", TEXT, None,
                  "What tells hosts apart: ranks with equal text share memory. Missing: found by themselves."),
     ),

@@ -1,0 +1,421 @@
+"""Outer steps with a quorum: a round of DiLoCo ends with the ranks that have arrived, and never waits long for one.
+
+A server holds the outer parameters of each fragment: theta, m, and the number r of the round. All ranks connect to it.
+
+    a rank that has made H steps    sends Delta_i, with r and w_i: how many steps that is
+    the first one of a round        has the server ask the others, who send after the step that they are in
+    the round ends                  when all have sent, or grace_s after the quorum was reached
+    all who have sent               receive Delta = sum_i w_i Delta_i / sum_i w_i, make the outer step as the server
+                                    does, and go on from theta' + what they have done since they sent
+    who sends r later               receives theta' and m', and goes on from x_i + theta' - theta: what it has found is
+                                    part of its next Delta_i
+
+A rank that is late or dead is not waited for until it sends again. A new process makes one step, and begins again from
+theta with the m of the others: so processes may come and go, and nobody has to be told.
+
+The server is rank 0; or a process of its own, which outlives every rank. Then ranks may be jobs by themselves:
+
+    export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32)
+    BAGUA_HVD_PORTS=29400 python -m bagua_hvd.runner.quorum_server      on node1
+    export BAGUA_HVD_QUORUM_SERVER=node1:29400                      for each job
+
+Wire: for a rank and round N up and N down, of codes if there is a codec; for the server n times as much. 2 N down for
+who is late or new.
+Memory: N elements for a rank while they travel, 3 N for the server.
+"""
+import asyncio
+import secrets
+import threading
+import time
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from bagua_hvd.codecs import Codec
+from bagua_hvd.core import variables
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.log import logger
+from bagua_hvd.job import channel
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
+from bagua_hvd.job.server import Server
+from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.training.buckets import Bucket, Weights
+
+_ADDRESS_MAX = 64
+_CONNECT_SECONDS = 30
+_WARN_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Enter:
+    """A rank takes part. theta and m follow; the first ones count."""
+
+    name: str
+    nbytes: int
+    dtype: str
+    outer_lr: float
+    outer_momentum: float
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Delta_i follows. number: of the round. quorum: below 1 a share. codec: the fields of a Codec; []: none."""
+
+    name: str
+    nbytes: int
+    number: int
+    weight: float
+    quorum: float
+    grace_s: float
+    codec: list[Any]
+
+
+@dataclass(frozen=True)
+class Due:
+    """This round has begun."""
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The Delta of a round follows."""
+
+    name: str
+    nbytes: int
+    number: int
+
+
+@dataclass(frozen=True)
+class State:
+    """theta and m follow, as they are in this round."""
+
+    name: str
+    nbytes: int
+    number: int
+
+
+def outer_step(theta: np.ndarray, m: np.ndarray, delta: np.ndarray, outer_lr: float, outer_momentum: float) -> None:
+    """Nesterov momentum, in place: m = mu m + Delta; theta = theta - eta (Delta + mu m)."""
+    m[:] = outer_momentum * m + delta
+    theta -= outer_lr * (delta + outer_momentum * m)
+
+
+def encoded(codec: Codec | None, values: np.ndarray) -> bytes:
+    """What is sent of an array."""
+    return (values if codec is None else codec.encode(values, secrets.randbits(63))).tobytes()
+
+
+def decoded(codec: Codec | None, content: bytes, like: np.ndarray) -> np.ndarray:
+    """What has been received; of the dtype and size of `like`. ValueError: it is something else."""
+    values: np.ndarray = np.frombuffer(content, like.dtype, like.size) if codec is None else codec.decode(
+        np.frombuffer(content, np.uint8), like.dtype, like.size)
+    return values
+
+
+class _Outer:
+    """The outer parameters of one fragment, and its round. Used by the server's thread alone."""
+
+    def __init__(self, message: Enter, content: bytes) -> None:
+        self._name = message.name
+        self._values = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
+        self._settings = message.outer_lr, message.outer_momentum
+        self._number = 0
+        self._awaited: set[asyncio.StreamWriter] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._arrived: dict[asyncio.StreamWriter, float] = {}       # and their weights
+        self._sum = np.zeros_like(self._values[0])
+        self._codec: Codec | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def welcome(self, writer: asyncio.StreamWriter) -> None:
+        """Sends a rank theta and m; it is waited for."""
+        self._awaited.add(writer)
+        _send(writer, State(self._name, self._values.nbytes, self._number), self._values.tobytes())
+        if self._arrived:
+            _send(writer, Due(self._name, self._number))
+
+    def contribute(self, writer: asyncio.StreamWriter, message: Contribution, content: bytes) -> None:
+        if message.number != self._number:
+            self.welcome(writer)
+            return
+        self._awaited.add(writer)
+        if not self._arrived:
+            self._codec = Codec(*message.codec) if message.codec else None
+            for other in self._awaited - {writer}:
+                _send(other, Due(self._name, self._number))
+        self._sum += message.weight * decoded(self._codec, content, self._sum)
+        self._arrived[writer] = message.weight
+        quorum = message.quorum if message.quorum >= 1 else message.quorum * len(self._awaited)
+        if len(self._arrived) >= quorum and self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(message.grace_s, self._end)
+        self._end_if_complete()
+
+    def leave(self, writer: asyncio.StreamWriter) -> None:
+        self._awaited.discard(writer)
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        if self._arrived and self._awaited <= self._arrived.keys():
+            self._end()
+
+    def _end(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        content = encoded(self._codec, self._sum / (sum(self._arrived.values()) or 1))
+        theta, m = self._values
+        outer_step(theta, m, decoded(self._codec, content, self._sum), *self._settings)
+        for writer in self._arrived:
+            _send(writer, Mean(self._name, len(content), self._number), content)
+        self._awaited &= self._arrived.keys()
+        self._number += 1
+        self._begin()
+
+
+def _send(writer: asyncio.StreamWriter, message: Any, content: bytes = b"") -> None:
+    if not writer.is_closing():
+        writer.write(channel.encode(message) + content)
+
+
+class QuorumServer(Server):
+    """Serves the rounds of all fragments; see Server, and the module.
+
+    Args:
+        secret: bytes. host: numeric address to bind.
+    """
+
+    def __init__(self, secret: bytes, host: str) -> None:
+        self._outers: dict[str, _Outer] = {}
+        super().__init__(secret, host, "quorum server")     # type: ignore[no-untyped-call]
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes part in the rounds for a rank."""
+        try:
+            while line := await reader.readline():
+                message = channel.decode(line, Enter, Contribution)
+                content = await reader.readexactly(message.nbytes)
+                if isinstance(message, Enter):
+                    if message.name not in self._outers:
+                        self._outers[message.name] = _Outer(message, content)
+                    self._outers[message.name].welcome(writer)
+                elif message.name in self._outers:
+                    self._outers[message.name].contribute(writer, message, content)
+        finally:
+            for outer in self._outers.values():
+                outer.leave(writer)
+
+
+class _Link:
+    """A rank's connection to the server; a thread receives."""
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._address = address
+        host, _, port = address.rpartition(":")
+        try:
+            self._connection = channel.Connection(host, int(port), secret, _CONNECT_SECONDS)
+        except (OSError, ValueError) as error:
+            raise HorovodInternalError(f"the quorum server does not answer at {address}: {error}") from None
+        self._news = threading.Condition()
+        self._due: dict[str, int] = {}
+        self._answers: dict[str, tuple[Mean | State, bytes]] = {}
+        self._ended = False
+        threading.Thread(target=self._receive, name="quorum link", daemon=True).start()
+
+    def _receive(self) -> None:
+        with suppress(EOFError, OSError):
+            while (message := self._connection.receive(Due, Mean, State)) is not None:
+                content = b"" if isinstance(message, Due) else self._connection.receive_content(message.nbytes)
+                with self._news:
+                    if isinstance(message, Due):
+                        self._due[message.name] = message.number
+                    else:
+                        self._answers[message.name] = message, content
+                    self._news.notify()
+        with self._news:
+            self._ended = True
+            self._news.notify()
+
+    def send(self, message: Any, content: bytes) -> None:
+        with suppress(OSError):         # answer() says that it has ended
+            self._connection.send(message, content)
+
+    def due(self, name: str) -> int | None:
+        """The number of the last round of a fragment that others have begun."""
+        with self._news:
+            return self._due.get(name)
+
+    def answer(self, name: str) -> tuple[Mean | State, bytes] | None:
+        """What the server says about a fragment, once; None: not yet, but perhaps about another one.
+
+        Raises:
+            HorovodInternalError: the server has ended.
+        """
+        with self._news:
+            if name not in self._answers and not self._ended:
+                self._news.wait(1)
+            if name not in self._answers and self._ended:
+                raise HorovodInternalError(
+                    f"the quorum server at {self._address} has ended. If it was rank 0, let that one wait for the "
+                    "others after its training: call hvd.consensus(model) on all ranks")
+            return self._answers.pop(name, None)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Settings(Protocol):
+    """Of a StreamingDiLoCo."""
+
+    communication_interval: int
+    overlap_steps: int
+    outer_lr: float
+    outer_momentum: float
+    mixing: float
+    codec: Codec | None
+    quorum: float | None
+    grace_s: float
+
+
+class Part:
+    """A fragment of a bucket, as this rank takes part in its rounds.
+
+    Args:
+        x: its weights. place: where they lie in theta.
+    Attributes:
+        number: of the round. age: steps since this rank has sent. steps: those that no round has counted.
+        sent: (how many, Delta_i) that travel; None: nothing does.
+    """
+
+    def __init__(self, bucket: Bucket, x: Weights, place: slice, age: int) -> None:
+        self._bucket, self._place = bucket, place
+        self.x, self.name, self.age = x, x.name, age
+        self.number = self.steps = 0
+        self.sent: tuple[int, np.ndarray] | None = None
+
+    def outer(self) -> tuple[np.ndarray, np.ndarray]:
+        """(theta, m), to be changed in place."""
+        theta = self._bucket.state["theta"]
+        m = self._bucket.state.zeros_like("momentum", theta, shared=True)
+        return theta[self._place], m[self._place]
+
+    def receive(self, number: int, content: bytes) -> None:
+        """Takes the server's theta and m."""
+        theta, m = self.outer()
+        theta[:], m[:] = decoded(None, content, np.empty(2 * theta.size, theta.dtype)).reshape(2, -1)
+        self.number = number
+
+
+class Rounds:
+    """The rounds of one model, from one init() on. Collective where there is no BAGUA_HVD_QUORUM_SERVER.
+
+    Args:
+        settings: a StreamingDiLoCo with a quorum. group: the ranks. parts: all fragments.
+    Raises:
+        HorovodInternalError: there is no such server.
+    """
+
+    def __init__(self, settings: _Settings, group: ProcessSet, parts: list[Part]) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._left = False
+        # A job of one rank by itself has no secret.
+        secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
+        address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, group)
+        self._link = _Link(address, secret)
+        weakref.finalize(self, self._link.close)
+        self._is_new = self._enter()
+
+    def _enter(self) -> bool:
+        """Whether the others have begun elsewhere, or before: theta and m are theirs now."""
+        before = [np.stack(part.outer()) for part in self._parts]
+        for part, values in zip(self._parts, before, strict=True):
+            self._link.send(Enter(part.name, values.nbytes, values.dtype.str, float(self._settings.outer_lr),
+                                  float(self._settings.outer_momentum)), values.tobytes())
+        for part in self._parts:
+            message, content = self._answer(part)
+            part.receive(message.number, content)
+        return not all(np.array_equal(values, part.outer()) for part, values in zip(self._parts, before, strict=True))
+
+    def advance(self) -> None:
+        """After a step.
+
+        Raises:
+            HorovodInternalError: the server has ended.
+        """
+        if self._left:
+            return
+        if self._is_new:        # the step was from elsewhere
+            self._is_new = False
+            for part in self._parts:
+                part.x.write(part.outer()[0])
+            return
+        for part in self._parts:
+            part.age += 1
+            part.steps += 1
+        self._send_due()
+        for part in self._parts:
+            if part.sent is not None and part.age >= self._settings.overlap_steps:
+                self._take(part, *part.sent)
+
+    def leave(self) -> None:
+        """Takes part no more."""
+        self._left = True
+        self._link.close()
+
+    def _send_due(self) -> None:
+        """Contributes to rounds that others have begun, or for which this rank has made H steps."""
+        its = self._settings
+        for part in self._parts:
+            begun = part.age >= its.communication_interval or self._link.due(part.name) == part.number
+            if begun and part.sent is None:
+                delta = part.outer()[0] - part.x.read()
+                content, weight = encoded(its.codec, delta), float(part.steps)
+                self._link.send(Contribution(part.name, len(content), part.number, weight, float(its.quorum or 0),
+                                             float(its.grace_s), list(its.codec or ())), content)
+                part.sent, part.steps, part.age = (part.steps, delta), 0, 0
+
+    def _answer(self, part: Part) -> tuple[Mean | State, bytes]:
+        """What the server says of a fragment; meanwhile this rank contributes to the others."""
+        warn_at = time.monotonic() + _WARN_SECONDS
+        while (answer := self._link.answer(part.name)) is None:
+            self._send_due()
+            if time.monotonic() > warn_at:
+                warn_at += _WARN_SECONDS
+                logger.warning("an outer step of %s still waits for its quorum of %g. Ranks that have ended their "
+                               "training must call optimizer.algorithm.abort()", part.name, self._settings.quorum)
+        return answer
+
+    def _take(self, part: Part, steps: int, delta: np.ndarray) -> None:
+        its, (message, content), (theta, m) = self._settings, self._answer(part), part.outer()
+        from_here = theta.copy()
+        if isinstance(message, State):
+            part.receive(message.number, content)
+            part.steps += steps
+        else:
+            outer_step(theta, m, decoded(its.codec, content, theta), its.outer_lr, its.outer_momentum)
+            part.number += 1
+            from_here -= delta
+        if isinstance(message, Mean) and part.age == 0 and not its.mixing:
+            part.x.write(theta)         # exactly
+        else:
+            part.x.add((1 - its.mixing) * (theta - from_here))
+        part.sent = None
+
+
+def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
+    """Rank 0 of the group serves, for as long as `owner` lives; returns the address on all ranks. Collective."""
+    text: np.ndarray = np.zeros(_ADDRESS_MAX, np.uint8)
+    if group.rank() == 0:
+        server = QuorumServer(secret, runtime.options.listen_host)
+        weakref.finalize(owner, server.close)
+        address = f"{runtime.options.listen_host}:{server.port}".encode()
+        text[:len(address)] = np.frombuffer(address, np.uint8)
+    c_fp_s(text, group, average=False, name="quorum server").wait()
+    return text.tobytes().rstrip(b"\0").decode()

@@ -1,0 +1,212 @@
+"""Outer steps with a quorum: who is waited for, and what happens to ranks that are late, die, or are new."""
+import os
+import signal
+import subprocess
+import sys
+from base64 import b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import codecs
+from bagua_hvd.algorithms import DiLoCo, StreamingDiLoCo
+from bagua_hvd.algorithms.quorum import Contribution, Enter, Mean, QuorumServer, State, _Link, outer_step
+from launcher import ROOT, wait_until
+from quorum_worker import make, parts_of, step
+
+SECRET = b"s" * 32
+THETA, M = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+ETA, MU = 0.7, 0.5
+
+
+@pytest.fixture
+def server():
+    with QuorumServer(SECRET, "127.0.0.1") as server:
+        yield server
+
+
+class Rank:
+    """What a rank says to a server about one fragment."""
+
+    def __init__(self, server, quorum, grace_s=0.0):
+        self.link = _Link(f"127.0.0.1:{server.port}", SECRET)
+        self.quorum, self.grace_s = quorum, grace_s
+        values = np.stack([THETA, M])
+        self.link.send(Enter("w", values.nbytes, values.dtype.str, ETA, MU), values.tobytes())
+        self.state = self.receive(State)
+
+    def send(self, number, delta, weight=1.0):
+        content = np.full(4, delta, np.float32).tobytes()
+        self.link.send(Contribution("w", len(content), number, float(weight), float(self.quorum),
+                                    float(self.grace_s), []), content)
+
+    def receive(self, kind):
+        message, content = wait_until(lambda: self.link.answer("w"))
+        assert type(message) is kind
+        return message.number, np.frombuffer(content, np.float32)
+
+    def receives(self, kind, number, values):
+        got, content = self.receive(kind)
+        assert got == number
+        np.testing.assert_allclose(content, values, rtol=1e-6)
+
+    def is_asked(self, number):
+        wait_until(lambda: self.link.due("w") == number)
+
+
+def after(*deltas):
+    theta, m = THETA.copy(), M.copy()
+    for delta in deltas:
+        outer_step(theta, m, np.full(4, delta, np.float32), ETA, MU)
+    return np.concatenate([theta, m])
+
+
+def test_weights_and_who_is_late(server):
+    ranks = [Rank(server, 2) for _ in range(3)]
+    ranks[0].send(0, 1, weight=3)
+    for rank in ranks[1:]:
+        rank.is_asked(0)
+    ranks[1].send(0, 5, weight=1)       # the quorum, and no grace
+    for rank in ranks[:2]:
+        rank.receives(Mean, 0, [2] * 4)
+    ranks[2].send(0, 7)
+    ranks[2].receives(State, 1, after(2))
+    ranks[2].send(1, 7)                 # now it is in time, and the others are asked
+    for rank in ranks[:2]:
+        rank.is_asked(1)
+    ranks[0].send(1, 3)
+    for rank in ranks[::2]:
+        rank.receives(Mean, 1, [5] * 4)
+    assert np.array_equal(Rank(server, 2).state[1], after(2, 5))        # who comes now
+    assert ranks[1].link.answer("w") is None
+
+
+def test_nobody_waits_for_the_dead(server):
+    ranks = [Rank(server, 3, grace_s=1000) for _ in range(3)]
+    ranks[0].send(0, 1)
+    ranks[1].send(0, 3)
+    ranks[2].is_asked(0)
+    ranks[2].link.close()
+    for rank in ranks[:2]:
+        rank.receives(Mean, 0, [2] * 4)
+    ranks[0].send(1, 1)
+    ranks[1].link.close()
+    ranks[0].receives(Mean, 1, [1] * 4)
+    new = Rank(server, 1.0)
+    assert new.state[0] == 2
+    server.close = lambda: None
+    QuorumServer.close(server)
+    with pytest.raises(RuntimeError, match=r"the quorum server at 127.0.0.1:\d+ has ended"):
+        new.receive(Mean)
+
+
+def test_a_share(server):
+    ranks = [Rank(server, 0.5) for _ in range(4)]
+    ranks[0].send(0, 2)
+    ranks[1].is_asked(0)
+    assert ranks[0].link.answer("w") is None
+    ranks[1].send(0, 4)
+    ranks[0].receives(Mean, 0, [3] * 4)
+
+
+def test_grace(server):
+    ranks = [Rank(server, 1, grace_s=1000) for _ in range(2)]
+    ranks[0].send(0, 1)
+    ranks[1].send(0, 3)                 # all are here: nobody waits for its end
+    ranks[0].receives(Mean, 0, [2] * 4)
+
+
+def one_stands_still(folder, streaming):
+    """Rank 2 makes no step until the others have made rounds without it; what it finds later counts all the same."""
+    hvd.init()
+    algorithm = StreamingDiLoCo(6, fragments=2, overlap_steps=2, quorum=2, grace_s=0.05, codec=codecs.block(8)) \
+        if streaming else DiLoCo(4, quorum=2, grace_s=0.05)
+    model, optimizer = make(algorithm)
+    generator = torch.Generator().manual_seed(hvd.rank())
+    signs = Path(folder)
+    step(model, optimizer, generator)
+    if hvd.rank() == 2:
+        wait_until(lambda: len(list(signs.iterdir())) == 2)
+    while not (signs / "2").exists():
+        step(model, optimizer, generator)
+        if parts_of(optimizer)[0].number >= (7 if hvd.rank() == 2 else 4):
+            (signs / str(hvd.rank())).touch()
+    algorithm.abort()
+    step(model, optimizer, generator)
+    hvd.consensus(model)
+    # Whoever took part in a round has its theta.
+    found = hvd.allgather_object([(part.number, part.outer()[0].tobytes()) for part in parts_of(optimizer)])
+    for of_ranks in zip(*found, strict=True):
+        by_number = {}
+        for number, theta in of_ranks:
+            assert by_number.setdefault(number, theta) == theta
+    algorithm.resume()
+    step(model, optimizer, generator)
+    assert len(set(hvd.allgather_object(parts_of(optimizer)[0].outer()[0].tobytes()))) == 1
+    algorithm.abort()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_one_stands_still(run_ranks, tmp_path, streaming):
+    signs = tmp_path / "signs"
+    signs.mkdir()
+    run_ranks(3, one_stands_still, arguments={"folder": str(signs), "streaming": streaming})
+
+
+def test_jobs_come_and_go(tmp_path):
+    """Three jobs of one rank: one is killed, another one comes, and the others go on as they are."""
+    environment = {**os.environ, "_HOROVOD_SECRET_KEY": b64encode(SECRET).decode(), "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": str(ROOT)}
+    started = []
+
+    def start(*command, **variables):
+        started.append(subprocess.Popen([sys.executable, *command], env={**environment, **variables},
+                                        stdout=subprocess.PIPE))
+        return started[-1]
+
+    server = start("-m", "bagua_hvd.runner.quorum_server")
+    address = f"127.0.0.1:{server.stdout.readline().split()[-1].decode()}"
+
+    def job(name):
+        return start(ROOT / "tests/support/quorum_worker.py", tmp_path / name, BAGUA_HVD_QUORUM_SERVER=address)
+
+    def rounds(name):
+        """{number: theta} of a job."""
+        file = tmp_path / name
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return {int(number): theta for number, theta in map(str.split, lines)}
+
+    try:
+        jobs = {name: job(name) for name in "abc"}
+        wait_until(lambda: all(len(rounds(name)) > 3 for name in "abc"), 120)
+        jobs["a"].send_signal(signal.SIGKILL)
+        last = max(rounds("b"))
+        wait_until(lambda: max(rounds("b")) > last + 3)
+        jobs["d"] = job("d")
+        wait_until(lambda: len(rounds("d")) > 3, 120)
+        assert min(rounds("d")) > last                  # it began where the others were
+        for name in "bcd":
+            assert jobs[name].poll() is None
+        both = rounds("b").keys() & rounds("d").keys()
+        assert both and all(rounds("b")[number] == rounds("d")[number] for number in both)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_bad_arguments():
+    for arguments, sentence in (
+            ({"quorum": 0}, "quorum=0: expected an integer of 1 or more"),
+            ({"quorum": 2.5}, "quorum=2.5: expected an integer of 1 or more"),
+            ({"quorum": 2, "grace_s": -1}, "grace_s=-1: expected seconds, 0 or more"),
+            ({"quorum": 2, "full_steps": 64}, "full_steps=64: these need all ranks"),
+            ({"quorum": 2, "error_feedback": True}, "error_feedback=True: with a quorum, no rank knows")):
+        with pytest.raises(ValueError, match=sentence):
+            StreamingDiLoCo(**arguments)
+    assert subprocess.run([sys.executable, "-m", "bagua_hvd.runner.quorum_server"], capture_output=True, text=True,
+                          env={**os.environ, "_HOROVOD_SECRET_KEY": ""}).stderr.startswith(
+                              "_HOROVOD_SECRET_KEY is not set: export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32)")
