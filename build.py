@@ -28,11 +28,14 @@ TENSORFLOW = NATIVE / "tensorflow"      # a library of its own, loaded by Tensor
 HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 
+VERSION_FILE = Path("bagua_hvd") / "core" / "version.py"
+VERSION = re.search(r'__version__ = "(.*)"', (ROOT / VERSION_FILE).read_text())[1]
 # -ffp-contract=off: a fused multiply-add would make SIMD and scalar kernels, CPU and GPU, differ in the last bit.
 # -fno-trapping-math: nobody asks for the exceptions of what a vector computes and does not choose.
 FLAGS = [
     "-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-math-errno", "-fno-trapping-math", "-Werror=implicit-function-declaration",
+    f"-DBHVD_VERSION={VERSION}",
 ]
 ISA_FLAGS = {
     "avx2": ["-DISA=avx2", "-mavx2", "-mf16c", "-mfma"],
@@ -92,7 +95,7 @@ LIBRARIES = [
             "sources": files,
             "include_dirs": INCLUDE_DIRS,
             "cflags": FLAGS + ISA_FLAGS.get(isa, []) + LTO,
-            "obj_deps": {"": HEADERS},  # any header changed: compile again
+            "obj_deps": {"": [*HEADERS, str(VERSION_FILE)]},  # one of these changed: compile again
         },
     )
     for isa, files in SOURCES.items()

@@ -41,6 +41,8 @@ const char *bhvd_cpu_features(void)
 
 // Read when called: with link-time optimization the characters would otherwise become part of the code, and a test that
 // makes another release of this library by changing them would change nothing.
-static const char *const volatile version = "0.3.0";
+#define TEXT_OF(value) #value
+#define TEXT(value) TEXT_OF(value)
+static const char *const volatile version = TEXT(BHVD_VERSION);
 
 const char *bhvd_version(void) { return version; }

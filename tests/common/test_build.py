@@ -150,7 +150,8 @@ def test_a_release_gives_readme_and_metadata_its_address(tmp_path):
     assert {f"{address}/actions/workflows/tests.yml", f"{address}/actions/workflows/tests.yml/badge.svg",
             f"{address}/blob/v1.2.3/LICENSE", f"{address}/raw/v1.2.3/docs/time-to-quality.svg"} <= set(links)
     page = (tmp_path / "README.md").read_text()
-    assert "pip install bagua_hvd" in page and "release yet" not in page and "from this folder" not in page
+    assert "pip install 'bagua_hvd[torch]' " in page and "in a clone: " in page
+    assert "release yet" not in page and "pip install ." not in page and "pip install '." not in page
     about = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     assert about["project"]["urls"]["Homepage"] == address
     assert about["project"]["scripts"]
