@@ -163,13 +163,15 @@ def test_notes_of_a_release_are_the_changelogs(tmp_path):
     (tmp_path / ".ci" / "notes").write_text((ROOT / ".ci" / "notes").read_text())
     (tmp_path / "docs" / "changelog.md").write_text(
         "# Changelog\n\n## 0.3.0, not yet released\n\n- c\n\n## 0.2.10, 2026-02-01\n\n- b\n\n"
-        "## 0.2.1, 2026-01-01\n\n- a\n")
+        "## 0.2.1, 2026-01-01\n\n- a, [page](elastic.md#grow), [site](https://site.example/b.md)\n")
 
     def notes(version):
-        done = subprocess.run(["bash", tmp_path / ".ci" / "notes", version], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", tmp_path / ".ci" / "notes", version, "https://host.example/owner/name"],
+                              capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout.strip()
 
-    assert notes("0.2.1") == (0, "- a")
+    assert notes("0.2.1") == (0, "- a, [page](https://host.example/owner/name/blob/v0.2.1/docs/elastic.md#grow), "
+                                 "[site](https://site.example/b.md)")
     assert notes("0.2.10") == (0, "- b")
     assert notes("0.3.0")[0] == notes("0.2")[0] == 1
 
