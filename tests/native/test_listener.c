@@ -99,7 +99,7 @@ static void is_gone_when_needed(struct job *job, int rank, bhvd_context *ctx)
     meet(job, 1);
     bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all links", &value);
     CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_ERR_PEER_LOST);
-    const char *own = "the other ranks go on without rank 1, this one: ";
+    const char *own = "the other ranks go on without rank 1: ";
     const char *why = error.message + (rank == 1 ? strlen(own) : 0);
     CHECK(rank != 1 || strncmp(error.message, own, strlen(own)) == 0);
     int port, said = 0;

@@ -17,7 +17,7 @@ bhvd_status goodbye_take_end(bhvd_context *ctx, struct bytes_reader r)
     ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
     if (reason.rank == ctx->options.rank && (reason.cause == BHVD_CAUSE_ENDED || reason.cause == BHVD_CAUSE_SILENT)) {
         const struct bhvd_error theirs = reason;
-        error_set(&reason, theirs.status, "the other ranks go on without rank %d, this one: %.900s", reason.rank, theirs.message);
+        error_set(&reason, theirs.status, "the other ranks go on without rank %d: %.900s", reason.rank, theirs.message);
         error_blame(&reason, theirs.cause, theirs.rank);
     }
     if (reason.status != BHVD_ERR_SHUTDOWN)

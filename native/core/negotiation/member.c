@@ -158,7 +158,7 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
 static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
 {
     struct bhvd_error error;
-    if (!reason_take(r, status, ctx->options.size, &error) || (op && op->phase >= OPERATION_ANSWERED))
+    if (!reason_take(r, status, ctx->options.size, &error))
         return BHVD_ERR_SYSTEM;
     if (op && op->phase > OPERATION_POSTED)
         operation_end(op, &error);
@@ -175,8 +175,9 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
-    if (op && op->is_pairwise)
-        op = NULL;                          // others have revoked it; this rank has not
+    // Others have revoked it, and this rank has not; or this rank has joined since, and others use the name again.
+    if (op && (op->is_pairwise || op->phase >= OPERATION_ANSWERED))
+        op = NULL;
     *out = NULL;
     if (status)
         return take_error(ctx, op, status, r);

@@ -1,0 +1,739 @@
+// Faults in a time that is computed: ranks on a network with delays, cuts, stopped and killed processes, all drawn from a number.
+//
+// The ranks are contexts without threads, and the network is this file: a *line* carries the bytes of one direction of one
+// connection, each packet with the time at which it arrives. clock_gettime() is this file's too, so no test sleeps, and limits of
+// a minute pass in a millisecond. A rank takes a turn, as its progress thread would, when something arrives, when it is the
+// program's time to post, and at least once in every interval of heartbeats.
+//
+//     harmless     no fault as long as the shortest limit: every operation ends, with the right result
+//     otherwise    every operation ends within the limits: right, or with an error that blames a rank of the fault
+//
+// BHVD_SCHEDULES: how many (default: below); BHVD_SCHEDULE: only this one, told step by step.
+#include <poll.h>
+#include <sys/syscall.h>
+
+#include "check.h"
+
+#include "base/fifo.h"
+#include "core/api/context.h"
+#include "core/context/context.h"
+#include "core/context/operation.h"
+#include "core/execution/engine.h"
+#include "core/health/heartbeat.h"
+#include "core/negotiation/goodbye.h"
+#include "core/negotiation/relay.h"
+#include "run/executor.h"
+
+#define NEVER INT64_MAX
+#define MS INT64_C(1000000)
+
+enum {
+    SCHEDULES = 2000,
+    RANKS_MAX = 6, OPERATIONS_MAX = 10, FAULTS_MAX = 2, VALUES_MAX = 4096,
+    HEARTBEAT_MS = 10000, TIMEOUT_MS = 20000,
+    HARMLESS_MS = 5000,             // a third of the heartbeats' limit is for what is on its way, and looked at late
+    KEEPALIVE_MS = 330000,          // as transport/socket.c asks the kernel for
+    HORIZON_MS = 400000,
+    TURNS_MAX = 100000
+};
+
+// ------------------------------------------------------------------------------------------------------ what is drawn
+
+static uint64_t random_state, current;      // the number of the schedule
+
+#define FAIL(format, ...) check_fail(__FILE__, __LINE__, "BHVD_SCHEDULE=%llu: " format, (unsigned long long)current, __VA_ARGS__)
+
+static uint64_t draw(uint64_t below)
+{
+    random_state += 0x9e3779b97f4a7c15u;
+    uint64_t x = random_state;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (x ^ (x >> 31)) % below;
+}
+
+static bool one_in(uint64_t n) { return draw(n) == 0; }
+
+enum fault_kind { STOP, KILL, CUT, CUT_PAIR, LEAVE, FAULT_KINDS };
+
+static const char *const FAULT_NAMES[] = {"stop", "kill", "cut", "cut of a pair", "leave"};
+
+struct fault {
+    enum fault_kind kind;
+    int rank, other;                // other: of a pair
+    int64_t begin_ns, end_ns;
+};
+
+struct operation {
+    bhvd_kind kind;
+    char name[8];
+    int count, root;
+};
+
+// What a number stands for.
+struct schedule_of_faults {
+    int ranks, fanout, operations;
+    const char *path;
+    struct operation list[OPERATIONS_MAX];
+    int posts[RANKS_MAX];           // operations that a rank posts before it joins; all of them if there are no joins
+    bool joins;
+    size_t room;                    // bytes that a line takes before they are read
+    int64_t delay_ns[RANKS_MAX][RANKS_MAX];
+    struct fault faults[FAULTS_MAX];
+    int fault_count;
+};
+
+static struct schedule_of_faults now_drawn;
+static const struct schedule_of_faults *const S = &now_drawn;
+
+static int64_t draw_length_ns(void) { return (int64_t)(one_in(4) ? draw(40000) : draw(HARMLESS_MS / 2)) * MS; }
+
+static void draw_faults(void)
+{
+    struct schedule_of_faults *s = &now_drawn;
+    s->fault_count = one_in(5) ? 0 : 1 + one_in(3);
+    for (int i = 0; i < s->fault_count; i++) {
+        struct fault *f = &s->faults[i];
+        *f = (struct fault){.kind = draw(FAULT_KINDS), .rank = (int)draw((uint64_t)s->ranks), .begin_ns = (int64_t)draw(3000) * MS};
+        f->other = (f->rank + 1 + (int)draw((uint64_t)s->ranks - 1)) % s->ranks;
+        f->end_ns = f->kind == KILL || f->kind == LEAVE || one_in(6) ? NEVER : f->begin_ns + draw_length_ns();
+    }
+}
+
+static void draw_all(uint64_t number)
+{
+    static const char *const paths[] = {"", "ring", "doubling", "halving"};
+    struct schedule_of_faults *s = &now_drawn;
+    random_state = number * 0x2545f4914f6cdd1du;
+    *s = (struct schedule_of_faults){.ranks = 2 + (int)draw(RANKS_MAX - 1), .fanout = one_in(2) ? 0 : 1 + (int)draw(2),
+                                     .operations = 1 + (int)draw(OPERATIONS_MAX), .path = paths[draw(4)], .joins = one_in(4),
+                                     .room = one_in(3) ? 512 + draw(4096) : 1 << 16};
+    const int names = 1 + (int)draw(4);         // fewer than operations: later ones are known by a cached id
+    for (int i = 0; i < s->operations; i++) {
+        struct operation *op = &s->list[i];
+        *op = (struct operation){.kind = s->joins || !one_in(4) ? BHVD_ALLREDUCE : one_in(2) ? BHVD_BROADCAST : BHVD_ALLGATHER};
+        const int name = (int)draw((uint64_t)names);
+        snprintf(op->name, sizeof op->name, "%c%d", op->kind == BHVD_ALLREDUCE ? 'r' : op->kind == BHVD_BROADCAST ? 'b' : 'g', name);
+        op->count = name == 3 ? VALUES_MAX : 1 + 37 * name;
+        op->root = name % s->ranks;
+    }
+    const int64_t far_ns = 1 + (int64_t)draw(40) * MS;
+    for (int from = 0; from < s->ranks; from++) {
+        s->posts[from] = s->joins ? (int)draw((uint64_t)s->operations + 1) : s->operations;
+        for (int to = 0; to < from; to++)
+            s->delay_ns[from][to] = s->delay_ns[to][from] = 10000 + (int64_t)draw((uint64_t)far_ns);
+    }
+    draw_faults();
+}
+
+// ------------------------------------------------------------------------------------------------------------- time
+
+static int64_t now_ns = -1;         // -1: no schedule runs
+static bool told;                   // step by step
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    if (id != CLOCK_MONOTONIC || now_ns < 0)
+        return (int)syscall(SYS_clock_gettime, id, t);
+    *t = (struct timespec){now_ns / 1000000000, now_ns % 1000000000};
+    return 0;
+}
+
+int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+    (void)fds, (void)count, (void)timeout, (void)mask;
+    check_fail(__FILE__, __LINE__, "a rank sleeps within an operation; this test has one thread for all");
+}
+
+// ----------------------------------------------------------------------------------------------------------- network
+
+struct packet {
+    struct packet *next;
+    int64_t sent_ns, arrives_ns;
+    bool has_arrived;
+    size_t size, taken;
+    unsigned char bytes[];
+};
+
+// One direction of one connection. A channel has it in the place of a ring, at which only its own functions look.
+struct line {
+    struct FIFO(struct packet) packets;
+    int from, to;
+    size_t under_way;               // bytes that are not read
+    int64_t last_ns;                // when the last packet arrives: they keep their order
+    int64_t ends_ns;                // the sender's process has ended, and this has arrived; NEVER: it has not
+};
+
+enum { CONTROL, DATA, CHANNELS };
+
+static struct line lines[RANKS_MAX][RANKS_MAX][CHANNELS];
+
+struct rank {
+    bhvd_context *ctx;
+    bool due, leaving, over;        // over: its process has ended
+    int64_t look_ns, program_ns, leaves_ns;
+    int posted, waits_for;          // operations; the one that is waited for before the next is posted, -1: none
+    bool has_joined;
+    bhvd_handle *handles[OPERATIONS_MAX + 1];
+    struct bhvd_error errors[OPERATIONS_MAX + 1];
+    bool is_done[OPERATIONS_MAX + 1];
+    bool is_unaware;                // when it failed, the reason of whom it blames had not arrived
+    int handle_count, done;
+    float src[OPERATIONS_MAX][VALUES_MAX], dst[OPERATIONS_MAX][VALUES_MAX];
+};
+
+static struct rank ranks[RANKS_MAX];
+
+static struct line *line_out(const struct channel *channel) { return (struct line *)(void *)channel->tx; }
+static struct line *line_in(const struct channel *channel) { return (struct line *)(void *)channel->rx; }
+
+// Does the fault keep bytes from passing?
+static bool fault_cuts(const struct fault *f, int from, int to)
+{
+    if (f->kind == CUT)
+        return f->rank == from || f->rank == to;
+    return f->kind == CUT_PAIR && ((f->rank == from && f->other == to) || (f->rank == to && f->other == from));
+}
+
+// What is on its way when a cut begins is lost, and sent again when it has ended.
+static int64_t arrival_ns(int from, int to)
+{
+    const int64_t delay_ns = S->delay_ns[from][to] + (int64_t)draw((uint64_t)S->delay_ns[from][to]) + (one_in(300) ? (int64_t)draw(1500) * MS : 0);
+    int64_t arrives_ns = now_ns + delay_ns;
+    for (int i = 0; i < S->fault_count; i++) {
+        const struct fault *f = &S->faults[i];
+        if (!fault_cuts(f, from, to) || now_ns >= f->end_ns || arrives_ns < f->begin_ns)
+            continue;
+        if (f->end_ns == NEVER)
+            return NEVER;
+        arrives_ns = f->end_ns + delay_ns > arrives_ns ? f->end_ns + delay_ns : arrives_ns;
+    }
+    return arrives_ns;
+}
+
+static int64_t put_last(struct line *line)
+{
+    const int64_t arrives_ns = arrival_ns(line->from, line->to);
+    line->last_ns = arrives_ns > line->last_ns ? arrives_ns : line->last_ns;
+    return line->last_ns;
+}
+
+static bhvd_status send_bytes(struct channel *channel, const struct iovec *parts, int count, size_t *moved)
+{
+    struct line *line = line_out(channel);
+    *moved = 0;
+    if (line_in(channel)->ends_ns <= now_ns)
+        return BHVD_ERR_PEER_LOST;
+    for (int i = 0; i < count && line->under_way < S->room; i++) {
+        const size_t room = S->room - line->under_way, size = parts[i].iov_len < room ? parts[i].iov_len : room;
+        struct packet *packet = malloc(sizeof *packet + size);
+        *packet = (struct packet){.sent_ns = now_ns, .arrives_ns = put_last(line), .size = size};
+        memcpy(packet->bytes, parts[i].iov_base, size);
+        fifo_put(&line->packets, packet, next);
+        line->under_way += size;
+        *moved += size;
+    }
+    return BHVD_OK;
+}
+
+// The kernel's probes are not answered.
+static bool is_cut_for_good(const struct line *line)
+{
+    for (int i = 0; i < S->fault_count; i++) {
+        const struct fault *f = &S->faults[i];
+        if (fault_cuts(f, line->from, line->to) && f->end_ns == NEVER && now_ns >= f->begin_ns + KEEPALIVE_MS * MS)
+            return true;
+    }
+    return false;
+}
+
+static bhvd_status take_bytes(struct channel *channel, void *dst, size_t size, size_t *moved)
+{
+    struct line *line = line_in(channel);
+    *moved = 0;
+    for (struct packet *packet; *moved < size && (packet = line->packets.head) && packet->arrives_ns <= now_ns;) {
+        const size_t left = packet->size - packet->taken, n = left < size - *moved ? left : size - *moved;
+        memcpy((unsigned char *)dst + *moved, packet->bytes + packet->taken, n);
+        packet->taken += n;
+        *moved += n;
+        ranks[line->from].due |= line->under_way >= S->room;
+        line->under_way -= n;
+        if (packet->taken == packet->size)
+            free(fifo_take(&line->packets, next));
+    }
+    const bool is_at_end = line->ends_ns <= now_ns && !line->packets.head;
+    return *moved == 0 && size && (is_at_end || is_cut_for_good(line)) ? BHVD_ERR_PEER_LOST : BHVD_OK;
+}
+
+// As the kernel tells: it answers for a process that is stopped.
+static int64_t unanswered_ns(struct channel *channel, int64_t looked_ns)
+{
+    for (const struct packet *packet = line_out(channel)->packets.head; packet; packet = packet->next)
+        if (packet->arrives_ns > looked_ns)
+            return looked_ns - packet->sent_ns;
+    return -1;
+}
+
+// As a socket's: only a look tells what there is.
+static const struct channel_ops line_ops = {.name = "line", .send = send_bytes, .recv = take_bytes, .silence_ns = unanswered_ns};
+
+static void connect_lines(struct connections *c)
+{
+    for (int peer = 0; peer < c->size; peer++) {
+        if (peer == c->rank)
+            continue;
+        struct link *link = &c->links[peer];
+        struct channel *channels[] = {&link->control, &link->streams[0].channel};
+        link->local_index = -1;
+        c->host_of[peer] = peer;
+        for (int i = 0; i < CHANNELS; i++) {
+            channels[i]->ops = &line_ops;
+            channels[i]->tx = (struct ring *)(void *)&lines[c->rank][peer][i];
+            channels[i]->rx = (struct ring *)(void *)&lines[peer][c->rank][i];
+        }
+    }
+    c->host_of[c->rank] = c->rank;
+    c->local_size = 1;
+}
+
+// The process of a rank has ended: what it sent arrives, and then the end.
+static void end_process(int r)
+{
+    ranks[r].over = true;
+    for (int peer = 0; peer < S->ranks; peer++)
+        for (int i = 0; i < CHANNELS && peer != r; i++)
+            lines[r][peer][i].ends_ns = put_last(&lines[r][peer][i]);
+}
+
+// ------------------------------------------------------------------------------------------------------------- ranks
+
+static bhvd_context *make_context(int rank, void *world)
+{
+    struct bhvd_error error;
+    const struct bhvd_context_options options = {
+        .rank = rank, .size = S->ranks, .transport = "inproc", .inproc_world = world, .cache_capacity = 4, .timeout_ms = TIMEOUT_MS,
+        .heartbeat_timeout_ms = HEARTBEAT_MS, .allreduce_path = S->path, .fusion_threshold = 1 << 16,
+        .negotiation = S->fanout ? "tree" : "star", .negotiation_fanout = S->fanout};
+    bhvd_context *ctx;
+    int32_t all[RANKS_MAX];
+    int id;
+    CHECK_STATUS(context_new(&options, &ctx, &error), BHVD_OK);
+    CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);
+    connect_lines(&ctx->run.connections);
+    CHECK_STATUS(context_prepare(ctx), BHVD_OK);
+    for (int i = 0; i < S->ranks; i++)
+        all[i] = i;
+    CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, all, S->ranks, &id, &error), BHVD_OK);
+    return ctx;
+}
+
+static float value_of(int rank, int number, int i) { return (float)((rank + 1) * (number + 2) + i % 7); }
+
+static bool takes_part(int rank, int number) { return number < S->posts[rank]; }
+
+static float expected_of(int number, int i)
+{
+    const struct operation *op = &S->list[number];
+    float sum = 0;
+    if (op->kind == BHVD_BROADCAST)
+        return value_of(op->root, number, i);
+    if (op->kind == BHVD_ALLGATHER)
+        return value_of(i / op->count, number, i % op->count);
+    for (int r = 0; r < S->ranks; r++)
+        sum += takes_part(r, number) ? value_of(r, number, i) : 0;
+    return sum;
+}
+
+static void check_result(int r, int number)
+{
+    const struct operation *op = &S->list[number];
+    const float *values = ranks[r].dst[number];
+    struct bhvd_result gathered;
+    int count = op->count;
+    if (op->kind == BHVD_ALLGATHER) {
+        CHECK_STATUS(bhvd_result(ranks[r].handles[number], 0, &gathered), BHVD_OK);
+        values = gathered.data;
+        count *= S->ranks;
+    }
+    for (int i = 0; i < count; i++)
+        if (values[i] != expected_of(number, i))
+            FAIL("rank %d, operation %d (%s): value %d is %g, not %g", r, number, op->name, i, (double)values[i],
+                 (double)expected_of(number, i));
+}
+
+static void post(int r)
+{
+    struct rank *rank = &ranks[r];
+    const bool is_join = rank->posted == S->posts[r];
+    const int number = rank->posted;
+    const struct operation *op = &S->list[number];
+    const int64_t shape = is_join ? 0 : op->count;
+    struct bhvd_tensor tensor = {.shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
+    if (!is_join) {
+        for (int i = 0; i < op->count; i++)
+            rank->src[number][i] = value_of(r, number, i);
+        tensor.src = rank->src[number];
+        tensor.dst = op->kind == BHVD_ALLGATHER ? NULL : rank->dst[number];
+    }
+    const struct bhvd_args args = {.kind = is_join ? BHVD_JOIN : op->kind, .name = is_join ? "join" : op->name, .tensors = &tensor,
+                                   .tensor_count = !is_join, .op = BHVD_OP_SUM, .root_rank = is_join ? 0 : op->root,
+                                   .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1};
+    const int at = rank->handle_count;
+    rank->has_joined |= is_join;
+    rank->posted += !is_join;
+    if (bhvd_post(rank->ctx, &args, &rank->handles[at], &rank->errors[at]) != BHVD_OK) {
+        rank->handles[at] = NULL;
+        rank->is_done[at] = true;
+        rank->done++;
+    }
+    rank->handle_count++;
+}
+
+static bool name_is_free(const struct rank *rank, const char *name)
+{
+    for (int i = 0; i < rank->handle_count && i < rank->posted; i++)
+        if (!rank->is_done[i] && strcmp(S->list[i].name, name) == 0)
+            return false;
+    return true;
+}
+
+static bool has_more(int r) { return ranks[r].posted < S->posts[r] || (S->joins && !ranks[r].has_joined); }
+
+// Its next operation is posted when its computation is done, and what it waits for; a name is used once at a time.
+static bool may_post(int r)
+{
+    const struct rank *rank = &ranks[r];
+    if (rank->over || rank->leaving || !has_more(r) || now_ns < rank->program_ns || (rank->waits_for >= 0 && !rank->is_done[rank->waits_for]))
+        return false;
+    return rank->posted == S->posts[r] || name_is_free(rank, S->list[rank->posted].name);
+}
+
+static void take_program_step(int r)
+{
+    struct rank *rank = &ranks[r];
+    post(r);
+    rank->waits_for = one_in(2) ? rank->handle_count - 1 : -1;
+    rank->program_ns = now_ns + (one_in(3) ? (int64_t)draw(1500) * MS : one_in(2) ? (int64_t)draw(2000000) : 0);
+}
+
+// Each connection has its own delay: the end of one can arrive before the goodbye on another.
+static bool has_word_under_way(int from, int to)
+{
+    for (const struct packet *packet = lines[from][to][CONTROL].packets.head; packet; packet = packet->next)
+        if (packet->arrives_ns > now_ns)
+            return true;
+    return false;
+}
+
+static void collect_ended(int r)
+{
+    struct rank *rank = &ranks[r];
+    for (int i = 0; i < rank->handle_count; i++) {
+        if (rank->is_done[i] || !bhvd_poll(rank->handles[i]))
+            continue;
+        rank->is_done[i] = true;
+        rank->done++;
+        const bhvd_status status = bhvd_wait(rank->handles[i], 0, &rank->errors[i]);
+        rank->errors[i].status = status;
+        rank->is_unaware |= status && rank->errors[i].rank >= 0 && has_word_under_way(rank->errors[i].rank, r);
+        if (told)
+            printf("%9.3f s  rank %d: %s ends with %s\n", (double)now_ns / 1e9, r, i < rank->posted ? S->list[i].name : "join",
+                   status ? rank->errors[i].message : "its result");
+        if (!status && i < rank->posted)
+            check_result(r, i);
+    }
+}
+
+static bool has_unwritten(const bhvd_context *ctx)
+{
+    for (int peer = 0; peer < S->ranks; peer++)
+        if (peer != ctx->options.rank && ctx->run.connections.links[peer].state == LINK_OPEN && ctx->run.connections.links[peer].control_out.size)
+            return true;
+    return false;
+}
+
+// As progress_stop does, one look at a time.
+static void leave(int r)
+{
+    struct rank *rank = &ranks[r];
+    bhvd_context *ctx = rank->ctx;
+    if (!rank->leaving) {
+        rank->leaving = true;
+        rank->leaves_ns = now_ns + TIMEOUT_MS * MS;
+        relay_leave(ctx);
+    }
+    const bool waits = !ctx->run.failure.status && (engine_is_busy(ctx) || !relay_is_free(ctx));
+    if (!ctx->said_goodbye && (!waits || now_ns >= rank->leaves_ns)) {
+        context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+        executor_abort(&ctx->run);
+        goodbye_say(ctx);
+        rank->leaves_ns = now_ns + 1000 * MS;
+    }
+    if (!ctx->said_goodbye)
+        return;
+    for (int peer = 0; peer < S->ranks; peer++)
+        if (peer != r && ctx->run.connections.links[peer].state == LINK_OPEN)
+            link_flush(&ctx->run.connections.links[peer]);
+    if (!has_unwritten(ctx) || now_ns >= rank->leaves_ns)
+        end_process(r);
+}
+
+static void run_engine(bhvd_context *ctx)
+{
+    for (int i = 0;; i++) {
+        bool moved = engine_poll(ctx, true);
+        while (engine_has_next(ctx)) {
+            engine_execute_next(ctx);
+            moved = true;
+        }
+        if (!moved)
+            return;
+        CHECK(i < TURNS_MAX);
+    }
+}
+
+static void turn(int r)
+{
+    struct rank *rank = &ranks[r];
+    rank->due = false;
+    do {
+        while (may_post(r))
+            take_program_step(r);
+        run_engine(rank->ctx);
+        engine_look_around(rank->ctx);
+        collect_ended(r);
+    } while (may_post(r));
+    rank->look_ns = now_ns + rank->ctx->heartbeat->interval_ms * MS;
+    if (rank->leaving || (!has_more(r) && rank->done == rank->handle_count) || rank->ctx->run.failure.status)
+        leave(r);
+    if (rank->leaving && !rank->over)
+        rank->look_ns = now_ns + MS;
+}
+
+// --------------------------------------------------------------------------------------------------------------- job
+
+static bool is_stopped(int r)
+{
+    for (int i = 0; i < S->fault_count; i++)
+        if (S->faults[i].kind == STOP && S->faults[i].rank == r && now_ns >= S->faults[i].begin_ns && now_ns < S->faults[i].end_ns)
+            return true;
+    return false;
+}
+
+// Kills, and leaves before all is done, whose time has come.
+static void begin_faults(void)
+{
+    for (int i = 0; i < S->fault_count; i++) {
+        const struct fault *f = &S->faults[i];
+        if (f->begin_ns > now_ns || ranks[f->rank].over)
+            continue;
+        if (f->kind == KILL)
+            end_process(f->rank);
+        else if (f->kind == LEAVE && !ranks[f->rank].leaving && !is_stopped(f->rank))
+            leave(f->rank);
+    }
+}
+
+static void earlier(int64_t *first_ns, int64_t at_ns)
+{
+    if (at_ns > now_ns && at_ns < *first_ns)
+        *first_ns = at_ns;
+}
+
+static int64_t next_event_ns(void)
+{
+    int64_t first_ns = NEVER;
+    for (int r = 0; r < S->ranks; r++) {
+        if (ranks[r].over)
+            continue;
+        if (!is_stopped(r)) {
+            earlier(&first_ns, ranks[r].look_ns);
+            if (has_more(r))
+                earlier(&first_ns, ranks[r].program_ns);
+        }
+        for (int from = 0; from < S->ranks; from++) {
+            for (int i = 0; i < CHANNELS; i++) {
+                for (const struct packet *packet = lines[from][r][i].packets.head; packet; packet = packet->next)
+                    earlier(&first_ns, packet->arrives_ns);
+                earlier(&first_ns, lines[from][r][i].ends_ns);
+            }
+        }
+    }
+    for (int i = 0; i < S->fault_count; i++) {
+        earlier(&first_ns, S->faults[i].begin_ns);
+        earlier(&first_ns, S->faults[i].end_ns);
+        earlier(&first_ns, S->faults[i].begin_ns + KEEPALIVE_MS * MS);
+    }
+    return first_ns;
+}
+
+static void note_arrivals(void)
+{
+    for (int to = 0; to < S->ranks; to++) {
+        for (int from = 0; from < S->ranks; from++) {
+            for (int i = 0; i < CHANNELS; i++) {
+                struct line *line = &lines[from][to][i];
+                for (struct packet *packet = line->packets.head; packet; packet = packet->next) {
+                    ranks[to].due |= !packet->has_arrived && packet->arrives_ns <= now_ns;
+                    packet->has_arrived |= packet->arrives_ns <= now_ns;
+                }
+                ranks[to].due |= line->ends_ns == now_ns;
+            }
+        }
+    }
+}
+
+static bool is_due(int r)
+{
+    return !ranks[r].over && !is_stopped(r) && (ranks[r].due || now_ns >= ranks[r].look_ns || may_post(r));
+}
+
+static bool is_stopped_for_good(int r)
+{
+    for (int i = 0; i < S->fault_count; i++)
+        if (S->faults[i].kind == STOP && S->faults[i].rank == r && S->faults[i].end_ns == NEVER && now_ns >= S->faults[i].begin_ns)
+            return true;
+    return false;
+}
+
+static bool all_are_over(void)
+{
+    for (int r = 0; r < S->ranks; r++)
+        if (!ranks[r].over && !is_stopped_for_good(r))
+            return false;
+    return true;
+}
+
+static void run_job(void)
+{
+    while (!all_are_over()) {
+        begin_faults();
+        note_arrivals();
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (int i = 0, first = (int)draw((uint64_t)S->ranks); i < S->ranks; i++) {
+                const int r = (first + i) % S->ranks;
+                if (is_due(r)) {
+                    turn(r);
+                    moved = true;
+                }
+            }
+        }
+        if (all_are_over())
+            break;
+        const int64_t next_ns = next_event_ns();
+        for (int r = 0; r < S->ranks && (next_ns == NEVER || next_ns > HORIZON_MS * MS); r++)
+            if (!ranks[r].over && !is_stopped_for_good(r))
+                FAIL("rank %d has not ended after %d s: %d of %d operations are over", r, HORIZON_MS / 1000, ranks[r].done,
+                     ranks[r].handle_count);
+        now_ns = next_ns;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ what must be
+
+static bool is_harmless(void)
+{
+    int64_t sum_ns = 0;
+    for (int i = 0; i < S->fault_count; i++) {
+        if (S->faults[i].end_ns == NEVER)
+            return false;
+        sum_ns += S->faults[i].end_ns - S->faults[i].begin_ns;
+    }
+    return sum_ns < HARMLESS_MS * MS;
+}
+
+// Both sides of a cut take the other for lost, and tell whom they reach.
+static bool may_be_blamed(int rank)
+{
+    for (int i = 0; i < S->fault_count; i++)
+        if (S->faults[i].rank == rank || S->faults[i].kind == CUT || (S->faults[i].kind == CUT_PAIR && S->faults[i].other == rank))
+            return true;
+    return rank < 0;
+}
+
+static int errors;
+
+static void check_errors(int r)
+{
+    for (int i = 0; i < ranks[r].handle_count; i++) {
+        const struct bhvd_error *error = &ranks[r].errors[i];
+        if (!ranks[r].is_done[i]) {
+            CHECK(ranks[r].over || is_stopped_for_good(r));
+            continue;
+        }
+        errors += error->status != BHVD_OK;
+        if (error->status && is_harmless())
+            FAIL("rank %d: %s", r, error->message);
+        if (error->status == BHVD_OK || error->status == BHVD_ERR_SHUTDOWN)
+            continue;
+        if (error->status != BHVD_ERR_PEER_LOST && error->status != BHVD_ERR_TIMEOUT)
+            FAIL("rank %d: %s", r, error->message);
+        if (!may_be_blamed(error->rank) && !ranks[r].is_unaware)
+            FAIL("rank %d blames rank %d, which has no fault: %s", r, error->rank, error->message);
+    }
+}
+
+static void describe(uint64_t number)
+{
+    printf("\nschedule %llu: %d ranks, %s %d, path \"%s\", %d operations%s, room %zu\n", (unsigned long long)number, S->ranks,
+           S->fanout ? "tree" : "star", S->fanout, S->path, S->operations, S->joins ? ", joins" : "", S->room);
+    for (int i = 0; i < S->fault_count; i++)
+        printf("  %s of rank %d (%d) from %.3f s to %.3f s\n", FAULT_NAMES[S->faults[i].kind], S->faults[i].rank, S->faults[i].other,
+               (double)S->faults[i].begin_ns / 1e9, S->faults[i].end_ns == NEVER ? -1 : (double)S->faults[i].end_ns / 1e9);
+}
+
+static void clear_network(void)
+{
+    for (int from = 0; from < RANKS_MAX; from++) {
+        for (int to = 0; to < RANKS_MAX; to++) {
+            for (int i = 0; i < CHANNELS; i++) {
+                struct line *line = &lines[from][to][i];
+                for (struct packet *packet; (packet = fifo_take(&line->packets, next));)
+                    free(packet);
+                *line = (struct line){.from = from, .to = to, .ends_ns = NEVER};
+            }
+        }
+    }
+}
+
+static void run_schedule(uint64_t number)
+{
+    draw_all(number);
+    if (told)
+        describe(number);
+    now_ns = 1;
+    clear_network();
+    void *world = bhvd_inproc_world_create(S->ranks);
+    for (int r = 0; r < S->ranks; r++) {
+        memset(&ranks[r], 0, sizeof ranks[r]);
+        ranks[r].ctx = make_context(r, world);
+        ranks[r].waits_for = -1;
+    }
+    run_job();
+    for (int r = 0; r < S->ranks; r++)
+        check_errors(r);
+    for (int r = 0; r < S->ranks; r++) {
+        context_fail(ranks[r].ctx, BHVD_ERR_SHUTDOWN, "the end of the test");
+        executor_abort(&ranks[r].ctx->run);
+        for (int i = 0; i < ranks[r].handle_count; i++)
+            if (ranks[r].handles[i])
+                bhvd_handle_drop(ranks[r].handles[i]);
+        bhvd_context_destroy(ranks[r].ctx);
+    }
+    bhvd_inproc_world_destroy(world);
+    clear_network();
+    now_ns = -1;
+}
+
+TEST(every_schedule_ends_as_its_faults_say)
+{
+    const char *one = getenv("BHVD_SCHEDULE"), *many = getenv("BHVD_SCHEDULES");
+    const uint64_t count = many ? strtoull(many, NULL, 10) : SCHEDULES;
+    told = one;
+    for (uint64_t i = 0; i < (one ? 1 : count); i++) {
+        current = one ? strtoull(one, NULL, 10) : i;
+        run_schedule(current);
+    }
+    printf(" %llu schedules, %d operations ended by an error", (unsigned long long)count, errors);
+}
