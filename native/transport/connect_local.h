@@ -14,7 +14,7 @@ enum {
 };
 
 // To be raised by each change of what ranks say to each other.
-enum { CARD_PROTOCOL = 2 };
+enum { CARD_PROTOCOL = 3 };
 
 // What a rank tells the others about itself. The first three are there in every version, so that versions can be compared.
 struct card {

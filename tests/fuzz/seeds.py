@@ -9,9 +9,9 @@ from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, JOIN, C_LP_S, ADD = 0, 1, 2, 3, 5, 6, 7, 10
-RESPONSE, STALE, GOODBYE, UP, DOWN, LEAVING, MOVED, CLOSING = 2, 3, 4, 7, 8, 9, 10, 11
+RESPONSE, STALE, GOODBYE, UP, DOWN, CLOSING = 2, 3, 4, 7, 8, 11
 TREE, MEMBER, LAST = 8, 1, 16           # bits of role
-DETACHED = b"\2"
+LEFT = b"\2"
 NOBODY = 2**32 - 1
 FLOAT32 = 7
 
@@ -135,29 +135,22 @@ def relayed():
     member = TREE | MEMBER
     both = [(1, UP, bundled(([1], allreduce), ([2], allreduce)))]
     yield frames(TREE, 1, *both, (1, UP, bundled(([1], asked((1, 1))), ([2], asked((1, 2))))))
-    yield frames(TREE, 1, *both, (1, UP, bundled(([2], DETACHED))), (2, UP, bundled(([2], asked((1, 1))))))
-    yield frames(TREE, 0, (1, UP, bundled(([2], DETACHED), ([2], DETACHED))))
-    yield frames(TREE, 0, (1, UP, bundled(([1], DETACHED))))
+    yield frames(TREE, 1, *both, (1, UP, bundled(([2], LEFT))), (2, UP, bundled(([2], asked((1, 1))))))
+    yield frames(TREE, 0, (1, UP, bundled(([2], LEFT), ([2], LEFT))))
+    yield frames(TREE, 0, (1, UP, bundled(([1], LEFT))))
     yield frames(TREE, 0, (2, UP, bundled(([2], allreduce))))
     yield frames(TREE, 1, (1, UP, struct.pack("<III", 1, 1, 2) + struct.pack("<I", len(allreduce)) + allreduce))
     yield frames(TREE, 1, (1, RESPONSE, agreed))
     yield frames(member, 1, (2, UP, bundled(([2], asked((5, 9), (7, 1)) + allreduce))), (0, DOWN, to_all))
     yield frames(member, 1, (0, DOWN, to_all), turn, (2, UP, bundled(([2], asked((1, 1))))),
                  (0, DOWN, passed_on(([1], STALE, struct.pack("<I", 1)), ([2], STALE, struct.pack("<I", 1)))))
-    yield frames(member, 1, leave, (2, UP, bundled(([2], DETACHED))),
-                 (0, DOWN, passed_on(([2], MOVED, b""), ([], RESPONSE, agreed))))
-    yield frames(member, 1, leave, (0, DOWN, passed_on(([2], MOVED, b""), ([2], RESPONSE, agreed))))
-    yield frames(member, 1, (0, DOWN, passed_on(([1], MOVED, b""))))
-    yield frames(member, 1, (0, DOWN, passed_on(([], MOVED, b""))))
+    yield frames(member, 1, leave, (2, UP, bundled(([2], LEFT))), (0, DOWN, passed_on(([], RESPONSE, agreed))),
+                 (2, GOODBYE, b""))
     yield frames(member, 1, (0, DOWN, passed_on(([0], RESPONSE, agreed))))
-    yield frames(member, 1, (0, LEAVING, b""), (0, CLOSING, b""))
+    yield frames(member, 1, (0, CLOSING, b""))
     yield frames(member, 1, (2, DOWN, passed_on(([], RESPONSE, agreed))))
     yield frames(member, 1, (2, GOODBYE, b""), (0, DOWN, to_all), (0, GOODBYE, b""))
     last = TREE | LAST
-    yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, to_all), (1, DOWN, passed_on(([2], MOVED, b""))),
-                 (2, 0, b""))
-    yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, passed_on(([1], RESPONSE, agreed))), (0, GOODBYE, b""),
-                 (1, DOWN, passed_on(([2], MOVED, b""))))
     yield frames(last, 1, (0, GOODBYE, b""), (1, DOWN, to_all), (1, CLOSING, b""))
     yield frames(last, 1, (0, GOODBYE, reason(6, 3, 0)), (1, GOODBYE, b""))
     yield frames(last, 1, (1, GOODBYE, b""))

@@ -143,7 +143,7 @@ static void look_at_relay(const bhvd_context *ctx)
         REQUIRE(child->out.size == 0 || ctx->run.failure.status);
     }
     REQUIRE(!(below >> ctx->options.rank & 1) && below < 1 << RANKS);
-    REQUIRE(bundle_is_empty(&relay->bundle) || relay->moving || ctx->run.failure.status);
+    REQUIRE(bundle_is_empty(&relay->bundle) || ctx->run.failure.status);
 }
 
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
@@ -157,7 +157,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.
     if (!status && link->state == LINK_LEFT && needed)
-        REQUIRE(ctx->closing.status || ctx->coordinator->left[link->rank] || ctx->relay->coordinator_left);
+        REQUIRE(ctx->closing.status || ctx->coordinator->left[link->rank] || ctx->relay->closing_by_ns);
     return status;
 }
 
@@ -186,9 +186,10 @@ static void send_frames(bhvd_context *ctx, struct supply *s)
         size_t size = supply_u16(s);
         const uint8_t *payload = supply_bytes(s, &size);
         struct link *link = &ctx->run.connections.links[peer];
-        if (peer == ctx->options.rank && type % 2 && !ctx->run.failure.status)
-            relay_leave(ctx);
-        else if (peer == ctx->options.rank)
+        if (peer == ctx->options.rank && type % 2 && !ctx->run.failure.status) {
+            if (relay_leave(ctx))
+                fail(ctx);
+        } else if (peer == ctx->options.rank)
             take_turn(ctx);
         else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
             fail(ctx);

@@ -153,7 +153,7 @@ static void take_step(int r)
         post(rank, BHVD_JOIN, "join");
     } else {
         rank->leaving = true;
-        relay_leave(rank->ctx);
+        CHECK_STATUS(relay_leave(rank->ctx), BHVD_OK);
         leave_when_free(rank);
     }
 }
@@ -209,17 +209,12 @@ static void mix_pending(bhvd_context *ctx, struct pending *pending, void *arg)
     *total += sum;                      // the table has no order
 }
 
-// Between turns, only what waits for MOVED is not on its way.
 static void mix_relay(uint64_t *hash, struct relay *relay)
 {
-    mix_number(hash, (uint64_t)relay->parent << 2 | (uint64_t)relay->moving << 1 | relay->coordinator_left);
+    mix_number(hash, relay->closing_by_ns != 0);
     mix(hash, bundle_write(&relay->bundle)->data, relay->bundle.out.size);
-    mix(hash, relay->unexpected.data, relay->unexpected.size);
-    for (int i = 0; i < relay->tree.child_count; i++) {
+    for (int i = 0; i < relay->tree.child_count; i++)
         CHECK(relay->tree.children[i].out.size == 0);
-        mix_number(hash, (uint64_t)relay->tree.children[i].rank);
-        mix_number(hash, relay->tree.children[i].below.words[0]);
-    }
 }
 
 static uint64_t state_hash(void)

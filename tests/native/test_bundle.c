@@ -70,8 +70,8 @@ static const char *text_of(struct bundle *bundle)
                 uint32_t length = bytes_take_u32(&items);
                 used += (size_t)snprintf(text + used, sizeof text - used, " %.*s", (int)length, bytes_take(&items, length));
             } else {
-                CHECK(tag == ITEM_DETACHED);
-                used += (size_t)snprintf(text + used, sizeof text - used, " detached");
+                CHECK(tag == ITEM_LEFT);
+                used += (size_t)snprintf(text + used, sizeof text - used, " left");
             }
         }
         CHECK(!items.failed);
@@ -156,9 +156,9 @@ TEST(each_ranks_order_stays)
     put_cached(&items, 1, 2);
     CHECK(add(&bundle, 0, &items));
     put_cached(&items, 1, 6);
-    bytes_put_u8(&items, ITEM_DETACHED);
+    bytes_put_u8(&items, ITEM_LEFT);
     CHECK(add(&bundle, 1, &items));
-    CHECK_TEXT(&bundle, "0: 5x2 | 0: new newer | 0,1: 1x2 | 1: 3x4 | 1: detached");
+    CHECK_TEXT(&bundle, "0: 5x2 | 0: new newer | 0,1: 1x2 | 1: 3x4 | 1: left");
     bundle_clear(&bundle);
     CHECK(bundle_is_empty(&bundle));
     bundle_fini(&bundle);

@@ -21,7 +21,8 @@ WAITING = ["test_heartbeat", "test_reason", "test_rendezvous"]
 SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_two_level",
         "test_primitives"]
 # A minute under TSan, which finds nothing where there is one thread; `make tsan` runs them all the same.
-ONE_THREAD = ["test_codecs", "test_faults", "test_interleavings", "test_interleavings_tree", "test_kernels", "test_schedules"]
+ONE_THREAD = ["test_codecs", "test_faults", "test_interleavings", "test_interleavings_tree", "test_kernels",
+              "test_schedules"]
 TESTS = sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem))
 
 

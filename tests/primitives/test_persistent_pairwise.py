@@ -204,6 +204,31 @@ def test_a_neighbour_leaves():
         world.run(call)
 
 
+@pytest.mark.parametrize("negotiation", ["star", "tree"])
+def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
+    """A rank of a ring may be a step behind one that is not its neighbour, which ends its program meanwhile."""
+    with World(6, "tcp", negotiation=negotiation, negotiation_fanout=1) as world:
+        make_stand(world, "x", RING)
+        has_left = threading.Event()
+
+        def call(rank, context):
+            for step in range(3):
+                if rank == 3 and step == 2:     # 1 and 5, rank 0's neighbours, wait only for 2 and 4
+                    assert has_left.wait(20)
+                    time.sleep(0.2)         # its goodbye has come
+                got = meet(context, "x", values("float32", COUNT, 10 * step + rank), RING)
+                inputs = [values("float32", COUNT, 10 * step + r) for r in range(6)]
+                np.testing.assert_array_equal(got, averaged(RING, "float32", inputs, rank, 0))
+            if rank == 0:
+                context.close()
+                has_left.set()
+            else:
+                with pytest.raises(HorovodInternalError, match="rank 0 left the job"):
+                    context.post(native.BARRIER, "barrier").wait()
+
+        world.run(call)
+
+
 def test_a_process_set_is_removed_and_made_again():
     with World(4, "tcp") as world:
         for _ in range(2):

@@ -163,7 +163,7 @@ bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct 
     uint64_t hash = operation_hash(&key);
     bhvd_status status = BHVD_OK;
     pthread_mutex_lock(&ctx->post_lock);
-    if (ctx->closing.status) {
+    if (!context_takes(ctx, op->work.kind)) {
         *error = ctx->closing;
         status = ctx->closing.status;
     } else if (operation_find_locked(ctx, &key)) {

@@ -211,21 +211,25 @@ static void flush_goodbyes(bhvd_context *ctx)
     }
 }
 
-// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet; and on
-// what it relays.
+// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet. Those that it
+// relays for count on it until they leave, however long that takes.
 static void finish_agreed(bhvd_context *ctx)
 {
-    int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+    const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
     ctx->staged.head = NULL;            // nobody has heard of these
-    relay_leave(ctx);
-    for (;;) {
+    if (relay_leave(ctx))
+        context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to leave the job");
+    for (int rounds = 0;;) {
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
-        const bool is_busy = engine_is_busy(ctx) && !ctx->run.failure.status;
-        if ((!is_busy && !engine_needs_looking(ctx) && relay_is_free(ctx)) || clock_now_ns() >= deadline_ns)
+        const bool is_busy = (engine_is_busy(ctx) && !ctx->run.failure.status) || engine_needs_looking(ctx);
+        const bool waits = is_busy && clock_now_ns() < deadline_ns;
+        if (!waits && relay_is_free(ctx))
             return;
-        if (!engine_poll(ctx, true))
-            sched_yield();
+        if (engine_poll(ctx, true))
+            rounds = 0;
+        else
+            pause_engine(&ctx->run, &rounds, waits ? deadline_ns : CLOCK_NEVER, NULL, NULL);
     }
 }
 

@@ -40,7 +40,7 @@ struct bhvd_context {
     struct FIFO(struct bhvd_handle) posted;
     _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
     struct table names;                         // operations in progress on this rank, by set and name
-    struct bhvd_error closing;                  // why nothing more can be posted; BHVD_OK while usable
+    struct bhvd_error closing;                  // why nothing more can be posted (context_takes); BHVD_OK while usable
     struct bhvd_error first_loss;               // how the first operation ended that another rank ended
     _Atomic uint32_t outstanding;               // posted and not ended
     _Atomic bool closed;                        // shutdown asked for
@@ -73,8 +73,12 @@ struct bhvd_context {
 };
 
 // From now on nothing can be posted; ends, with this error, the operations that the coordinator has not answered.
-// Those that it has answered are still executed: every member counts on the others for them. Engine only.
+// Those that it has answered are still executed: every member counts on the others for them. Where it has just left, averages with
+// neighbors go on, which do without it (core/negotiation/pairwise.h). Engine only.
 void context_close(bhvd_context *ctx, const struct bhvd_error *error);
+
+// May an operation be posted? By who holds post_lock, or the engine.
+bool context_takes(const bhvd_context *ctx, bhvd_kind kind);
 
 // Marks the context unusable, ends every operation in progress with this error, and returns its status. Engine only.
 // The first failure stays: later ones are consequences. No rank is blamed: see run_blame.

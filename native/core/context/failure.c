@@ -6,17 +6,37 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 
-// Operations in progress, linked by `next`: all but those of the running execution, or only the unanswered ones.
+bool context_takes(const bhvd_context *ctx, bhvd_kind kind)
+{
+    const struct bhvd_error *closing = &ctx->closing;
+    const bool has_left = closing->status == BHVD_ERR_SHUTDOWN && closing->cause == BHVD_CAUSE_LEFT;
+    return !closing->status || (has_left && (kind == BHVD_D_FP_S || kind == BHVD_D_LP_S));
+}
+
+static bool needs_coordinator(const bhvd_context *ctx, const struct bhvd_handle *op)
+{
+    return op->phase < OPERATION_ANSWERED && !(context_takes(ctx, op->work.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED));
+}
+
+// Operations in progress, linked by `next`: all but those of the running execution, or only those that need the coordinator still.
 static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
 {
     struct bhvd_handle *list = NULL;
     pthread_mutex_lock(&ctx->post_lock);
-    ctx->posted.head = ctx->staged.head = NULL;
+    struct bhvd_handle *posted = fifo_take_all(&ctx->posted);
+    ctx->staged.head = NULL;
     atomic_store(&ctx->posted_count, 0);
+    for (struct bhvd_handle *op = posted, *next; op && unanswered_only; op = next) {
+        next = op->next;
+        if (needs_coordinator(ctx, op))
+            continue;
+        fifo_put(&ctx->posted, op, next);
+        atomic_fetch_add(&ctx->posted_count, 1);
+    }
     for (size_t i = 0; i < ctx->names.bucket_count; i++) {
         for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
             struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
-            if (op->phase < OPERATION_EXECUTING && !(unanswered_only && op->phase >= OPERATION_ANSWERED)) {
+            if (unanswered_only ? needs_coordinator(ctx, op) : op->phase < OPERATION_EXECUTING) {
                 op->next = list;
                 list = op;
             }
@@ -63,7 +83,10 @@ bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *form
 
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
 {
-    set_once(ctx, &ctx->closing, error);
+    pthread_mutex_lock(&ctx->post_lock);
+    if (context_takes(ctx, BHVD_D_FP_S))        // not closed, or only by who left
+        ctx->closing = *error;
+    pthread_mutex_unlock(&ctx->post_lock);
     log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
             error->message);
     for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));) {

@@ -12,7 +12,6 @@ static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct byt
 {
     return type == FRAME_RESPONSE ? member_take_response(ctx, payload)
            : type == FRAME_STALE  ? member_take_stale(ctx, payload)
-           : type == FRAME_MOVED  ? relay_take_moved(ctx)
                                   : BHVD_ERR_SYSTEM;
 }
 
@@ -44,8 +43,6 @@ static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_
         return relay_take_up(ctx, link, payload);
     if (type == FRAME_DOWN)
         return relay_take_down(ctx, link, payload);
-    if (type == FRAME_LEAVING)
-        return relay_take_leaving(ctx, link, payload);
     return type == FRAME_CLOSING ? relay_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
 }
 

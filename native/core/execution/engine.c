@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/fifo.h"
 #include "base/status.h"
 #include "core/execution/communicators.h"
@@ -66,6 +67,7 @@ void engine_look_around(bhvd_context *ctx)
     communicators_look(ctx);
     stall_check(ctx);
     pairwise_check_stalls(ctx);
+    relay_look(ctx, clock_now_ns());
     run_look_at_schedules(&ctx->run);
 }
 

@@ -181,7 +181,7 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
         }
         if (tag == ITEM_FULL || tag == ITEM_REVOKED)
             bytes_take(&items, bytes_take_u32(&items));
-        if (items.failed || (tag > ITEM_DETACHED && tag != ITEM_REVOKED))    // in a tree nothing is inline
+        if (items.failed || (tag > ITEM_LEFT && tag != ITEM_REVOKED))    // in a tree nothing is inline
             return false;
         put_item(bundle, from, begin, (size_t)(items.at - begin));
     }

@@ -9,14 +9,14 @@ enum { COORDINATOR = 0 };        // its rank
 enum frame_type {
     FRAME_RESPONSE = 2, FRAME_STALE = 3,         // inside FRAME_DOWN
     FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
-    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11,      // relay.h
+    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_CLOSING = 11,      // relay.h
     FRAME_PAIRWISE_READY = 12, FRAME_PAIRWISE_REVOKE = 13          // pairwise.h
 };
 // How a request or a response names its operation.
 enum item_tag {
     ITEM_CACHED = 0,            // by a range of ids (id_range.h)
     ITEM_FULL = 1,
-    ITEM_DETACHED = 2,          // names none: relay.h
+    ITEM_LEFT = 2,              // names none: relay.h
     ITEM_INLINE = 3,            // by its id, with values (inline_payload.h)
     ITEM_REVOKED = 4,           // in full, by a rank that revoked it (pairwise.h)
     ITEM_PERSISTENT = 5         // by its id; it is persistent from now on (pairwise.h)

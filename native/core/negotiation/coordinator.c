@@ -275,16 +275,6 @@ static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, s
     return status;
 }
 
-static bhvd_status take_detached(bhvd_context *ctx, const int *ranks, int count)
-{
-    bhvd_status status = BHVD_OK;
-    for (int i = 0; i < count && !status; i++) {
-        ctx->coordinator->asking = ranks[i];
-        status = relay_take_detached(ctx, ranks[i]);
-    }
-    return status;
-}
-
 static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader r)
 {
     bhvd_status status = BHVD_OK;
@@ -300,8 +290,11 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
             status = bytes ? take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED) : BHVD_ERR_SYSTEM;
         } else if (tag == ITEM_INLINE) {
             status = take_inline(ctx, ranks, count, &r);
+        } else if (tag == ITEM_LEFT) {
+            for (int i = 0; i < count; i++)
+                coordinator_take_goodbye(ctx, ranks[i]);
         } else {
-            status = tag == ITEM_DETACHED ? take_detached(ctx, ranks, count) : BHVD_ERR_SYSTEM;
+            return BHVD_ERR_SYSTEM;
         }
         if (r.failed)
             return BHVD_ERR_SYSTEM;
@@ -360,6 +353,8 @@ static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
 void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
+    if (c->left[rank])
+        return;                         // a relay that had to stay
     c->left[rank] = true;
     if (c->left_count++ == 0)
         c->first_left = rank;

@@ -57,7 +57,9 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
             pairwise_revoke_all(ctx);
         op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
-        if (pairwise == PAIRWISE_NONE)
+        if (ctx->closing.status && pairwise != PAIRWISE_WAITS)
+            operation_end(op, &ctx->closing);   // only the coordinator could answer
+        else if (pairwise == PAIRWISE_NONE)
             put_request(ctx, out, &range, op);
         else if (pairwise == PAIRWISE_REVOKED)
             announce_put_full(ctx, out, ITEM_REVOKED, op);

@@ -260,7 +260,11 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
     persistent->number--;
     part(ctx, persistent);
     op->is_pairwise = false;
-    bhvd_status status = operation_is_over(op) ? BHVD_OK : announce_revoked(ctx, op);
+    bhvd_status status = BHVD_OK;
+    if (!operation_is_over(op) && ctx->closing.status)
+        operation_end(op, &ctx->closing);       // the coordinator has left
+    else if (!operation_is_over(op))
+        status = announce_revoked(ctx, op);
     operation_drop(op);
     return status;
 }
@@ -277,7 +281,7 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last)
         return context_fail(ctx, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                            "with it: ranks ask for this operation in different ways. Give each way a name of its own.",
+                            "with it: a rank has left or joined, or ranks ask for it in different ways. Give each way a name of its own.",
                             link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->said = last;

@@ -34,7 +34,6 @@ void relay_fini(bhvd_context *ctx)
     rank_set_fini(&relay->named);
     rank_set_fini(&relay->part);
     free(relay->ranks);
-    bytes_fini(&relay->unexpected);
     bytes_fini(&relay->last_words);
     free(relay);
     ctx->relay = NULL;
@@ -50,7 +49,7 @@ static bhvd_status no_memory(bhvd_context *ctx)
 static bhvd_status flush_up(bhvd_context *ctx)
 {
     struct relay *relay = ctx->relay;
-    if (relay->moving || relay->parent < 0 || bundle_is_empty(&relay->bundle))
+    if (relay->parent < 0 || bundle_is_empty(&relay->bundle))
         return BHVD_OK;
     // An idle parent has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for other sets
     // it may have nothing of its own to wait for, so those requests do wake it.
@@ -91,9 +90,8 @@ static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, st
 static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
 {
     struct rank_set *from = &ctx->relay->named;
+    const struct tree_child *child = tree_child(&ctx->relay->tree, link->rank);
     while (r.at < r.end) {
-        // Looked up each time: a group can move ranks to another child.
-        const struct tree_child *child = tree_child(&ctx->relay->tree, link->rank);
         rank_set_take(&r, from);
         uint32_t size = bytes_take_u32(&r);
         const unsigned char *items = bytes_take(&r, size);
@@ -213,16 +211,6 @@ static bool are_below(struct relay *relay, const struct rank_set *receivers)
     return rank_set_is_empty(others);
 }
 
-// A child that was told that it is the coordinator's now is this rank's no more.
-static bhvd_status release_child(bhvd_context *ctx, const struct rank_set *moved)
-{
-    struct tree_child *child = tree_child(&ctx->relay->tree, rank_set_next(moved, 0));
-    bhvd_status status = child ? flush_child(ctx, child) : BHVD_OK;     // else a child's child
-    if (child)
-        tree_remove_child(&ctx->relay->tree, child->rank);
-    return status;
-}
-
 static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
 {
     struct relay *relay = ctx->relay;
@@ -231,29 +219,16 @@ static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
     enum frame_type type = bytes_take_u8(r);
     uint32_t size = bytes_take_u32(r);
     const unsigned char *payload = bytes_take(r, size);
-    int first = rank_set_next(receivers, 0);
-    bool for_all = first < 0, for_this = for_all || rank_set_has(receivers, ctx->options.rank);
-    bool for_one = !for_all && rank_set_next(receivers, first + 1) < 0;
-    if (!payload || !are_below(relay, receivers) || (type == FRAME_MOVED && !for_one))
+    const bool for_all = rank_set_is_empty(receivers), for_this = for_all || rank_set_has(receivers, ctx->options.rank);
+    if (!payload || !are_below(relay, receivers))
         return BHVD_ERR_SYSTEM;
     bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload, size);
-    if (!status && type == FRAME_MOVED && !for_this)
-        status = release_child(ctx, receivers);
-    if (status || !for_this)
-        return status;
-    struct bytes_reader mine = {payload, payload + size, false};
-    return relay->receivers->down(ctx, type, mine);
+    return status || !for_this ? status : relay->receivers->down(ctx, type, (struct bytes_reader){payload, payload + size, false});
 }
 
 bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
-    struct relay *relay = ctx->relay;
-    if (relay->moving && link->rank == COORDINATOR) {
-        bytes_put_u32(&relay->unexpected, (uint32_t)(r.end - r.at));
-        bytes_put(&relay->unexpected, r.at, (size_t)(r.end - r.at));
-        return relay->unexpected.failed ? no_memory(ctx) : BHVD_OK;
-    }
-    if (link->rank != relay->parent)
+    if (link->rank != ctx->relay->parent)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = BHVD_OK;
     while (r.at < r.end && !status)

@@ -87,16 +87,12 @@ bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank,
     return BHVD_OK;
 }
 
-static void child_fini(struct tree_child *child)
-{
-    rank_set_fini(&child->below);
-    bytes_fini(&child->out);
-}
-
 void tree_fini(struct tree *tree)
 {
-    for (int i = 0; i < tree->child_count; i++)
-        child_fini(&tree->children[i]);
+    for (int i = 0; i < tree->child_count; i++) {
+        rank_set_fini(&tree->children[i].below);
+        bytes_fini(&tree->children[i].out);
+    }
     free(tree->children);
     free(tree->parents);
     free(tree->towards);
@@ -113,34 +109,4 @@ struct tree_child *tree_child_towards(struct tree *tree, int rank)
 {
     const int index = tree->towards[rank];
     return index < 0 ? NULL : &tree->children[index];
-}
-
-static void point_at(struct tree *tree, const struct rank_set *ranks, int index)
-{
-    for (int rank = rank_set_next(ranks, 0); rank >= 0; rank = rank_set_next(ranks, rank + 1))
-        tree->towards[rank] = index;
-}
-
-void tree_remove_child(struct tree *tree, int rank)
-{
-    struct tree_child *child = tree_child(tree, rank), *last = &tree->children[--tree->child_count];
-    point_at(tree, &last->below, (int)(child - tree->children));
-    point_at(tree, &child->below, -1);
-    child_fini(child);
-    *child = *last;
-}
-
-bhvd_status tree_adopt(struct tree *tree, int rank)
-{
-    const int from_index = tree->towards[rank];
-    if (add_child(tree, rank, tree->children[from_index].below.size))
-        return BHVD_ERR_SYSTEM;
-    struct rank_set *from = &tree->children[from_index].below, *below = &tree->children[tree->child_count - 1].below;
-    for (int other = rank_set_next(from, rank); other >= 0; other = rank_set_next(from, other + 1)) {
-        if (other == rank || rank_set_has(below, tree->parents[other]))
-            rank_set_add(below, other);
-    }
-    rank_set_subtract(from, below);
-    point_at(tree, below, tree->child_count - 1);
-    return BHVD_OK;
 }

@@ -21,7 +21,7 @@ struct tree_child {
 };
 
 struct tree {
-    int *parents;                       // by rank, as they are in the beginning; -1: the root's
+    int *parents;                       // by rank; -1: the root's
     int *towards;                       // by rank, which of the children is, or relays for it; -1: it is not below
     struct tree_child *children;
     int child_count;
@@ -30,7 +30,7 @@ struct tree {
 // The fan-out that the options ask for. BHVD_ERR_ARGUMENT: they ask for something else.
 bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error);
 
-// By rank, who is above it in the beginning, always a lower rank; -1: the root's. False: no memory.
+// By rank, who is above it, always a lower rank; -1: the root's. False: no memory.
 bool tree_parents(const int *host_of, int size, int fanout, int *parents);
 
 // With whom a rank negotiates, and exchanges heartbeats: rank 0, its parent and its children. A choose_fn of transport/connect.h.
@@ -44,9 +44,5 @@ void tree_fini(struct tree *tree);
 struct tree_child *tree_child(struct tree *tree, int rank);
 // The child that is, or relays for, this rank; NULL: it is not below.
 struct tree_child *tree_child_towards(struct tree *tree, int rank);
-void tree_remove_child(struct tree *tree, int rank);
-// At the root: the rank, with all that are below it still, becomes the root's own child. Pointers to children are invalid
-// afterwards.
-bhvd_status tree_adopt(struct tree *tree, int rank);
 
 #endif
