@@ -109,7 +109,10 @@ def test_process_sets_that_overlap(n, options):
 
 @SHAPES
 def test_relays_leave_and_others_go_on(n, options):
-    """All but the first and the last rank leave in the middle of the others' traffic; nothing of it may be lost."""
+    """All but the first and the last rank leave in the middle of the others' traffic; nothing of it may be lost.
+
+    A relay stays until its children have left, too.
+    """
     first_steps = threading.Barrier(n)
 
     def call(rank, context):
@@ -123,6 +126,7 @@ def test_relays_leave_and_others_go_on(n, options):
             for operation in [allreduce(context, f"x{i}", x, process_set=ends) for i, x in enumerate(arrays)]:
                 operation.wait()
             assert all((x == n - 1 + 2 * step).all() for x in arrays)
+        context.close()
 
     with tree(n, **options) as world:
         world.run(call)
@@ -146,11 +150,10 @@ def test_what_was_answered_is_done_when_rank_0_leaves(n, options):
 def test_who_needs_a_rank_that_left_hears_it(n, options):
     def call(rank, context):
         allreduce(context, "together", np.ones(1, np.float32)).wait()
-        if rank == 1:
-            context.close()
-            return
-        with pytest.raises(HorovodInternalError, match=r"rank \d left the job|shut down"):
-            allreduce(context, "alone", np.ones(1, np.float32), blocking=True).wait()
+        if rank != 1:
+            with pytest.raises(HorovodInternalError, match=r"rank \d left the job|shut down"):
+                allreduce(context, "alone", np.ones(1, np.float32), blocking=True).wait()
+        context.close()
 
     with tree(n, **options) as world:
         world.run(call)

@@ -30,7 +30,7 @@
 #define MS INT64_C(1000000)
 
 enum {
-    SCHEDULES = 2000,
+    SCHEDULES = 3000,
     RANKS_MAX = 6, OPERATIONS_MAX = 10, FAULTS_MAX = 2, VALUES_MAX = 4096,
     HEARTBEAT_MS = 10000, TIMEOUT_MS = 20000, STALL_MS = 25000,
     HARMLESS_MS = 5000,             // a third of the heartbeats' limit is for what is on its way, and looked at late
@@ -56,6 +56,8 @@ static uint64_t draw(uint64_t below)
 
 static bool one_in(uint64_t n) { return draw(n) == 0; }
 
+enum { SETS = 3 };
+
 enum fault_kind {
     STOP,                           // of the process
     HANG,                           // of the program: the engine goes on
@@ -78,19 +80,20 @@ struct operation {
     bhvd_kind kind;
     char name[8];
     int count, root;
-    int set;                        // 0: of all ranks; 1: of some
+    int set;                        // 0: of all ranks; 1: of some; 2: of some, which is added and removed by operations
 };
 
 // What a number stands for.
 struct schedule_of_faults {
     int ranks, fanout, operations;
     const char *path;
-    struct operation list[OPERATIONS_MAX];
+    struct operation list[OPERATIONS_MAX + 1];          // and nothing
     int posts[RANKS_MAX];           // operations that a rank posts before it joins; all of them if there are no joins
     bool joins;
-    int32_t members[2][RANKS_MAX];  // of the sets
-    int sizes[2];
-    size_t room;                    // bytes that a line takes before they are read
+    int32_t members[SETS][RANKS_MAX];
+    int sizes[SETS];
+    int cache;                      // responses that a rank keeps
+    size_t room;                    // bytes of messages that a line takes before they are read
     int64_t delay_ns[RANKS_MAX][RANKS_MAX];
     struct fault faults[FAULTS_MAX];
     int fault_count;
@@ -107,7 +110,9 @@ static void draw_faults(void)
     s->fault_count = one_in(5) ? 0 : 1 + one_in(3);
     for (int i = 0; i < s->fault_count; i++) {
         struct fault *f = &s->faults[i];
-        *f = (struct fault){.kind = draw(FAULT_KINDS), .rank = (int)draw((uint64_t)s->ranks), .begin_ns = (int64_t)draw(3000) * MS};
+        f->kind = draw(FAULT_KINDS);
+        f->rank = (int)draw((uint64_t)s->ranks);
+        f->begin_ns = (int64_t)draw(3000) * MS;
         f->other = (f->rank + 1 + (int)draw((uint64_t)s->ranks - 1)) % s->ranks;
         f->end_ns = f->kind == KILL || f->kind == LEAVE || one_in(6) ? NEVER : f->begin_ns + draw_length_ns();
     }
@@ -121,7 +126,7 @@ static void end_together(void)
         struct operation *op = &now_drawn.list[i];
         if (op->set == 0 && op->kind == BHVD_D_FP_S)
             continue;
-        if (op->set == 1) {
+        if (op->set) {
             op->set = 0;
             op->kind = BHVD_ALLREDUCE;
             op->name[0] = 'r';
@@ -136,24 +141,36 @@ static void draw_all(uint64_t number)
     static const char *const paths[] = {"", "ring", "doubling", "halving"};
     struct schedule_of_faults *s = &now_drawn;
     random_state = number * 0x2545f4914f6cdd1du;
-    *s = (struct schedule_of_faults){.ranks = 2 + (int)draw(RANKS_MAX - 1), .fanout = one_in(2) ? 0 : 1 + (int)draw(2),
-                                     .operations = 1 + (int)draw(OPERATIONS_MAX), .path = paths[draw(4)], .joins = one_in(4),
-                                     .room = one_in(3) ? 512 + draw(4096) : 1 << 16};
+    memset(s, 0, sizeof *s);
+    s->ranks = 2 + (int)draw(RANKS_MAX - 1);
+    s->fanout = one_in(2) ? 0 : 1 + (int)draw(2);
+    s->operations = 1 + (int)draw(OPERATIONS_MAX);
+    s->path = paths[draw(4)];
+    s->joins = one_in(4);
+    s->cache = one_in(3) ? (int)draw(3) : 16;
+    s->room = one_in(3) ? 512 + draw(4096) : 1 << 16;
     for (int rank = 0; rank < s->ranks; rank++) {
         s->members[0][s->sizes[0]++] = rank;
-        if (one_in(2) || s->sizes[1] + s->ranks - rank <= 2)
-            s->members[1][s->sizes[1]++] = rank;
+        for (int set = 1; set < SETS; set++)
+            if (one_in(2) || s->sizes[set] + s->ranks - rank <= 2)
+                s->members[set][s->sizes[set]++] = rank;
     }
+    const bool adds = !s->joins && one_in(3) && s->sizes[2] < s->ranks &&
+                      (s->sizes[1] != s->sizes[2] || memcmp(s->members[1], s->members[2], (size_t)s->sizes[1] * sizeof(int32_t)));
+    const int added = adds ? (int)draw((uint64_t)s->operations) : s->operations, removed = added + 1 + (int)draw(OPERATIONS_MAX);
     const int names = 1 + (int)draw(4);         // fewer than operations: later ones are known by a cached id
     for (int i = 0; i < s->operations; i++) {
         struct operation *op = &s->list[i];
-        static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_ALLREDUCE, BHVD_D_FP_S, BHVD_BROADCAST, BHVD_ALLGATHER};
-        const int kind = s->joins ? 0 : (int)draw(5), name = (int)draw((uint64_t)names);
-        *op = (struct operation){.kind = kinds[kind], .set = !s->joins && s->sizes[1] < s->ranks && one_in(3),
-                                 .count = name == 3 ? VALUES_MAX : 1 + 37 * name};
+        static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_ALLREDUCE, BHVD_D_FP_S, BHVD_C_LP_S, BHVD_REDUCESCATTER, BHVD_ALLTOALL,
+                                          BHVD_BROADCAST, BHVD_ALLGATHER};
+        const int kind = s->joins ? 0 : (int)draw(sizeof kinds / sizeof kinds[0]), name = (int)draw((uint64_t)names);
+        const int sets[] = {0, s->sizes[1] < s->ranks, i > added && i < removed ? 2 : 0};
+        *op = (struct operation){.kind = kinds[kind], .set = s->joins ? 0 : sets[draw(SETS)], .count = name == 3 ? VALUES_MAX : 1 + 37 * name};
         op->count -= op->kind == BHVD_D_FP_S && one_in(8);      // what is persistent is asked for in another way
         op->root = s->members[op->set][name % s->sizes[op->set]];
-        snprintf(op->name, sizeof op->name, "%c%d", "rrnbg"[kind], name);
+        snprintf(op->name, sizeof op->name, "%c%d", "rrncsabg"[kind], name);
+        if (i == added || i == removed)
+            *op = (struct operation){.kind = i == added ? BHVD_PROCESS_SET_ADD : BHVD_PROCESS_SET_REMOVE, .name = "set"};
     }
     end_together();
     const int64_t far_ns = 1 + (int64_t)draw(40) * MS;
@@ -198,6 +215,7 @@ struct packet {
 struct line {
     struct FIFO(struct packet) packets;
     int from, to;
+    size_t room;                    // bytes that it takes before they are read
     size_t under_way;               // bytes that are not read
     int64_t last_ns;                // when the last packet arrives: they keep their order
     int64_t ends_ns;                // the sender's process has ended, and this has arrived; NEVER: it has not
@@ -210,7 +228,9 @@ static struct line lines[RANKS_MAX][RANKS_MAX][CHANNELS];
 struct rank {
     bhvd_context *ctx;
     bool due, leaving, over;        // over: its process has ended
+    bool gives_up;                  // after an error
     int64_t look_ns, program_ns, leaves_ns;
+    int set_ids[SETS];
     int posted, waits_for;          // operations; the one that is waited for before the next is posted, -1: none
     bool has_joined;
     bhvd_handle *handles[OPERATIONS_MAX + 1];
@@ -218,7 +238,7 @@ struct rank {
     bool is_done[OPERATIONS_MAX + 1];
     int unaware_of;                 // whose goodbye had not arrived when this rank took it for lost; -1: nobody's
     int handle_count, done;
-    float src[OPERATIONS_MAX][VALUES_MAX], dst[OPERATIONS_MAX][VALUES_MAX];
+    float src[OPERATIONS_MAX + 1][RANKS_MAX * VALUES_MAX], dst[OPERATIONS_MAX + 1][VALUES_MAX];
 };
 
 static struct rank ranks[RANKS_MAX];
@@ -263,8 +283,8 @@ static bhvd_status send_bytes(struct channel *channel, const struct iovec *parts
     *moved = 0;
     if (line_in(channel)->ends_ns <= now_ns)
         return BHVD_ERR_PEER_LOST;
-    for (int i = 0; i < count && line->under_way < S->room; i++) {
-        const size_t room = S->room - line->under_way, size = parts[i].iov_len < room ? parts[i].iov_len : room;
+    for (int i = 0; i < count && line->under_way < line->room; i++) {
+        const size_t room = line->room - line->under_way, size = parts[i].iov_len < room ? parts[i].iov_len : room;
         struct packet *packet = malloc(sizeof *packet + size);
         *packet = (struct packet){.sent_ns = now_ns, .arrives_ns = put_last(line), .size = size};
         memcpy(packet->bytes, parts[i].iov_base, size);
@@ -295,7 +315,7 @@ static bhvd_status take_bytes(struct channel *channel, void *dst, size_t size, s
         memcpy((unsigned char *)dst + *moved, packet->bytes + packet->taken, n);
         packet->taken += n;
         *moved += n;
-        ranks[line->from].due |= line->under_way >= S->room;
+        ranks[line->from].due |= line->under_way >= line->room;
         line->under_way -= n;
         if (packet->taken == packet->size)
             free(fifo_take(&line->packets, next));
@@ -350,7 +370,7 @@ static bhvd_context *make_context(int rank, void *world)
 {
     struct bhvd_error error;
     const struct bhvd_context_options options = {
-        .rank = rank, .size = S->ranks, .transport = "inproc", .inproc_world = world, .cache_capacity = 4, .timeout_ms = TIMEOUT_MS,
+        .rank = rank, .size = S->ranks, .transport = "inproc", .inproc_world = world, .cache_capacity = S->cache, .timeout_ms = TIMEOUT_MS,
         .heartbeat_timeout_ms = HEARTBEAT_MS, .stall_warning_ms = STALL_MS / 3, .stall_shutdown_ms = STALL_MS, .allreduce_path = S->path, .fusion_threshold = 1 << 16,
         .negotiation = S->fanout ? "tree" : "star", .negotiation_fanout = S->fanout};
     bhvd_context *ctx;
@@ -385,26 +405,42 @@ static float expected_of(int rank, int number, int i)
         return value_of(op->root, number, i);
     if (op->kind == BHVD_ALLGATHER)
         return value_of(members[i / op->count], number, i % op->count);
+    if (op->kind == BHVD_ALLTOALL)
+        return value_of(members[i / op->count], number, at * op->count + i % op->count);
     if (op->kind == BHVD_D_FP_S)
         return (value_of(rank, number, i) + value_of(members[(at + size - 1) % size], number, i) +
                 value_of(members[(at + 1) % size], number, i)) / 3;
+    if (op->kind == BHVD_REDUCESCATTER)
+        i += at * (op->count / size) + (at < op->count % size ? at : op->count % size);
     for (int member = 0; member < size; member++)
         sum += number < S->posts[members[member]] ? value_of(members[member], number, i) : 0;
     return sum;
+}
+
+static bool is_of_sets(const struct operation *op) { return op->kind == BHVD_PROCESS_SET_ADD || op->kind == BHVD_PROCESS_SET_REMOVE; }
+
+// By the core, since its size is another one than the input's.
+static bool is_allocated(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL || kind == BHVD_REDUCESCATTER; }
+
+static int result_count(int rank, const struct operation *op)
+{
+    const int size = S->sizes[op->set], at = position_of(rank, op);
+    return op->kind == BHVD_ALLGATHER || op->kind == BHVD_ALLTOALL ? op->count * size
+           : op->kind == BHVD_REDUCESCATTER                        ? op->count / size + (at < op->count % size)
+                                                                   : op->count;
 }
 
 static void check_result(int r, int number)
 {
     const struct operation *op = &S->list[number];
     const float *values = ranks[r].dst[number];
-    struct bhvd_result gathered;
-    int count = op->count;
-    if (op->kind == BHVD_ALLGATHER) {
-        CHECK_STATUS(bhvd_result(ranks[r].handles[number], 0, &gathered), BHVD_OK);
-        values = gathered.data;
-        count *= S->sizes[op->set];
+    struct bhvd_result result = {.nbytes = (size_t)op->count * sizeof *values};
+    if (is_allocated(op->kind)) {
+        CHECK_STATUS(bhvd_result(ranks[r].handles[number], 0, &result), BHVD_OK);
+        values = result.data;
     }
-    for (int i = 0; i < count; i++)
+    CHECK_EQ(result.nbytes / sizeof *values, result_count(r, op));
+    for (int i = 0; i < result_count(r, op); i++)
         if (fabsf(values[i] - expected_of(r, number, i)) > 1e-5f * values[i])
             FAIL("rank %d, operation %d (%s): value %d is %g, not %g", r, number, op->name, i, (double)values[i],
                  (double)expected_of(r, number, i));
@@ -416,18 +452,18 @@ static void post(int r)
     const bool is_join = rank->posted == S->posts[r];
     const int number = rank->posted;
     const struct operation *op = &S->list[number];
-    const int64_t shape = is_join ? 0 : op->count;
-    struct bhvd_tensor tensor = {.shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
-    if (!is_join) {
-        for (int i = 0; i < op->count; i++)
-            rank->src[number][i] = value_of(r, number, i);
-        tensor.src = rank->src[number];
-        tensor.dst = op->kind == BHVD_ALLGATHER ? NULL : rank->dst[number];
-    }
-    const struct bhvd_args args = {.kind = is_join ? BHVD_JOIN : op->kind, .name = is_join ? "join" : op->name, .tensors = &tensor,
-                                   .tensor_count = !is_join, .op = BHVD_OP_SUM, .root_rank = is_join ? 0 : op->root,
-                                   .process_set = is_join ? 0 : op->set, .topology = BHVD_TOPOLOGY_RING,
-                                   .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1};
+    const bool has_tensor = !is_join && !is_of_sets(op), adds = !is_join && op->kind == BHVD_PROCESS_SET_ADD;
+    const int64_t shape = op->count * (op->kind == BHVD_ALLTOALL ? S->sizes[op->set] : 1);
+    const struct bhvd_tensor tensor = {.shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32, .src = rank->src[number],
+                                       .dst = is_allocated(op->kind) ? NULL : rank->dst[number]};
+    for (int i = 0; has_tensor && i < shape; i++)
+        rank->src[number][i] = value_of(r, number, i);
+    const struct bhvd_args args = {
+        .kind = is_join ? BHVD_JOIN : op->kind, .name = is_join ? "join" : op->name, .tensors = &tensor, .tensor_count = has_tensor,
+        .op = BHVD_OP_SUM, .root_rank = !is_join && op->kind == BHVD_PROCESS_SET_REMOVE ? rank->set_ids[2] : has_tensor ? op->root : 0,
+        .process_set = is_join ? 0 : rank->set_ids[op->set], .topology = BHVD_TOPOLOGY_RING, .codec = op->kind == BHVD_C_LP_S ? BHVD_CODEC_FLOAT16 : BHVD_CODEC_NONE,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1, .splits = adds ? S->members[2] : NULL,
+        .split_count = adds ? (size_t)S->sizes[2] : 0};
     const int at = rank->handle_count;
     rank->has_joined |= is_join;
     rank->posted += !is_join;
@@ -436,6 +472,7 @@ static void post(int r)
         rank->handles[at] = NULL;
         rank->is_done[at] = true;
         rank->done++;
+        rank->gives_up |= is_member;
     }
     rank->handle_count++;
 }
@@ -458,7 +495,7 @@ static bool is_under(enum fault_kind kind, int r, bool for_good)
     return false;
 }
 
-static bool has_more(int r) { return ranks[r].posted < S->posts[r] || (S->joins && !ranks[r].has_joined); }
+static bool has_more(int r) { return !ranks[r].gives_up && (ranks[r].posted < S->posts[r] || (S->joins && !ranks[r].has_joined)); }
 
 // Its next operation is posted when its computation is done, and what it waits for; a name is used once at a time.
 static bool may_post(int r)
@@ -466,14 +503,18 @@ static bool may_post(int r)
     const struct rank *rank = &ranks[r];
     if (rank->over || rank->leaving || is_under(HANG, r, false) || !has_more(r) || now_ns < rank->program_ns || (rank->waits_for >= 0 && !rank->is_done[rank->waits_for]))
         return false;
-    return rank->posted == S->posts[r] || name_is_free(rank, &S->list[rank->posted]);
+    if (rank->posted == S->posts[r])
+        return true;
+    const struct operation *next = &S->list[rank->posted];
+    return next->kind == BHVD_PROCESS_SET_REMOVE ? rank->done == rank->handle_count : name_is_free(rank, next);
 }
 
 static void take_program_step(int r)
 {
     struct rank *rank = &ranks[r];
     post(r);
-    rank->waits_for = one_in(2) ? rank->handle_count - 1 : -1;
+    const int last = rank->handle_count - 1;
+    rank->waits_for = one_in(2) || (last < rank->posted && is_of_sets(&S->list[last])) ? last : -1;
     rank->program_ns = now_ns + (one_in(3) ? (int64_t)draw(1500) * MS : one_in(2) ? (int64_t)draw(2000000) : 0);
 }
 
@@ -499,8 +540,11 @@ static void collect_ended(int r)
         if (told)
             printf("%9.3f s  rank %d: %s ends with %s\n", (double)now_ns / 1e9, r, i < rank->posted ? S->list[i].name : "join",
                    status ? rank->errors[i].message : "its result");
-        if (!status && i < rank->posted)
+        if (!status && i < rank->posted && is_of_sets(&S->list[i]))
+            rank->set_ids[2] = (int)bhvd_handle_value(rank->handles[i]);
+        else if (!status && i < rank->posted)
             check_result(r, i);
+        rank->gives_up |= status != BHVD_OK;
     }
 }
 
@@ -715,7 +759,8 @@ static bool may_be_blamed(const struct bhvd_error *error)
 {
     const int rank = error->rank;
     const struct bhvd_error *own = rank < 0 ? NULL : &ranks[rank].ctx->run.failure;
-    if (!own || (error->cause == BHVD_CAUSE_FAILED && own->status) || (error->cause == BHVD_CAUSE_LEFT && own->cause == BHVD_CAUSE_TIMEOUT))
+    const bool is_consequence = own && own->status && (error->cause == BHVD_CAUSE_FAILED || own->cause == BHVD_CAUSE_TIMEOUT);
+    if (!own || is_consequence)
         return true;
     for (int r = 0; r < S->ranks; r++)
         if (ranks[r].unaware_of == rank)
@@ -775,7 +820,7 @@ static void clear_network(void)
                 struct line *line = &lines[from][to][i];
                 for (struct packet *packet; (packet = fifo_take(&line->packets, next));)
                     free(packet);
-                *line = (struct line){.from = from, .to = to, .ends_ns = NEVER};
+                *line = (struct line){.from = from, .to = to, .room = i == DATA ? S->room : 1 << 16, .ends_ns = NEVER};
             }
         }
     }
@@ -793,6 +838,7 @@ static void run_schedule(uint64_t number)
         memset(&ranks[r], 0, sizeof ranks[r]);
         ranks[r].ctx = make_context(r, world);
         ranks[r].waits_for = ranks[r].unaware_of = -1;
+        ranks[r].set_ids[1] = 1;
     }
     run_job();
     for (int r = 0; r < S->ranks; r++)

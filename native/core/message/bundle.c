@@ -179,9 +179,11 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
                 return false;
             continue;
         }
-        if (tag == ITEM_FULL || tag == ITEM_REVOKED)
+        if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED)
             bytes_take(&items, bytes_take_u32(&items));
-        if (items.failed || (tag > ITEM_LEFT && tag != ITEM_REVOKED))    // in a tree nothing is inline
+        else if (tag != ITEM_LEFT)
+            return false;                                   // in a tree nothing is inline
+        if (items.failed)
             return false;
         put_item(bundle, from, begin, (size_t)(items.at - begin));
     }

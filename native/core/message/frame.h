@@ -19,7 +19,8 @@ enum item_tag {
     ITEM_LEFT = 2,              // names none: relay.h
     ITEM_INLINE = 3,            // by its id, with values (inline_payload.h)
     ITEM_REVOKED = 4,           // in full, by a rank that revoked it (pairwise.h)
-    ITEM_PERSISTENT = 5         // by its id; it is persistent from now on (pairwise.h)
+    ITEM_PERSISTENT = 5,        // by its id; it is persistent from now on (pairwise.h)
+    ITEM_RENEWED = 6            // in full: the reply to STALE. Size 0: nothing is asked for by that id any more
 };
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once

@@ -93,7 +93,27 @@ static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
         ready_put(ctx->coordinator, pending);
 }
 
-static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
+static bhvd_status end_join(bhvd_context *ctx)
+{
+    struct coordinator *c = ctx->coordinator;
+    const struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+    if (c->joined_count < ctx->options.size || c->stale_count)
+        return BHVD_OK;
+    // What ranks posted before they joined comes before the end of the join.
+    bhvd_status status = ready_answer(ctx);
+    if (status)
+        return status;
+    memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
+    c->joined_count = 0;
+    response_begin(c, key.process_set, 1, 0, true);
+    response_put_head(&c->out, &key, 0, BHVD_OK);
+    bytes_put_u32(&c->out, 1);
+    bytes_put_i64(&c->out, c->last_joined);
+    bytes_put_u32(&c->out, 0);
+    return response_send(ctx, process_set_get(&ctx->sets, 0));
+}
+
+static bhvd_status take_join(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
     if (c->joined[rank])
@@ -102,20 +122,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     c->joined_count++;
     c->last_joined = rank;
     coordinator_visit(ctx, visit_joined, NULL);
-    if (c->joined_count < ctx->options.size)
-        return BHVD_OK;
-    // What ranks posted before they joined comes before the end of the join.
-    bhvd_status status = ready_answer(ctx);
-    if (status)
-        return status;
-    memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
-    c->joined_count = 0;
-    response_begin(c, request->key.process_set, 1, 0, true);
-    response_put_head(&c->out, &request->key, 0, BHVD_OK);
-    bytes_put_u32(&c->out, 1);
-    bytes_put_i64(&c->out, c->last_joined);
-    bytes_put_u32(&c->out, 0);
-    return response_send(ctx, process_set_get(&ctx->sets, 0));
+    return end_join(ctx);
 }
 
 static bhvd_status keep_unexpected(struct coordinator *c, int rank, struct request *request)
@@ -162,7 +169,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     if (index < 0 || (for_all && set->group.id != 0) || (request_is_of_members(request) && !request_lists(request, rank)))
         return BHVD_ERR_SYSTEM;
     if (request->kind == BHVD_JOIN)
-        return take_join(ctx, rank, request);
+        return take_join(ctx, rank);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     if (!pending)
         pending = pending_find(&c->pending, &request->key);
@@ -284,10 +291,16 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
             struct id_range range = id_range_take(&r);
             if (!r.failed)
                 status = take_id_range(ctx, ranks, count, &range);
-        } else if (tag == ITEM_FULL || tag == ITEM_REVOKED) {
+        } else if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
-            status = bytes ? take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED) : BHVD_ERR_SYSTEM;
+            if (!bytes || (tag == ITEM_RENEWED && count > ctx->coordinator->stale_count))
+                return BHVD_ERR_SYSTEM;
+            ctx->coordinator->stale_count -= tag == ITEM_RENEWED ? count : 0;
+            if (size || tag != ITEM_RENEWED)
+                status = take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
+            if (!status && tag == ITEM_RENEWED)
+                status = end_join(ctx);
         } else if (tag == ITEM_INLINE) {
             status = take_inline(ctx, ranks, count, &r);
         } else if (tag == ITEM_LEFT) {
@@ -361,7 +374,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
     coordinator_visit(ctx, visit_left, NULL);
     if (c->joined_count) {
         // Joins can no longer complete: who waits in one must hear it.
-        struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+        const struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
         struct bhvd_error error;
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {

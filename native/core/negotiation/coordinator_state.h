@@ -31,6 +31,7 @@ struct coordinator {
     struct FIFO(struct pending) ready;         // complete, in the order of completion, not yet answered
     bool *joined;                               // by global rank
     int joined_count, last_joined;
+    int stale_count;                            // STALEs without a reply: of operations that come before their ranks' joins
     bool *left;                                 // by global rank: said goodbye
     int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...

@@ -75,15 +75,17 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
 bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
 {
     struct cache_entry *entry = response_cache_find_id(ctx->cache, bytes_take_u32(&r));
-    if (r.failed || !entry || !entry->cached.user)
-        return BHVD_OK;                     // answered meanwhile, or never asked: nothing waits for it
-    struct bhvd_handle *op = user_of(entry);
-    if (op->phase >= OPERATION_ANSWERED)
-        return BHVD_ERR_SYSTEM;             // by this very id
-    response_cache_forget(ctx->cache, entry);
+    struct bhvd_handle *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
-    struct id_range range = {0};
-    put_request(ctx, &out, &range, op);
+    if (r.failed || (op && op->phase >= OPERATION_ANSWERED))    // by this very id
+        return BHVD_ERR_SYSTEM;
+    if (op) {
+        response_cache_forget(ctx->cache, entry);
+        announce_put_full(ctx, &out, ITEM_RENEWED, op);
+    } else {
+        bytes_put_u8(&out, ITEM_RENEWED);
+        bytes_put_u32(&out, 0);
+    }
     bhvd_status status = announce(ctx, &out);
     bytes_fini(&out);
     return status;
