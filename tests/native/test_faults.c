@@ -33,6 +33,7 @@ enum {
     SCHEDULES = 3000,
     RANKS_MAX = 6, OPERATIONS_MAX = 10, FAULTS_MAX = 2, VALUES_MAX = 4096,
     HEARTBEAT_MS = 10000, TIMEOUT_MS = 20000, STALL_MS = 25000,
+    WORD_MS = 3500,                 // two delays of the longest
     HARMLESS_MS = 5000,             // a third of the heartbeats' limit is for what is on its way, and looked at late
     KEEPALIVE_MS = 330000,          // as transport/socket.c asks the kernel for
     HORIZON_MS = 400000,
@@ -229,7 +230,7 @@ struct rank {
     bhvd_context *ctx;
     bool due, leaving, over;        // over: its process has ended
     bool gives_up;                  // after an error
-    int64_t look_ns, program_ns, leaves_ns;
+    int64_t look_ns, program_ns, leaves_ns, failed_ns;
     int set_ids[SETS];
     int posted, waits_for;          // operations; the one that is waited for before the next is posted, -1: none
     bool has_joined;
@@ -605,6 +606,8 @@ static void turn(int r)
             take_program_step(r);
         run_engine(rank->ctx);
         const struct bhvd_error *failure = &rank->ctx->run.failure;
+        if (failure->status && !rank->failed_ns)
+            rank->failed_ns = now_ns;
         if (failure->status && failure->rank >= 0 && failure->rank != r && has_word_under_way(failure->rank, r))
             rank->unaware_of = failure->rank;
         engine_look_around(rank->ctx);
@@ -782,8 +785,19 @@ static bool leaves_somebody(void)
 
 static int errors;
 
+// The limit holds from the fault itself; the word of who has noticed is on its way for a moment.
+static void check_limit(int r)
+{
+    const struct fault *f = &S->faults[0];
+    const int64_t took_ns = ranks[r].failed_ns - f->begin_ns;
+    const bool is_lone = S->fault_count == 1 && (f->kind == STOP || f->kind == CUT) && r != f->rank;
+    if (is_lone && ranks[r].ctx->run.failure.cause == BHVD_CAUSE_SILENT && took_ns > (HEARTBEAT_MS + WORD_MS) * MS)
+        FAIL("rank %d hears of it after %.1f s", r, (double)took_ns / 1e9);
+}
+
 static void check_errors(int r)
 {
+    check_limit(r);
     for (int i = 0; i < ranks[r].handle_count; i++) {
         const struct bhvd_error *error = &ranks[r].errors[i];
         if (!ranks[r].is_done[i]) {
