@@ -41,7 +41,7 @@ def mean_of(arrays: list[np.ndarray], bucket: Bucket, group: ProcessSet,
             what: str) -> tuple[list[np.ndarray], Posted]:
     """(what will be the means of arrays over the ranks, the operation that makes them), with the bucket's factors."""
     flat: np.ndarray = np.concatenate([array.ravel() for array in arrays])
-    ends = np.cumsum([array.size for array in arrays])
+    ends: np.ndarray = np.cumsum([array.size for array in arrays])
     means = [part.reshape(array.shape) for part, array in zip(np.split(flat, ends[:-1]), arrays, strict=True)]
     return means, c_fp_s(flat, group, name=f"{bucket.name}.{what}", prescale_factor=bucket.prescale_factor,
                          postscale_factor=bucket.postscale_factor)

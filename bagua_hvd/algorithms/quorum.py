@@ -123,7 +123,7 @@ class _Outer:
 
     def __init__(self, message: Enter, content: bytes) -> None:
         self._name = message.name
-        self._values = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
+        self._values: np.ndarray = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
         self._settings = message.outer_lr, message.outer_momentum
         self._number = 0
         self._awaited: set[asyncio.StreamWriter] = set()

@@ -30,7 +30,7 @@ class NumpyFrontend(Frontend):
         return np.empty(shape, tensor.dtype)
 
     def wrap_result(self, nbytes: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-        numpy_dtype = np.dtype(native.dtype_name(dtype))
+        numpy_dtype: np.dtype = np.dtype(native.dtype_name(dtype))
         if not nbytes:
             return np.empty(shape, numpy_dtype)
         return np.frombuffer(native.buffer(owner, nbytes), numpy_dtype).reshape(shape)

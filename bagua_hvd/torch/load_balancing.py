@@ -66,7 +66,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
             raise ValueError(f"random_level is {random_level}; it must be in [0, 1]")
         if complexity_fn is not None:
             complexities = [_number(complexity_fn(dataset[i]), i) for i in range(len(dataset))]
-        self.complexities = np.asarray(complexities, np.float64)
+        self.complexities: np.ndarray = np.asarray(complexities, np.float64)
         if self.complexities.shape != (len(dataset),):
             raise ValueError(f"complexities have the shape {self.complexities.shape} for {len(dataset)} samples; "
                              "give one number for each")
