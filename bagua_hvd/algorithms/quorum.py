@@ -7,8 +7,8 @@ A server holds the outer parameters of each fragment: theta, m, and the number r
     the round ends                  when all have sent, or grace_s after the quorum was reached
     all who have sent               receive Delta = sum_i w_i Delta_i / sum_i w_i, make the outer step as the server
                                     does, and go on from theta' + what they have done since they sent
-    who sends r later               receives theta' and m', and goes on from x_i + theta' - theta: what it has found is
-                                    part of its next Delta_i
+    who sends r later               receives theta' and m', and goes on from theta' + (x_i - theta) / 2: half of what it
+                                    has found is part of its next Delta_i
 
 A rank that is late or dead is not waited for until it sends again. A new process makes one step, and begins again from
 theta with the m of the others: so processes may come and go, and nobody has to be told.
@@ -48,6 +48,9 @@ from bagua_hvd.training.buckets import Bucket, Weights
 _ADDRESS_MAX = 64
 _CONNECT_SECONDS = 30
 _WARN_SECONDS = 60
+# Of what a late rank has found. Eight ranks, a half late in each round: all of it ended with 9 % more loss than none or
+# half (tabular data, Adam); half has the data of a rank that is always late.
+_LATE = 0.5
 
 
 @dataclass(frozen=True)
@@ -394,18 +397,19 @@ class Rounds:
 
     def _take(self, part: Part, steps: int, delta: np.ndarray) -> None:
         its, (message, content), (theta, m) = self._settings, self._answer(part), part.outer()
-        from_here = theta.copy()
         if isinstance(message, State):
+            found = part.x.read() - theta
             part.receive(message.number, content)
-            part.steps += steps
+            part.x.write(theta + _LATE * found)
+            part.steps = round(_LATE * (part.steps + steps))
         else:
+            sent_at = theta - delta
             outer_step(theta, m, decoded(its.codec, content, theta), its.outer_lr, its.outer_momentum)
             part.number += 1
-            from_here -= delta
-        if isinstance(message, Mean) and part.age == 0 and not its.mixing:
-            part.x.write(theta)         # exactly
-        else:
-            part.x.add((1 - its.mixing) * (theta - from_here))
+            if part.age == 0 and not its.mixing:
+                part.x.write(theta)     # exactly
+            else:
+                part.x.add((1 - its.mixing) * (theta - sent_at))
         part.sent = None
 
 

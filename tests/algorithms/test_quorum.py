@@ -156,45 +156,61 @@ def test_one_stands_still(run_ranks, tmp_path, streaming):
     run_ranks(3, one_stands_still, arguments={"folder": str(signs), "streaming": streaming})
 
 
+@pytest.mark.long
+@pytest.mark.timeout(500)
 def test_jobs_come_and_go(tmp_path):
-    """Three jobs of one rank: one is killed, another one comes, and the others go on as they are."""
+    """Three jobs of one rank, one of them by torchrun. Two ranks are killed; torchrun starts its one again. The third
+    goes on as it is."""
     environment = {**os.environ, "_HOROVOD_SECRET_KEY": b64encode(SECRET).decode(), "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": str(ROOT)}
     started = []
 
     def start(*command, **variables):
-        started.append(subprocess.Popen([sys.executable, *command], env={**environment, **variables},
+        started.append(subprocess.Popen([sys.executable, *map(str, command)], env={**environment, **variables},
                                         stdout=subprocess.PIPE))
         return started[-1]
 
     server = start("-m", "bagua_hvd.runner.quorum_server")
     address = f"127.0.0.1:{server.stdout.readline().split()[-1].decode()}"
 
-    def job(name):
-        return start(ROOT / "tests/support/quorum_worker.py", tmp_path / name, BAGUA_HVD_QUORUM_SERVER=address)
+    def job(name, *launcher):
+        return start(*launcher, ROOT / "tests/support/quorum_worker.py", tmp_path / name,
+                     BAGUA_HVD_QUORUM_SERVER=address)
 
     def rounds(name):
-        """{number: theta} of a job."""
+        """{pid: {number: theta}} of a job."""
         file = tmp_path / name
-        lines = file.read_text().split("\n")[:-1] if file.exists() else []
-        return {int(number): theta for number, theta in map(str.split, lines)}
+        found = {}
+        for line in file.read_text().split("\n")[:-1] if file.exists() else []:
+            pid, number, theta = line.split()
+            found.setdefault(int(pid), {})[int(number)] = theta
+        return found
+
+    def last(name):
+        return max(number for thetas in rounds(name).values() for number in thetas)
 
     try:
-        jobs = {name: job(name) for name in "abc"}
-        wait_until(lambda: all(len(rounds(name)) > 3 for name in "abc"), 120)
-        jobs["a"].send_signal(signal.SIGKILL)
-        last = max(rounds("b"))
-        wait_until(lambda: max(rounds("b")) > last + 3)
-        jobs["d"] = job("d")
-        wait_until(lambda: len(rounds("d")) > 3, 120)
-        assert min(rounds("d")) > last                  # it began where the others were
-        for name in "bcd":
-            assert jobs[name].poll() is None
-        both = rounds("b").keys() & rounds("d").keys()
-        assert both and all(rounds("b")[number] == rounds("d")[number] for number in both)
+        alone, going_on = job("alone"), job("going on")
+        job("torchrun", "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "3",
+            "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+        wait_until(lambda: all(rounds(name) and last(name) > 3 for name in ("alone", "going on", "torchrun")), 120)
+        killed, = rounds("torchrun")
+        alone.kill()
+        os.kill(killed, signal.SIGKILL)
+        before = last("going on")
+        wait_until(lambda: last("going on") > before + 3)
+        wait_until(lambda: len(rounds("torchrun")) == 2 and last("torchrun") > before + 6, 120)
+        again = rounds("torchrun")
+        del again[killed]
+        thetas, = again.values()
+        assert min(thetas) > before                     # it began where the other one was
+        other, = rounds("going on").values()            # of one process
+        both = thetas.keys() & other.keys()
+        assert both and all(thetas[number] == other[number] for number in both)
+        assert going_on.poll() is None
     finally:
-        for process in started:
-            process.kill()
+        for process in reversed(started):
+            process.terminate()         # torchrun ends its worker
             process.wait()
 
 

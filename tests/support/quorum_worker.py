@@ -1,4 +1,4 @@
-"""A job of one rank that trains by DiLoCo with a quorum until it is killed, and writes its rounds and thetas to a file.
+"""A job of one rank that trains by DiLoCo with a quorum until it is killed, and writes its pid, rounds and thetas.
 
     quorum_worker.py FILE       BAGUA_HVD_QUORUM_SERVER says where the others are
 """
@@ -43,7 +43,7 @@ def main(file):
         step(model, optimizer, generator)
         part, = parts_of(optimizer)
         with open(file, "a") as log:
-            log.write(f"{part.number} {part.outer()[0].tobytes().hex()}\n")
+            log.write(f"{os.getpid()} {part.number} {part.outer()[0].tobytes().hex()}\n")
         time.sleep(0.005)
 
 
