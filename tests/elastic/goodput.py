@@ -58,7 +58,8 @@ class Worker:
         if "TEST_GO" in os.environ:
             wait_until(Path(os.environ["TEST_GO"]).exists, 1000)
         hvd.init()
-        self.slow = bool(os.environ.get("TEST_SLOW")) or os.environ.get("HOROVOD_HOSTNAME") == os.environ["TEST_SLOW_HOST"]
+        slow_host = os.environ["TEST_SLOW_HOST"]
+        self.slow = bool(os.environ.get("TEST_SLOW")) or os.environ.get("HOROVOD_HOSTNAME") == slow_host
         self.seconds *= SLOW if self.slow else 1
         quorum = {"quorum": 6, "grace_s": self.seconds} if "quorum" in self.kind else {}
         algorithm = self.kind.split()[0]
@@ -83,8 +84,9 @@ class Worker:
         self.optimizer.step()
 
     def save(self):
-        torch.save(self.model.state_dict(), self.folder / "part")
-        os.replace(self.folder / "part", self.folder / "model")
+        part = self.folder / f"{os.getpid()}.part"
+        torch.save(self.model.state_dict(), part)
+        os.replace(part, self.folder / "model")
 
     def by_itself(self):
         self.log(steps=0)
