@@ -33,7 +33,7 @@ enum {
     SCHEDULES = 3000,
     RANKS_MAX = 6, OPERATIONS_MAX = 10, FAULTS_MAX = 2, VALUES_MAX = 4096,
     HEARTBEAT_MS = 10000, TIMEOUT_MS = 20000, STALL_MS = 25000,
-    WORD_MS = 3500,                 // two delays of the longest
+    WORD_MS = 6000,                 // a few delays of the longest
     HARMLESS_MS = 5000,             // a third of the heartbeats' limit is for what is on its way, and looked at late
     KEEPALIVE_MS = 330000,          // as transport/socket.c asks the kernel for
     HORIZON_MS = 400000,
@@ -91,6 +91,7 @@ struct schedule_of_faults {
     struct operation list[OPERATIONS_MAX + 1];          // and nothing
     int posts[RANKS_MAX];           // operations that a rank posts before it joins; all of them if there are no joins
     bool joins;
+    int host_of[RANKS_MAX];         // each its own; or two, whose ranks share memory
     int32_t members[SETS][RANKS_MAX];
     int sizes[SETS];
     int cache;                      // responses that a rank keeps
@@ -150,13 +151,18 @@ static void draw_all(uint64_t number)
     s->joins = one_in(4);
     s->cache = one_in(3) ? (int)draw(3) : 16;
     s->room = one_in(3) ? 512 + draw(4096) : 1 << 16;
+    const int first = one_in(3) ? 1 + (int)draw((uint64_t)s->ranks - 1) : 0;
     for (int rank = 0; rank < s->ranks; rank++) {
+        s->host_of[rank] = first ? rank >= first : rank;
         s->members[0][s->sizes[0]++] = rank;
         for (int set = 1; set < SETS; set++)
             if (one_in(2) || s->sizes[set] + s->ranks - rank <= 2)
                 s->members[set][s->sizes[set]++] = rank;
     }
-    const bool adds = !s->joins && one_in(3) && s->sizes[2] < s->ranks &&
+    for (int set = 1; set < SETS; set++)
+        if (s->host_of[s->members[set][0]] == s->host_of[s->members[set][s->sizes[set] - 1]])
+            s->sizes[set] = s->ranks;       // there is none: within a host, operations run to their ends, and so does a removal
+    const bool adds = !first && !s->joins && one_in(3) && s->sizes[2] < s->ranks &&
                       (s->sizes[1] != s->sizes[2] || memcmp(s->members[1], s->members[2], (size_t)s->sizes[1] * sizeof(int32_t)));
     const int added = adds ? (int)draw((uint64_t)s->operations) : s->operations, removed = added + 1 + (int)draw(OPERATIONS_MAX);
     const int names = 1 + (int)draw(4);         // fewer than operations: later ones are known by a cached id
@@ -344,16 +350,16 @@ static void connect_lines(struct connections *c)
             continue;
         struct link *link = &c->links[peer];
         struct channel *channels[] = {&link->control, &link->streams[0].channel};
-        link->local_index = -1;
-        c->host_of[peer] = peer;
+        if (S->host_of[peer] != S->host_of[c->rank])
+            link->local_index = -1;
+        c->host_of[peer] = S->host_of[peer];
         for (int i = 0; i < CHANNELS; i++) {
             channels[i]->ops = &line_ops;
             channels[i]->tx = (struct ring *)(void *)&lines[c->rank][peer][i];
             channels[i]->rx = (struct ring *)(void *)&lines[peer][c->rank][i];
         }
     }
-    c->host_of[c->rank] = c->rank;
-    c->local_size = 1;
+    c->host_of[c->rank] = S->host_of[c->rank];
 }
 
 // The process of a rank has ended: what it sent arrives, and then the end.
@@ -762,7 +768,8 @@ static bool may_be_blamed(const struct bhvd_error *error)
 {
     const int rank = error->rank;
     const struct bhvd_error *own = rank < 0 ? NULL : &ranks[rank].ctx->run.failure;
-    const bool is_consequence = own && own->status && (error->cause == BHVD_CAUSE_FAILED || own->cause == BHVD_CAUSE_TIMEOUT);
+    const bool is_consequence = own && own->status && (error->cause == BHVD_CAUSE_FAILED || error->cause == BHVD_CAUSE_TIMEOUT ||
+                                                       own->cause == BHVD_CAUSE_TIMEOUT);
     if (!own || is_consequence)
         return true;
     for (int r = 0; r < S->ranks; r++)
@@ -819,7 +826,7 @@ static void check_errors(int r)
 
 static void describe(uint64_t number)
 {
-    printf("\nschedule %llu: %d ranks, %s %d, path \"%s\", %d operations%s, room %zu\n", (unsigned long long)number, S->ranks,
+    printf("\nschedule %llu: %d ranks on %d hosts, %s %d, path \"%s\", %d operations%s, room %zu\n", (unsigned long long)number, S->ranks, S->host_of[S->ranks - 1] + 1,
            S->fanout ? "tree" : "star", S->fanout, S->path, S->operations, S->joins ? ", joins" : "", S->room);
     for (int i = 0; i < S->fault_count; i++)
         printf("  %s of rank %d (%d) from %.3f s to %.3f s\n", FAULT_NAMES[S->faults[i].kind], S->faults[i].rank, S->faults[i].other,
