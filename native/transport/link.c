@@ -6,7 +6,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { FRAME_HEADER = 5 };                      // u32 payload size, u8 type
+#include "base/clock.h"
+
+enum {
+    FRAME_HEADER = 5,                           // u32 payload size, u8 type
+    EXPLANATION_NS = 2000000000
+};
 
 void link_note(struct link *link)
 {
@@ -495,6 +500,15 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
     }
 }
 
+// A connection for data is at its end. When the peer's process has ended, so is the one for control soon, perhaps after a goodbye.
+static bool may_explain(struct link *link)
+{
+    const int64_t now_ns = clock_now_ns();
+    if (!link->unexplained_since_ns)
+        link->unexplained_since_ns = now_ns;
+    return now_ns - link->unexplained_since_ns < EXPLANATION_NS;
+}
+
 bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
 {
     bhvd_status status = BHVD_OK;
@@ -517,6 +531,8 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
     if ((!status || status == BHVD_ERR_PEER_LOST) &&
         (!link->control.ops->readable || link->control.ops->readable(&link->control))) {
         bhvd_status control = advance_control(link, on_frame, arg, progress);
+        if (status == BHVD_ERR_PEER_LOST && !control && link->state == LINK_OPEN && may_explain(link))
+            return BHVD_OK;
         status = status ? status : control;
     }
     if (status == BHVD_ERR_PEER_LOST) {

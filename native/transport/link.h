@@ -102,6 +102,7 @@ struct link {
     bool is_opening;                            // this rank is connecting what it lacks
     struct lane lanes[LINK_LANES], *pairwise;
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
+    int64_t unexplained_since_ns;               // a stream is at its end, and the control channel is not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
     struct link_queue *due;                     // where it is noted (poller.h); NULL: nowhere
     struct link *next_due;

@@ -243,7 +243,6 @@ struct rank {
     bhvd_handle *handles[OPERATIONS_MAX + 1];
     struct bhvd_error errors[OPERATIONS_MAX + 1];
     bool is_done[OPERATIONS_MAX + 1];
-    int unaware_of;                 // whose goodbye had not arrived when this rank took it for lost; -1: nobody's
     int handle_count, done;
     float src[OPERATIONS_MAX + 1][RANKS_MAX * VALUES_MAX], dst[OPERATIONS_MAX + 1][VALUES_MAX];
 };
@@ -525,15 +524,6 @@ static void take_program_step(int r)
     rank->program_ns = now_ns + (one_in(3) ? (int64_t)draw(1500) * MS : one_in(2) ? (int64_t)draw(2000000) : 0);
 }
 
-// Each connection has its own delay: the end of one can arrive before the goodbye on another.
-static bool has_word_under_way(int from, int to)
-{
-    for (const struct packet *packet = lines[from][to][CONTROL].packets.head; packet; packet = packet->next)
-        if (packet->arrives_ns > now_ns)
-            return true;
-    return false;
-}
-
 static void collect_ended(int r)
 {
     struct rank *rank = &ranks[r];
@@ -614,8 +604,6 @@ static void turn(int r)
         const struct bhvd_error *failure = &rank->ctx->run.failure;
         if (failure->status && !rank->failed_ns)
             rank->failed_ns = now_ns;
-        if (failure->status && failure->rank >= 0 && failure->rank != r && has_word_under_way(failure->rank, r))
-            rank->unaware_of = failure->rank;
         engine_look_around(rank->ctx);
         collect_ended(r);
     } while (may_post(r));
@@ -772,9 +760,6 @@ static bool may_be_blamed(const struct bhvd_error *error)
                                                        own->cause == BHVD_CAUSE_TIMEOUT);
     if (!own || is_consequence)
         return true;
-    for (int r = 0; r < S->ranks; r++)
-        if (ranks[r].unaware_of == rank)
-            return true;
     for (int i = 0; i < S->fault_count; i++)
         if (S->faults[i].rank == rank || S->faults[i].kind == CUT || (S->faults[i].kind == CUT_PAIR && S->faults[i].other == rank))
             return true;
@@ -858,7 +843,7 @@ static void run_schedule(uint64_t number)
     for (int r = 0; r < S->ranks; r++) {
         memset(&ranks[r], 0, sizeof ranks[r]);
         ranks[r].ctx = make_context(r, world);
-        ranks[r].waits_for = ranks[r].unaware_of = -1;
+        ranks[r].waits_for = -1;
         ranks[r].set_ids[1] = 1;
     }
     run_job();
