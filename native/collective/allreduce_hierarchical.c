@@ -147,9 +147,7 @@ static bhvd_status plan_shard(struct executor_context *run, const struct hierarc
                               const struct between *between, struct plan *plan)
 {
     (void)begin;
-    allreduce_schedule(plan_begin(plan, h->cross), (enum allreduce_path)run->allreduce_path, &run->wire, shard->nbytes,
-                       bhvd_dtype_size(between->reduction.dtype));
-    plan->operands = (struct operands){.reduction = between->reduction, .list = shard};
+    allreduce_plan(plan, run, h->cross, &between->reduction, shard);
     return BHVD_OK;
 }
 

@@ -16,11 +16,10 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
                      PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4], PATH_NAMES[5]);
 }
 
-// What an allreduce between hosts costs, in nanoseconds: a hop, as measured when they were connected but at least what the ranks
-// themselves need for one; a byte on the wire each way, measured too; a byte added (in the cache: these are short
-// vectors), as `python -m tests.laboratory --hosts` has shown it, see docs/performance.md; and the wire that idles where a round
-// begins when all of the one before has come: hosts are not equally late, and another connection has to gather speed. Only the
-// ratios matter, and those little.
+// What an allreduce between hosts costs, in nanoseconds. A hop and a byte on the wire are measured when ranks connect; a hop is at least
+// what the ranks themselves need. A byte added: `python -m tests.laboratory --hosts`, see docs/performance.md. The wire idles at the
+// begin of each round that waits for all of the one before: hosts are not equally late, and another connection has to gather speed.
+// Only the ratios matter, and those little.
 enum { ADD_PS = 40, IDLE_PERCENT = 10 };
 
 struct cost {
@@ -66,12 +65,17 @@ void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, con
         schedule_allreduce_ring(schedule, nbytes, element);
 }
 
+void allreduce_plan(struct plan *plan, const struct executor_context *run, const struct group *group, const struct reduction *reduction,
+                    const struct span_list *list)
+{
+    allreduce_schedule(plan_begin(plan, group), run->allreduce_path, &run->wire, list->nbytes, bhvd_dtype_size(reduction->dtype));
+    plan->operands = (struct operands){.reduction = *reduction, .list = list};
+}
+
 bhvd_status allreduce_links(struct executor_context *run, struct group *group, const struct reduction *reduction,
                             const struct span_list *list)
 {
-    struct schedule schedule;
-    schedule_init(&schedule, group->size, group->rank);
-    allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
-                       bhvd_dtype_size(reduction->dtype));
-    return schedule_execute(run, group, &schedule, &(struct operands){.reduction = *reduction, .list = list});
+    struct plan plan = {0};
+    allreduce_plan(&plan, run, group, reduction, list);
+    return plan_execute(run, &plan);
 }

@@ -9,18 +9,8 @@
 #ifndef BHVD_COLLECTIVE_H
 #define BHVD_COLLECTIVE_H
 
-#include "run/executor.h"
+#include "run/plan.h"
 #include "run/work.h"
-
-// How an allreduce is done: chosen in core/execution/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
-enum allreduce_path {
-    ALLREDUCE_CHOSEN,
-    ALLREDUCE_SHARED,           // shared memory: groups on one host
-    ALLREDUCE_RING,
-    ALLREDUCE_DOUBLING,
-    ALLREDUCE_HALVING,
-    ALLREDUCE_HIERARCHICAL      // groups on several hosts, some with several members
-};
 
 // Is it one of those over links?
 static inline bool allreduce_is_over_links(enum allreduce_path path)
@@ -31,7 +21,7 @@ static inline bool allreduce_is_over_links(enum allreduce_path path)
 // Is one of these forced?
 static inline bool allreduce_is_forced_over_links(const struct executor_context *run)
 {
-    return allreduce_is_over_links((enum allreduce_path)run->allreduce_path);
+    return allreduce_is_over_links(run->allreduce_path);
 }
 
 // "" or NULL: chosen. BHVD_ERR_ARGUMENT for an unknown name, with the known ones.
@@ -43,7 +33,10 @@ bhvd_status allreduce_shared(struct executor_context *run, struct group *group, 
 // By the best of the three over links, or the one that run->allreduce_path forces.
 bhvd_status allreduce_links(struct executor_context *run, struct group *group, const struct reduction *reduction,
                             const struct span_list *list);
-// The same as a schedule. path: the one over links that is asked for; any other: the cheapest of the three there.
+// The same as a plan. The list lives as long as its task.
+void allreduce_plan(struct plan *plan, const struct executor_context *run, const struct group *group, const struct reduction *reduction,
+                    const struct span_list *list);
+// path: the one over links that is asked for; any other: the cheapest of the three there.
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
 // In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets owners of each shard of the
 // vector work on it, and spreads the result within each host.

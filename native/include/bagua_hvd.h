@@ -114,14 +114,14 @@ struct bhvd_error {
 
 /* ------------------------------------------------------------------------------------------------- rendezvous ---- */
 
-/* Starts the rendezvous of a job: a thread that lets `size` ranks exchange their addresses (native/transport/
- * rendezvous.c). host: numeric IPv4 address to bind; port 0: any free one, see bhvd_rendezvous_port. secret: bytes that
+/* Starts the rendezvous of a job: a thread that lets `size` ranks exchange their addresses
+ * (native/transport/rendezvous_server.c). host: numeric IPv4 address to bind; port 0: any free one, see bhvd_rendezvous_port. secret: bytes that
  * every rank must prove to know. Errors: BHVD_ERR_SYSTEM, naming address and port, when the port is in use. */
 bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error);
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
-/* The process of this rank has ended and comes to no pairwise operation any more: ranks that wait for it, or will, hear so at once.
- * Thread-safe, does not wait. */
+/* The process of this rank has ended: ranks that wait for it at the rendezvous, or will, hear so at once. Thread-safe, does not
+ * wait. */
 void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code);
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
 
@@ -156,7 +156,7 @@ struct bhvd_context_options {
                                      * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
     const char *rendezvous_host;    /* numeric IPv4 address of the rendezvous; unused when size is 1 or inproc */
     int rendezvous_port;
-    const char *scope;              /* names this pairwise operation ("init.3"): ranks of an older or newer one never mix */
+    const char *scope;              /* names this meeting of the ranks ("init.3"): ranks of an older or newer one never mix */
     const char *listen_host;        /* numeric IPv4 address of the interface for data connections */
     int listen_port, listen_port_last;      /* there the first of these that is free; 0: any */
     const char *host_id;            /* equal exactly on ranks that share memory; NULL: derived from the machine */
@@ -492,8 +492,8 @@ bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tens
                              struct bhvd_error *error);
 
 /* An array of the host's memory whose newest values may lie on a GPU, since the operation that wrote them last ran there
- * (struct bhvd_args). To be used by one operation at a time, and by nobody else while it is in progress. */
-/* values: count floats that live as long as the device copy. NULL: no memory. */
+ * (struct bhvd_args). To be used by one operation at a time, and by nobody else while it is in progress.
+ * values: count floats that live as long as the device copy. NULL: no memory. */
 bhvd_device_array *bhvd_device_array_create(float *values, size_t count);
 void bhvd_device_array_destroy(bhvd_device_array *device_copy);  /* destroy(NULL) is fine */
 /* Brings the newest values into the array, where they may be read and written until the next operation. Waits for the

@@ -182,7 +182,7 @@ static void make_plan(struct d_lp_s *x, const struct group *group, const struct 
 
 // ------------------------------------------------------------------------------------------------------------ of hosts
 
-// Weights of mixes, as they are between these hosts: what a smaller neighbor's replica loses is the own one's.
+// The weights between these hosts. Where a smaller host's replica counts less, the own one counts more.
 static void weigh(const struct hierarchy *h, const struct peers *peers, double *weights)
 {
     const double own = hierarchy_members_of(h, h->host);

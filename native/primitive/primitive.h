@@ -9,7 +9,7 @@
 #define BHVD_PRIMITIVE_H
 
 #include "collective/collective.h"
-#include "run/executor.h"
+#include "run/plan.h"
 #include "run/work.h"
 
 // The operation's tensors as one vector, with results allocated where the caller gave no memory. list: empty, to be

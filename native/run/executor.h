@@ -1,59 +1,49 @@
-// Runs schedules, several at once. Each time links have been looked at, it does what can be done now.
-//
-// Who owns what:
-//     plan               from plan_begin on: the schedule, the list, and what `release` frees. plan_execute and plan_fini free them.
-//                        A plan that goes on beside others is kept by the engine until `ended`, then freed by plan_fini.
-//     running schedule   plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands stays
-//                        the caller's. The task frees schedule, steps and memory when it is destroyed.
-//     on failure         plan_start without memory frees the schedule, fails the run, and does not call `ended`. A failed run ends
-//                        all others in executor_abort with its status. What runs without `ended` is dropped by its caller.
-// Thread: the engine's.
+// What is under way: a running schedule (plan.h), or what is more than one (two_level.h). All are looked at whenever links are, and
+// waited for by nobody but whoever runs one. Thread: the engine's.
 #ifndef BHVD_EXECUTOR_H
 #define BHVD_EXECUTOR_H
 
-#include "run/span.h"
-#include "run/group.h"
-#include "run/reduction.h"
-#include "run/schedule.h"
-#include "run/task.h"
+#include "run/run.h"
 
-static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
+struct group;
 
-// What a schedule works on. What it does not use may be left 0.
-struct operands {
-    struct reduction reduction;
-    const struct span_list *list;           // the vector's pieces; the caller keeps it until the schedule is over
-    const void *input;
-    void *output;
-    void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
+// The first member of whoever has one.
+struct task {
+    struct task *next;
+    uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
+    const struct group *group;              // of a schedule
+    const void *state;                      // memory that outlives it; two that share it are not under way at once
+    bool (*advance)(struct executor_context *run, struct task *task);        // does what can be done now; true: something was
+    bool (*can_advance)(struct executor_context *run, struct task *task);    // is there anything to do now that no link tells of? NULL: never
+    void (*destroy)(struct executor_context *run, struct task *task);
+    void (*ended)(void *arg, bhvd_status status);
     void *arg;
-    const void *state;                      // memory that outlives the schedule; two that share it do not run at once
-    uint32_t pairwise;                      // id of the persistent pairwise operation (core/negotiation/pairwise.h); 0: none
-    uint64_t execution;                     // whose; 0: of the one that started last
+    bool is_over;
+    int awaited;                            // the global rank of this host that it waits for; -1: none
 };
 
-// A schedule, or a task, that has not been started: it can go on beside others.
-struct plan {
-    bool made;
-    const struct group *group;
-    struct schedule schedule;
-    struct operands operands;               // operands.list is `list`, or NULL
-    struct span_list list;
-    void (*release)(void *arg);             // of operands.arg; NULL: it is somebody else's
-    struct task *task;                      // instead of all that
-};
+// ended: called when it is over or the run has failed, after it was destroyed. NULL: the caller asks is_over, and drops it.
+void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg);
+// Destroys one that nobody is told of, and that is over, or the run has failed.
+void task_drop(struct executor_context *run, struct task *task);
+// Starts it, waits until it is over, and destroys it.
+bhvd_status task_execute(struct executor_context *run, struct task *task);
 
-// The schedule is to be written into the plan then.
-struct schedule *plan_begin(struct plan *plan, const struct group *group);
-// Starts it, or its task, waits until it is over, and frees what it has.
-bhvd_status plan_execute(struct executor_context *run, struct plan *plan);
-void plan_fini(struct executor_context *run, struct plan *plan);
-
-// Starts it, or its task. ended: as of a task, and the plan is the caller's still; NULL: *out is to be dropped. BHVD_ERR_SYSTEM: no memory.
-bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
-                       struct task **out);
-// Starts a schedule, waits until it is over, and frees it.
-bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
-                             const struct operands *operands);
+// Does what all can do now, without looking at links. True when something was.
+bool executor_advance(struct executor_context *run);
+// Could one do something now that no link tells of?
+bool executor_can_advance(struct executor_context *run);
+// The run has failed: ends all that nobody waits for.
+void executor_abort(struct executor_context *run);
+// Is one with this state under way?
+bool executor_has_state(const struct executor_context *run, const void *state);
+// Is a schedule of this group?
+bool executor_has_group(const struct executor_context *run, const struct group *group);
+// The number of the oldest execution that is under way here, pairwise operations aside; 0: none is.
+uint64_t executor_oldest(const struct executor_context *run);
+// The global rank of this host that one of them waits for; -1: none does.
+int executor_awaited(const struct executor_context *run);
+static inline bool executor_is_busy(const struct executor_context *run) { return run->executor.tasks.head; }
+void executor_fini(struct executor_context *run);
 
 #endif

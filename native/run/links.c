@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "run/executor.h"
+#include "run/plan.h"
 #include "transport/socket.h"
 
 static void fail_link(struct executor_context *run, const struct link *link, bhvd_status status)

@@ -23,7 +23,7 @@ struct stillness {
     uint64_t moved;
 };
 
-// What is under way, in the order in which it was started (task.h).
+// What is under way, in the order in which it was started (executor.h).
 struct executor {
     struct FIFO(struct task) tasks;
     struct stillness still;
@@ -35,7 +35,7 @@ struct executor_callbacks {
     bool (*poll)(void *owner, bool look_at_sockets);    // one look at everything that can move, links included; did something?
     void (*keep_alive)(void *owner);                    // after looking: who is to be told that this rank lives, who was silent?
     void (*look_around)(void *owner);                   // at the clock: that, and whatever else is due
-    bool (*needs_looking)(void *owner);                 // would who sleeps miss what moves: something that no descriptor tells of?
+    bool (*needs_looking)(void *owner);                 // would a thread that sleeps in poll() miss something? MPI and GPUs have no descriptor
     bool (*others_are_earlier)(void *owner);            // may those that are waited for still be busy with something else?
     void (*failed)(void *owner, const struct bhvd_error *error);    // the first error, once
 };
@@ -47,10 +47,20 @@ struct writes {
     int64_t least_ns[2];                // for a MiB, of those looked at last: through, past
 };
 
+// How an allreduce is done: chosen in core/execution/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
+enum allreduce_path {
+    ALLREDUCE_CHOSEN,
+    ALLREDUCE_SHARED,           // shared memory: groups on one host
+    ALLREDUCE_RING,
+    ALLREDUCE_DOUBLING,
+    ALLREDUCE_HALVING,
+    ALLREDUCE_HIERARCHICAL      // groups on several hosts, some with several members
+};
+
 struct executor_context {
     struct connections connections;
     struct kernel_table kernels;
-    int allreduce_path;                 // enum allreduce_path (collective/collective.h)
+    enum allreduce_path allreduce_path;
     struct wire wire;                   // of the execution that was started last
     int timeout_ms;                     // without progress inside an execution
     const struct executor_callbacks *callbacks;

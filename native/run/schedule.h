@@ -2,7 +2,7 @@
 //
 //     write      by one short function per algorithm (collective/), which knows only the group's size, this rank's position and
 //                how many bytes there are: so every rank's schedule can be written anywhere
-//     read       by the executor (executor.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
+//     read       by the executor (plan.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
 //                simulator (simulator.h)
 //
 // Messages between two ranks are numbered in the order in which each writes them: the k-th send of one is the k-th receive of
@@ -66,9 +66,9 @@ enum step_kind {
     STEP_NOTHING,       // waits for two, so that others can wait for it
     // On codes, by whoever made the schedule (primitive/schedules.h): one stands for some values of the vector.
     STEP_ENCODE,        // to = the code of the values
-    STEP_RECODE,        // to = the code of what the codes of several make of the values: `from` and on, and `other`, the own one
+    STEP_RECODE,        // to = the code of the combined values: COMBINE, then ENCODE
     STEP_DECODE,        // final: the values from the code `from`
-    STEP_COMBINE        // final: the values from the codes of several: `from` and on, and `other`, the own one
+    STEP_COMBINE        // final: the values from several codes, those from `from` on and the own one, `other`
 };
 
 enum { STEP_WAITS = 2, STEP_NONE = -1 };

@@ -12,7 +12,7 @@
 #ifndef BHVD_TWO_LEVEL_H
 #define BHVD_TWO_LEVEL_H
 
-#include "run/executor.h"
+#include "run/plan.h"
 #include "run/shared.h"
 
 struct two_level;

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "run/executor.h"
+#include "run/plan.h"
 #include "run/pause.h"
 
 enum {

@@ -338,12 +338,6 @@ static bhvd_status probe_lines(struct connecting *k)
     return status;
 }
 
-static void close_fd(int fd)
-{
-    if (fd >= 0)
-        close(fd);
-}
-
 static bhvd_status open_listener(struct connecting *k)
 {
     const struct bhvd_context_options *options = k->options;
@@ -425,9 +419,9 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         status = mpi_connect(c, k.deadline_ns, error);
     free(k.cards);
     free(k.talks_to);
-    close_fd(k.tcp_listener);
-    close_fd(k.local_listener);
-    close_fd(k.memory_fd);
+    fd_close(&k.tcp_listener);
+    fd_close(&k.local_listener);
+    fd_close(&k.memory_fd);
     return status;
 }
 
@@ -436,7 +430,7 @@ static bhvd_status connect_alone(struct connections *c, struct bhvd_error *error
     c->local_size = 1;
     struct connecting k = {.c = c, .memory_fd = -1, .error = error};
     bhvd_status status = local_make_memory(&k);
-    close_fd(k.memory_fd);
+    fd_close(&k.memory_fd);
     return status;
 }
 
@@ -537,7 +531,7 @@ void connections_fini(struct connections *c)
         link_fini(&c->links[rank]);
     free(c->links);
     free(c->host_of);
-    close_fd(c->doorbell.fd);
+    fd_close(&c->doorbell.fd);
     if (c->owns_host_memory)
         munmap(c->host.base, c->host.size);
     *c = (struct connections){.doorbell = {.fd = -1}, .poller = {.fd = -1}};

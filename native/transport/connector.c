@@ -11,7 +11,7 @@
 
 enum {
     RETRY_MS = 50,
-    REFUSED_MS = 1000,                  // whose news comes by another way within that: how did it end?
+    REFUSED_MS = 1000,                  // after a refusal: by then another rank may have told why the peer ended
     SYSTEM_MS = 5000,                   // this process lacks descriptors or memory, perhaps for a moment
     FAR_NS = 2000000,                   // a round trip to another site
     FAR_STREAMS = 4
@@ -41,13 +41,6 @@ struct connector {
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
 
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
 struct arrival *arrival_create(int rank)
 {
     struct arrival *arrival = malloc(sizeof *arrival);
@@ -61,9 +54,9 @@ struct arrival *arrival_create(int rank)
 
 static void arrival_close(struct arrival *arrival)
 {
-    close_fd(&arrival->control);
+    fd_close(&arrival->control);
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        close_fd(&arrival->streams[i]);
+        fd_close(&arrival->streams[i]);
 }
 
 void arrival_destroy(struct arrival *arrival)
@@ -75,8 +68,8 @@ void arrival_destroy(struct arrival *arrival)
 
 // ------------------------------------------------------------------------------------------------------------- attempts
 
-// What the kernel lets one connection have under way (4 MB mostly) fills a link of a Gbit/s up to 30 ms; and what is lost costs one of
-// several connections less of its speed.
+// The kernel lets one connection have about 4 MB under way, which fills a link of 1 Gbit/s with a round trip of up to 30 ms. With
+// several connections a lost packet slows down only one of them.
 static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= FAR_NS ? FAR_STREAMS : 1; }
 
 // The rank is not there any more: nobody is, or another program that has its port now.
@@ -97,7 +90,7 @@ static int patience_ms(const struct call *call, bhvd_status status, int failure)
 
 static void pause_until(struct attempt *a, int64_t wake_ns)
 {
-    close_fd(&a->fd);
+    fd_close(&a->fd);
     a->stage = PAUSED;
     a->wake_ns = wake_ns;
 }
@@ -286,7 +279,7 @@ struct connector *connector_create(const struct connector_options *options)
 static struct arrival *end_attempt(struct attempt *a)
 {
     struct arrival *arrival = a->arrival;
-    close_fd(&a->fd);
+    fd_close(&a->fd);
     free(a->call);
     *a = (struct attempt){.fd = -1};
     return arrival;

@@ -43,20 +43,13 @@ void link_init(struct link *link, int rank, const uint64_t *started)
         lane_init(&link->lanes[i], i);
 }
 
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
 void link_close(struct link *link)
 {
-    close_fd(&link->control.fd);
+    fd_close(&link->control.fd);
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        close_fd(&link->streams[i].channel.fd);
-    close_fd(&link->liveness_fd);
-    close_fd(&link->doorbell.fd);
+        fd_close(&link->streams[i].channel.fd);
+    fd_close(&link->liveness_fd);
+    fd_close(&link->doorbell.fd);
 }
 
 static void free_unexpected(struct lane *lane)

@@ -39,13 +39,6 @@ struct listener {
     int wake_fd;                        // an eventfd that tells the thread of calls, and that it is to end
 };
 
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
 static void put(struct listener *listener, struct arrival *arrival)
 {
     pthread_mutex_lock(&listener->lock);
@@ -197,10 +190,10 @@ static void serve(struct listener *listener, struct handshake_server *handshakes
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
         take_calls(listener, connector);
-        const int handshake_servers = handshake_server_poll(handshakes, polls + 1, &wake_ns);
-        struct pollfd *others = polls + 1 + handshake_servers;
-        const int connectors = connector_poll(connector, others, &wake_ns);
-        socket_poll(polls, 1 + (size_t)(handshake_servers + connectors), wake_ns);
+        const int incoming = handshake_server_poll(handshakes, polls + 1, &wake_ns);
+        struct pollfd *others = polls + 1 + incoming;
+        const int outgoing = connector_poll(connector, others, &wake_ns);
+        socket_poll(polls, 1 + (size_t)(incoming + outgoing), wake_ns);
         if (polls[0].revents)
             eventfd_read(listener->wake_fd, &(eventfd_t){0});
         for (struct arrival *arrival; (arrival = connector_next(connector, others));)
@@ -279,8 +272,8 @@ void listener_close(struct listener *listener)
         return;
     eventfd_write(listener->wake_fd, 1);
     pthread_join(listener->thread, NULL);
-    close_fd(&listener->options.tcp_listener);
-    close_fd(&listener->options.local_listener);
+    fd_close(&listener->options.tcp_listener);
+    fd_close(&listener->options.local_listener);
 }
 
 void listener_destroy(struct listener *listener)
@@ -294,8 +287,8 @@ void listener_after_fork(struct listener *listener)
 {
     if (!listener)
         return;
-    close_fd(&listener->options.tcp_listener);
-    close_fd(&listener->options.local_listener);
-    close_fd(&listener->options.doorbell_fd);
-    close_fd(&listener->wake_fd);
+    fd_close(&listener->options.tcp_listener);
+    fd_close(&listener->options.local_listener);
+    fd_close(&listener->options.doorbell_fd);
+    fd_close(&listener->wake_fd);
 }

@@ -52,7 +52,7 @@ bhvd_status poller_update(struct poller *poller, struct link *link)
     return done ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
-// What was not expected may be by now.
+// A message that came too early may be expected by now.
 static void note_deaf(struct poller *poller)
 {
     int kept = 0;

@@ -11,12 +11,20 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "bagua_hvd.h"
 #include "transport/doorbell.h"
 #include "transport/ring.h"
 
 struct channel;
+
+static inline void fd_close(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
 
 // Called by the engine's thread only. Neither call blocks.
 struct channel_ops {

@@ -24,7 +24,7 @@
 #include "core/health/heartbeat.h"
 #include "core/negotiation/goodbye.h"
 #include "core/negotiation/relay.h"
-#include "run/executor.h"
+#include "run/plan.h"
 
 #define NEVER INT64_MAX
 #define MS INT64_C(1000000)

@@ -14,7 +14,7 @@
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
-#include "run/executor.h"
+#include "run/plan.h"
 #include "run/result_memory.h"
 #include "transport/listener.h"
 
@@ -161,7 +161,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
               "this process was forked from a rank; only the parent takes part in the job");
     // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back. Nothing is freed:
-    // the engine may have been growing a buffer, so that what points to it here is what is no more.
+    // the engine may have been growing a buffer, so pointers here may be stale.
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->run.connections.links[rank]);
     poller_close(&ctx->run.connections.poller);

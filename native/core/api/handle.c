@@ -1,35 +1,13 @@
-// What callers do with operations: the public functions.
+// What callers do with operations that they have posted: the public functions.
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/api/post.h"
 #include "core/api/progress.h"
 #include "core/context/completions.h"
+#include "core/context/operation.h"
 #include "device/buffer.h"
 #include "gpu/staging.h"
 #include "run/result_memory.h"
-
-bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error)
-{
-    struct bhvd_error unused;
-    struct bhvd_handle *op;
-    *out = NULL;
-    if (!error)
-        error = &unused;
-    bhvd_status status = operation_create(ctx, args, &op, error);
-    if (status)
-        return status;
-    status = operation_enqueue(ctx, op, error);
-    if (status) {
-        atomic_store(&op->references, 1);
-        operation_drop(op);
-        return status;
-    }
-    progress_posted(ctx, args->blocking != 0);
-    *out = op;
-    error_clear(error);
-    return BHVD_OK;
-}
 
 bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 {
@@ -43,47 +21,6 @@ bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
     if (error)
         *error = op->error;
     return op->error.status;
-}
-
-bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
-                             const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
-                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
-                             bhvd_handle **out, struct bhvd_error *error)
-{
-    const struct bhvd_tensor tensor = {
-        .src = (const void *)src,
-        .dst = (void *)dst,
-        .shape = shape,
-        .ndim = ndim,
-        .dtype = dtype,
-    };
-    const struct bhvd_args args = {
-        .kind = kind,
-        .process_set = process_set,
-        .name = name,
-        .tensors = &tensor,
-        .tensor_count = 1,
-        .op = op,
-        .root_rank = root_rank,
-        .prescale_factor = prescale_factor,
-        .postscale_factor = postscale_factor,
-        .blocking = wait_ms != 0,
-        .device = -1,
-        .account = account,
-    };
-    bhvd_handle *posted;
-    *result = (struct bhvd_result){0};
-    *out = NULL;
-    bhvd_status status = bhvd_post(ctx, &args, &posted, error);
-    if (!status)
-        status = wait_ms ? bhvd_wait(posted, wait_ms, error) : BHVD_IN_PROGRESS;
-    if (!status)
-        status = bhvd_result_take(posted, 0, result);
-    if (status == BHVD_IN_PROGRESS)
-        *out = posted;
-    else
-        bhvd_handle_drop(posted);
-    return status;
 }
 
 int bhvd_poll(bhvd_handle *op) { return operation_is_over(op); }

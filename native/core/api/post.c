@@ -1,12 +1,13 @@
-#include "core/api/post.h"
-
+// Posts operations: the public functions. An operation is made of its arguments first, and checked.
 #include <stdlib.h>
 
 #include "base/dtype.h"
 #include "base/pages.h"
 #include "base/status.h"
 #include "core/api/arguments.h"
+#include "core/api/progress.h"
 #include "core/context/context.h"
+#include "core/context/operation.h"
 #include "core/message/frame.h"
 #include "core/message/request.h"
 #include "gpu/device_copy.h"
@@ -79,8 +80,8 @@ static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, c
     return status;
 }
 
-bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
-                             struct bhvd_error *error)
+// Copies the arguments; checks all that one rank can know by itself (spec: which exception, where).
+static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out, struct bhvd_error *error)
 {
     struct set_facts facts = {0};
     bhvd_status status = arguments_check(ctx, args, &facts, error);
@@ -157,7 +158,8 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     return BHVD_OK;
 }
 
-bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+// BHVD_ERR_ARGUMENT: one of this name is in progress; else the error that closed the context.
+static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
     struct operation_key key = operation_key_of(op);
     uint64_t hash = operation_hash(&key);
@@ -179,5 +181,68 @@ bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct 
         atomic_fetch_add(&ctx->posted_count, 1);
     }
     pthread_mutex_unlock(&ctx->post_lock);
+    return status;
+}
+
+bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error)
+{
+    struct bhvd_error unused;
+    struct bhvd_handle *op;
+    *out = NULL;
+    if (!error)
+        error = &unused;
+    bhvd_status status = operation_create(ctx, args, &op, error);
+    if (status)
+        return status;
+    status = operation_enqueue(ctx, op, error);
+    if (status) {
+        atomic_store(&op->references, 1);
+        operation_drop(op);
+        return status;
+    }
+    progress_posted(ctx, args->blocking != 0);
+    *out = op;
+    error_clear(error);
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
+                             const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
+                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
+                             bhvd_handle **out, struct bhvd_error *error)
+{
+    const struct bhvd_tensor tensor = {
+        .src = (const void *)src,
+        .dst = (void *)dst,
+        .shape = shape,
+        .ndim = ndim,
+        .dtype = dtype,
+    };
+    const struct bhvd_args args = {
+        .kind = kind,
+        .process_set = process_set,
+        .name = name,
+        .tensors = &tensor,
+        .tensor_count = 1,
+        .op = op,
+        .root_rank = root_rank,
+        .prescale_factor = prescale_factor,
+        .postscale_factor = postscale_factor,
+        .blocking = wait_ms != 0,
+        .device = -1,
+        .account = account,
+    };
+    bhvd_handle *posted;
+    *result = (struct bhvd_result){0};
+    *out = NULL;
+    bhvd_status status = bhvd_post(ctx, &args, &posted, error);
+    if (!status)
+        status = wait_ms ? bhvd_wait(posted, wait_ms, error) : BHVD_IN_PROGRESS;
+    if (!status)
+        status = bhvd_result_take(posted, 0, result);
+    if (status == BHVD_IN_PROGRESS)
+        *out = posted;
+    else
+        bhvd_handle_drop(posted);
     return status;
 }

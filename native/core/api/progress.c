@@ -17,7 +17,7 @@
 #include "core/health/heartbeat.h"
 #include "core/negotiation/goodbye.h"
 #include "core/negotiation/relay.h"
-#include "run/executor.h"
+#include "run/plan.h"
 #include "run/pause.h"
 #include "transport/channel_mpi.h"
 

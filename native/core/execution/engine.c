@@ -16,7 +16,7 @@
 #include "core/negotiation/member.h"
 #include "core/negotiation/relay.h"
 #include "gpu/staging.h"
-#include "run/executor.h"
+#include "run/plan.h"
 
 // Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
 // in ctx->staged, in the order in which they were posted.
@@ -24,7 +24,7 @@ static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *pos
 {
     struct bhvd_handle *staged = fifo_take_all(&ctx->staged), *lists[] = {staged, posted};
     struct FIFO(struct bhvd_handle) ready = {0};
-    const struct bhvd_device *behind = NULL;        // of which one operation's copies are not done, and so no later one's
+    const struct bhvd_device *behind = NULL;        // one operation's copies from this GPU are not done, so no later one's are
     for (int i = 0; i < 2; i++) {
         for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
             struct bhvd_error error;

@@ -1,5 +1,6 @@
-// Runs an execution: the only place that decides which algorithm serves which case.
-// gpu: the execution goes by NCCL; NULL: what there is, is in the host's memory.
+// Runs an execution. Decides whether it goes by NCCL, through shared memory, in two levels or over links; by which schedule over links,
+// collective/allreduce_links.c decides.
+// gpu: by NCCL; NULL: the tensors are in the host's memory.
 #include "core/execution/select.h"
 
 #include <stdlib.h>
@@ -50,14 +51,13 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
 
 // ------------------------------------------------------------------------------------------------------------ plans
 
+// Takes the list.
 static bhvd_status plan_allreduce(struct plan *plan, struct executor_context *run, const struct group *group,
                                   const struct reduction *reduction, struct span_list *list)
 {
-    allreduce_schedule(plan_begin(plan, group), (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
-                       bhvd_dtype_size(reduction->dtype));
     plan->list = *list;
     *list = (struct span_list){0};
-    plan->operands = (struct operands){.reduction = *reduction, .list = &plan->list};
+    allreduce_plan(plan, run, group, reduction, &plan->list);
     return BHVD_OK;
 }
 

@@ -3,7 +3,7 @@
 #define BHVD_SELECT_H
 
 #include "core/context/context.h"
-#include "run/executor.h"
+#include "run/plan.h"
 
 // Chooses the algorithm, and fills results and values; or, when that is one over links alone, only makes the plan: it can go on
 // beside other executions. error: filled when it cannot be done and the context stays usable.

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "run/executor.h"
+#include "run/plan.h"
 
 enum {
     INTERVAL_MAX_MS = 1000,

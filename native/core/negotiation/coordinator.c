@@ -395,8 +395,8 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
     bhvd_status status = BHVD_OK;
     for (struct unexpected_request *early = fifo_take_all(&c->unexpected), *next; early; early = next) {
         next = early->next;
-        if (!status)
-            status = take_request(ctx, early->rank, early->request, NULL);
+        if (!status && take_request(ctx, early->rank, early->request, NULL))
+            status = ctx->run.failure.status ? ctx->run.failure.status : run_fail_protocol(&ctx->run, early->rank);
         request_drop(early->request);
         free(early);
     }

@@ -17,7 +17,7 @@ bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
     return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
-           inline_payload_is_chosen((enum allreduce_path)ctx->run.allreduce_path, ctx->tree_fanout == TREE_STAR);
+           inline_payload_is_chosen(ctx->run.allreduce_path, ctx->tree_fanout == TREE_STAR);
 }
 
 void inline_payload_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)

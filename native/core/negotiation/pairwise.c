@@ -10,7 +10,7 @@
 #include "core/message/reason.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
-#include "run/executor.h"
+#include "run/plan.h"
 
 enum {
     PERSISTENT_MAX = 1 << 16,           // of a job: a program with ever new names does not fill the memory
@@ -178,9 +178,9 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
     bytes_fini(&out);
 }
 
-// What waits still meets its neighbors, and is the last. The name is asked for in full next time, which gives it another id: what
-// neighbors have still to read is not about that.
-static void part(bhvd_context *ctx, struct persistent *persistent)
+// Ends the agreement. An operation that waits for its neighbors is the last under this id. The next one asks the coordinator in full and
+// gets another id, so late frames of neighbors cannot be taken for it.
+static void end_agreement(bhvd_context *ctx, struct persistent *persistent)
 {
     if (!persistent->is_revoked) {
         struct cache_entry *entry = response_cache_find(ctx->cache, &persistent->agreement.key);
@@ -210,7 +210,7 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
     if (!persistent)
         return PAIRWISE_NONE;
     if (persistent->is_revoked || !is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
-        part(ctx, persistent);
+        end_agreement(ctx, persistent);
         return PAIRWISE_REVOKED;
     }
     signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number);
@@ -223,7 +223,7 @@ void pairwise_revoke_all(bhvd_context *ctx)
 {
     for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
-        part(ctx, persistent_of(agreement));
+        end_agreement(ctx, persistent_of(agreement));
     }
 }
 
@@ -258,7 +258,7 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
 {
     struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
     persistent->number--;
-    part(ctx, persistent);
+    end_agreement(ctx, persistent);
     op->is_pairwise = false;
     bhvd_status status = BHVD_OK;
     if (!operation_is_over(op) && ctx->closing.status)

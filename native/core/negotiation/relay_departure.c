@@ -1,5 +1,5 @@
-// How the tree ends without taking answers with it. A relay stays until its children have left. Of the coordinator's end children hear
-// behind all its answers.
+// How ranks leave a tree of relays without losing answers. A relay stays until its children have left. When the coordinator leaves, its
+// CLOSING reaches each rank behind all its answers.
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "core/negotiation/goodbye.h"

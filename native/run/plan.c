@@ -1,0 +1,299 @@
+#include "run/plan.h"
+
+#include <stdlib.h>
+
+#include "run/vector.h"
+
+enum {
+    URGENT_BYTES = 64 << 10,
+    LOCAL_BYTES = 256 << 10     // that local steps work on before links are looked at again
+};
+
+// A step on its way.
+struct step_state {
+    struct transfer transfer;
+    uint32_t number;            // of the message
+    int waits;                  // for so many others
+    int next[STEP_WAITS];       // for each that it waits for: the next edge from there, counted as STEP_WAITS step + index
+    int first;                  // edge to one that waits for this
+};
+
+struct running_schedule {
+    struct task task;
+    struct executor_context *run;
+    struct schedule schedule;
+    struct operands operands;
+    struct vector vector;
+    unsigned char *spaces[SPACE_COUNT];
+    struct fusion_buffer memory;            // of vector and scratch
+    struct step_state *steps;
+    int *ready;                             // local steps that nothing is waited for, in order
+    int ready_begin, ready_end;
+    int left;                               // steps that are not done
+    struct transfer_queue moved;            // transfers that are done
+    bool is_urgent;                         // so little that it need not wait behind others' messages
+};
+
+static unsigned char *at(const struct running_schedule *running, struct place place) { return place_among(running->spaces, place); }
+
+// ------------------------------------------------------------------------------------------------------------- memory
+
+static size_t aligned(size_t size) { return (size + 63) / 64 * 64; }
+
+// Lays the vector out, in the place of the result where there is only one, and the scratch.
+static bool take_memory(struct running_schedule *running)
+{
+    const size_t *nbytes = running->schedule.space_nbytes;
+    const struct span_list *list = running->operands.list;
+    const bool packed = list && (list->count != 1 || !list->spans[0].dst);
+    const size_t vector = !list || packed ? aligned(nbytes[IN_VECTOR]) : 0, total = vector + aligned(nbytes[IN_SCRATCH]);
+    if (total && !fusion_borrow(&running->run->fusion, total, &running->memory))
+        return false;
+    running->spaces[IN_INPUT] = (unsigned char *)running->operands.input;
+    running->spaces[IN_OUTPUT] = running->operands.output;
+    running->spaces[IN_VECTOR] = list && !packed ? list->spans[0].dst : running->memory.data;
+    running->spaces[IN_SCRATCH] = (unsigned char *)running->memory.data + vector;
+    running->vector = (struct vector){running->spaces[IN_VECTOR], list, bhvd_dtype_size(running->operands.reduction.dtype), packed};
+    return true;
+}
+
+static void end_pairwise(const struct running_schedule *running)
+{
+    for (int i = 0; i < running->schedule.count; i++) {
+        const struct step *step = &running->schedule.steps[i];
+        if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
+            link_end_pairwise(group_link(running->run, running->task.group, step->peer), running->task.execution);
+    }
+}
+
+static void destroy(struct executor_context *run, struct task *task)
+{
+    struct running_schedule *running = (struct running_schedule *)task;
+    fusion_return(&run->fusion, &running->memory);
+    schedule_fini(&running->schedule);
+    free(running->steps);
+    free(running->ready);
+    free(running);
+}
+
+// -------------------------------------------------------------------------------------------------------------- steps
+
+static void post(struct running_schedule *running, int index)
+{
+    const struct step *step = &running->schedule.steps[index];
+    struct step_state *state = &running->steps[index];
+    struct link *link = group_link(running->run, running->task.group, step->peer);
+    if (step->kind == STEP_SEND)
+        link_send_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->from), step->nbytes,
+                           &running->moved, running->is_urgent);
+    else
+        link_recv_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->to), step->nbytes,
+                           &running->moved);
+}
+
+// Nothing is waited for any more.
+static void begin(struct running_schedule *running, int index)
+{
+    const enum step_kind kind = running->schedule.steps[index].kind;
+    if (kind == STEP_SEND || kind == STEP_RECEIVE)
+        post(running, index);
+    else
+        running->ready[running->ready_end++] = index;
+}
+
+static void end(struct running_schedule *running, int index)
+{
+    running->left--;
+    for (int edge = running->steps[index].first; edge != STEP_NONE;) {
+        const int waiting = edge / STEP_WAITS;
+        edge = running->steps[waiting].next[edge % STEP_WAITS];
+        if (--running->steps[waiting].waits == 0)
+            begin(running, waiting);
+    }
+}
+
+static void act(const struct running_schedule *running, const struct step *step)
+{
+    const struct reduction *reduction = &running->operands.reduction;
+    const size_t count = running->vector.element ? step->nbytes / running->vector.element : 0;
+    switch (step->kind) {
+    case STEP_LOAD:
+        vector_load(&running->vector, reduction, step->to.at, step->nbytes);
+        break;
+    case STEP_REDUCE:
+        reduction->reduce(at(running, step->to), at(running, step->from), at(running, step->other), count);
+        break;
+    case STEP_SCALE:
+        if (reduction->postscale != 1.0)
+            reduction->scale(at(running, step->to), at(running, step->to), reduction->postscale, count);
+        break;
+    case STEP_STORE:
+        vector_store(&running->vector, step->from.at, step->nbytes);
+        break;
+    case STEP_COPY:
+        if (at(running, step->to) != at(running, step->from))
+            span_copy(at(running, step->to), at(running, step->from), step->nbytes);
+        break;
+    case STEP_ENCODE:
+    case STEP_RECODE:
+    case STEP_DECODE:
+    case STEP_COMBINE:
+        running->operands.act(running->operands.arg, step, running->spaces);
+        break;
+    default:
+        break;
+    }
+}
+
+static bool advance(struct executor_context *run, struct task *task)
+{
+    struct running_schedule *running = (struct running_schedule *)task;
+    bool progress = false;
+    for (struct transfer *moved; (moved = fifo_take(&running->moved, next)); progress = true)
+        end(running, (int)((struct step_state *)moved - running->steps));
+    for (size_t nbytes = 0; running->ready_begin < running->ready_end && nbytes < LOCAL_BYTES && !run->failure.status; progress = true) {
+        const int index = running->ready[running->ready_begin++];
+        const struct step *step = &running->schedule.steps[index];
+        act(running, step);
+        end(running, index);
+        nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
+    }
+    if (running->left == 0 && !task->is_over && task->execution & LINK_PAIRWISE)
+        end_pairwise(running);
+    task->is_over = running->left == 0;
+    return progress;
+}
+
+// -------------------------------------------------------------------------------------------------- running schedules
+
+static bool moves_little(const struct schedule *schedule)
+{
+    size_t total = 0;
+    for (int i = 0; i < schedule->count && total <= URGENT_BYTES; i++)
+        total += schedule->steps[i].kind == STEP_SEND ? schedule->steps[i].nbytes : 0;
+    return total <= URGENT_BYTES;
+}
+
+// Who waits for whom, and the numbers of the messages.
+static void wire(struct running_schedule *running)
+{
+    for (int i = 0; i < running->schedule.count; i++)
+        running->steps[i] = (struct step_state){.first = STEP_NONE};
+    // Backwards, so that those that wait for one step begin in the order in which they were written.
+    for (int i = running->schedule.count - 1; i >= 0; i--) {
+        for (int w = STEP_WAITS - 1; w >= 0; w--) {
+            const int before = running->schedule.steps[i].after[w];
+            if (before == STEP_NONE)
+                continue;
+            running->steps[i].waits++;
+            running->steps[i].next[w] = running->steps[before].first;
+            running->steps[before].first = STEP_WAITS * i + w;
+        }
+    }
+    for (int i = 0; i < running->schedule.count; i++) {
+        const struct step *step = &running->schedule.steps[i];
+        struct step_state *state = &running->steps[i];
+        if (step->kind == STEP_SEND) {
+            struct link *link = group_link(running->run, running->task.group, step->peer);
+            state->number = link_number_send(link, running->task.execution);
+            run_message_bytes(running->run, link, step->nbytes);
+        } else if (step->kind == STEP_RECEIVE) {
+            state->number = link_number_recv(group_link(running->run, running->task.group, step->peer), running->task.execution);
+        }
+    }
+}
+
+static uint64_t execution_of(const struct executor_context *run, const struct operands *operands)
+{
+    if (operands->pairwise)
+        return LINK_PAIRWISE | operands->pairwise;
+    return operands->execution ? operands->execution : run->connections.started;
+}
+
+// The task of a schedule, which is the task's from now on. NULL: no memory, and the run has failed.
+static struct task *task_of(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                            const struct operands *operands)
+{
+    struct running_schedule *running = malloc(sizeof *running);
+    const size_t count = (size_t)schedule->count;
+    if (!running) {
+        schedule_fini(schedule);
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
+        return NULL;
+    }
+    *running = (struct running_schedule){
+        .task = {.execution = execution_of(run, operands), .group = group, .state = operands->state, .advance = advance, .destroy = destroy},
+        .run = run, .schedule = *schedule, .operands = *operands, .left = schedule->count};
+    *schedule = (struct schedule){0};
+    running->steps = malloc((count + 1) * sizeof *running->steps);
+    running->ready = malloc((count + 1) * sizeof *running->ready);
+    if (running->schedule.failed || !running->steps || !running->ready || !take_memory(running)) {
+        const size_t *spaces = running->schedule.space_nbytes, nbytes = spaces[IN_VECTOR] + spaces[IN_SCRATCH];
+        destroy(run, &running->task);
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
+        return NULL;
+    }
+    running->is_urgent = moves_little(&running->schedule);
+    wire(running);
+    for (int i = 0; i < running->schedule.count; i++) {
+        const struct step *step = &running->schedule.steps[i];
+        if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
+            begin(running, i);
+    }
+    return &running->task;
+}
+
+bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                             const struct operands *operands)
+{
+    struct task *task = task_of(run, group, schedule, operands);
+    return task ? task_execute(run, task) : run->failure.status;
+}
+
+// -------------------------------------------------------------------------------------------------------------- plans
+
+struct schedule *plan_begin(struct plan *plan, const struct group *group)
+{
+    plan->made = true;
+    plan->group = group;
+    schedule_init(&plan->schedule, group->size, group->rank);
+    return &plan->schedule;
+}
+
+static struct task *take_task(struct executor_context *run, struct plan *plan)
+{
+    struct task *task = plan->task;
+    plan->task = NULL;
+    return task ? task : task_of(run, plan->group, &plan->schedule, &plan->operands);
+}
+
+bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
+                       struct task **out)
+{
+    struct task *task = take_task(run, plan);
+    if (!task)
+        return run->failure.status;
+    if (out)
+        *out = task;
+    task_start(run, task, ended, arg);
+    return BHVD_OK;
+}
+
+bhvd_status plan_execute(struct executor_context *run, struct plan *plan)
+{
+    struct task *task = take_task(run, plan);
+    bhvd_status status = task ? task_execute(run, task) : run->failure.status;
+    plan_fini(run, plan);
+    return status;
+}
+
+void plan_fini(struct executor_context *run, struct plan *plan)
+{
+    if (plan->task)
+        plan->task->destroy(run, plan->task);
+    schedule_fini(&plan->schedule);
+    span_list_fini(&plan->list);
+    if (plan->release)
+        plan->release(plan->operands.arg);
+    *plan = (struct plan){0};
+}

@@ -1,0 +1,59 @@
+// Runs schedules, several at once. Each time links have been looked at, it does what can be done now.
+//
+// Who owns what:
+//     plan               from plan_begin on: the schedule, the list, and what `release` frees. plan_execute and plan_fini free them.
+//                        A plan that goes on beside others is kept by the engine until `ended`, then freed by plan_fini.
+//     running schedule   plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands stays
+//                        the caller's. The task frees schedule, steps and memory when it is destroyed.
+//     on failure         plan_start without memory frees the schedule, fails the run, and does not call `ended`. A failed run ends
+//                        all others in executor_abort with its status. What runs without `ended` is dropped by its caller.
+// Thread: the engine's.
+#ifndef BHVD_PLAN_H
+#define BHVD_PLAN_H
+
+#include "run/span.h"
+#include "run/group.h"
+#include "run/reduction.h"
+#include "run/schedule.h"
+#include "run/executor.h"
+
+static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
+
+// What a schedule works on. What it does not use may be left 0.
+struct operands {
+    struct reduction reduction;
+    const struct span_list *list;           // the vector's pieces; the caller keeps it until the schedule is over
+    const void *input;
+    void *output;
+    void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
+    void *arg;
+    const void *state;                      // memory that outlives the schedule; two that share it do not run at once
+    uint32_t pairwise;                      // id of the persistent pairwise operation (core/negotiation/pairwise.h); 0: none
+    uint64_t execution;                     // whose; 0: of the one that started last
+};
+
+// A schedule, or a task, that has not been started: it can go on beside others.
+struct plan {
+    bool made;
+    const struct group *group;
+    struct schedule schedule;
+    struct operands operands;               // operands.list is `list`, or NULL
+    struct span_list list;
+    void (*release)(void *arg);             // of operands.arg; NULL: it is somebody else's
+    struct task *task;                      // instead of all that
+};
+
+// The schedule is to be written into the plan then.
+struct schedule *plan_begin(struct plan *plan, const struct group *group);
+// Starts it, or its task, waits until it is over, and frees what it has.
+bhvd_status plan_execute(struct executor_context *run, struct plan *plan);
+void plan_fini(struct executor_context *run, struct plan *plan);
+
+// Starts it, or its task. ended: as of a task, and the plan is the caller's still; NULL: *out is to be dropped. BHVD_ERR_SYSTEM: no memory.
+bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
+                       struct task **out);
+// Starts a schedule, waits until it is over, and frees it.
+bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                             const struct operands *operands);
+
+#endif
