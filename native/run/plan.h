@@ -6,7 +6,10 @@
 //     running schedule   plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands stays
 //                        the caller's. The task frees schedule, steps and memory when it is destroyed.
 //     on failure         plan_start without memory frees the schedule, fails the run, and does not call `ended`. A failed run ends
-//                        all others in executor_abort with its status. What runs without `ended` is dropped by its caller.
+//                        all others in executor_abort with its status, at the next look and not within the call that has failed.
+//                        What runs without `ended` is dropped by its caller. Links still point to transfers of what was freed: so
+//                        nobody looks at them once run->failure is set, and link_fini does not look at transfers either.
+//     who makes a plan   leaves it empty when it returns an error.
 // Thread: the engine's.
 #ifndef BHVD_PLAN_H
 #define BHVD_PLAN_H

@@ -8,7 +8,7 @@
 //     arrive at once.
 #include "fuzz.h"
 
-#include "core/negotiation/answer.h"
+#include "core/negotiation/response_check.h"
 #include "core/context/context.h"
 #include "core/api/context.h"
 #include "core/context/operation.h"
@@ -124,7 +124,7 @@ static void look_at_executions(const bhvd_context *ctx)
             REQUIRE(i == 0 || (op->work.kind == BHVD_ALLREDUCE && e->works[0]->kind == BHVD_ALLREDUCE));
             REQUIRE(!op->work.is_proxy || op->work.kind == BHVD_ALLREDUCE ||
                     bhvd_encoded_size(op->work.codec, op->work.tensors[0].dtype, 1, &op->work.codec_options));
-            REQUIRE(answer_agrees(set, op, op->agreed, op->agreed_count));
+            REQUIRE(response_agrees(set, op, op->agreed, op->agreed_count));
             for (int j = 0; j < i; j++)
                 REQUIRE(e->works[j] != &op->work);
         }

@@ -41,7 +41,7 @@ struct bhvd_handle {
     const int64_t *agreed;              // what the response adds, see core/negotiation/member.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
-    unsigned char *inline_sum;          // the sum that came with the answer (inline_payload.h); NULL: it is to be executed
+    unsigned char *inline_sum;          // the sum that came with the response (inline_payload.h); NULL: it is to be executed
     bool on_gpu;                        // on all members; a proxy's own memory is the host's nevertheless
     int32_t *received_splits;           // alltoall: received_size entries for each tensor
     size_t received_size;

@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "collective/collective.h"
 #include "collective/schedules.h"
-#include "core/negotiation/answer.h"
+#include "core/negotiation/response_check.h"
 #include "core/context/context.h"
 #include "core/execution/communicators.h"
 #include "core/negotiation/coordinator.h"
@@ -244,7 +244,7 @@ static bhvd_status execute_tensors(struct executor_context *run, struct process_
     if (!plan || group->size == 1 || op->tensor_count != 1)
         plan = &own;
     const size_t n = (size_t)group->size;
-    const size_t per_tensor = answer_count(op->kind, group->size);
+    const size_t per_tensor = response_count(op->kind, group->size);
     size_t *bytes = malloc(2 * n * sizeof *bytes);
     if (op->kind == BHVD_ALLTOALL)
         handle->received_splits = malloc(op->tensor_count * n * sizeof *handle->received_splits);

@@ -2,7 +2,7 @@
 // requests in full, cached ids are kept as disjoint runs, each with the ranks that announced it, so that what all ranks
 // announce is one item, however each cut it into messages.
 //
-//     groups, each: the set of ranks that it is from, u32 size, items (negotiation.h)
+//     groups, each: the set of ranks that it is from, u32 size, items (frame.h)
 #ifndef BHVD_BUNDLE_H
 #define BHVD_BUNDLE_H
 

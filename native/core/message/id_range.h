@@ -1,4 +1,4 @@
-// How cached agreements travel, in requests and in answers: as runs of consecutive ids, since ids were given in the order
+// How cached agreements travel, in requests and in responses: as runs of consecutive ids, since ids were given in the order
 // in which the operations were first agreed on, and a program repeats itself. Wire: u8 ITEM_CACHED, u32 id, u32 count.
 #ifndef BHVD_ID_RANGE_H
 #define BHVD_ID_RANGE_H

@@ -100,7 +100,7 @@ static bhvd_status end_join(bhvd_context *ctx)
     if (c->joined_count < ctx->options.size || c->stale_count)
         return BHVD_OK;
     // What ranks posted before they joined comes before the end of the join.
-    bhvd_status status = ready_answer(ctx);
+    bhvd_status status = ready_respond(ctx);
     if (status)
         return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
@@ -337,7 +337,7 @@ bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int co
 bhvd_status coordinator_respond(bhvd_context *ctx)
 {
     const int64_t begin_ns = coordinator_time_begin(ctx);
-    bhvd_status status = ready_answer(ctx);
+    bhvd_status status = ready_respond(ctx);
     coordinator_time_end(ctx, begin_ns);
     return status;
 }

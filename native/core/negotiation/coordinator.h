@@ -1,4 +1,4 @@
-// The coordinator: rank 0's second role in negotiation (negotiation.h). It collects requests until all members of the
+// The coordinator: rank 0's second role in negotiation. It collects requests until all members of the
 // process set have asked, checks that they agree, decides what is fused, and answers. Empty on other ranks. Engine only.
 //
 //     coordinator.c    takes requests, joins and goodbyes

@@ -1,5 +1,5 @@
-// Small allreduces between hosts whose agreement is known: their values travel with the request, and the sum with the answer. One
-// round trip in all, where an execution over links would follow the answer.
+// Small allreduces between hosts whose agreement is known: their values travel with the request, and the sum with the response. One
+// round trip in all, where an execution over links would follow the response.
 //
 //     out = postscale (prescale x_0 + prescale x_1 + ...)      added by the coordinator, in rank order; average: / n
 //
@@ -44,7 +44,7 @@ bool inline_payload_add(struct pending *pending, int member, const struct inline
 static inline bool inline_payload_is_whole(const struct pending *pending) { return pending->inline_count == pending->size; }
 // Says the sum of all.
 void inline_payload_put_sum(const struct executor_context *run, const struct pending *pending, struct bytes *out);
-// Member: keeps the sum that its answer brought. False: it does not fit the operation, or no memory.
+// Member: keeps the sum that its response brought. False: it does not fit the operation, or no memory.
 bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item);
 
 #endif

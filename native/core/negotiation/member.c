@@ -7,7 +7,7 @@
 #include "core/message/id_range.h"
 #include "core/message/reason.h"
 #include "core/negotiation/announce.h"
-#include "core/negotiation/answer.h"
+#include "core/negotiation/response_check.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
@@ -158,7 +158,7 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
     return op;
 }
 
-// Ends the operation, if this rank has asked for it and waits for the answer.
+// Ends the operation, if this rank has asked for it and waits for the response.
 static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
 {
     struct bhvd_error error;
@@ -193,7 +193,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
     if (!op && set && bytes && request_size) {
         struct request *request = request_parse(bytes, request_size);
-        op = request && (answer_has_zeros(request) || request_is_of_members(request)) ? proxy_create(ctx, request) : NULL;
+        op = request && (response_has_zeros(request) || request_is_of_members(request)) ? proxy_create(ctx, request) : NULL;
         request_drop(request);
         if (!op) {
             free(agreed.agreed_owned);
@@ -201,7 +201,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
         }
     }
     if (op && (op->phase != (op->work.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set ||
-               !answer_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
+               !response_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
         if (op->work.is_proxy)
             operation_drop(op);
         free(agreed.agreed_owned);
@@ -237,7 +237,7 @@ static bool add_to_execution(struct execution *execution, struct bhvd_handle *op
 {
     if (!op)
         return true;
-    if (op->phase >= OPERATION_ANSWERED || !answer_continues(execution, op))
+    if (op->phase >= OPERATION_ANSWERED || !response_continues(execution, op))
         return false;
     op->phase = OPERATION_ANSWERED;
     execution->works[execution->count++] = &op->work;

@@ -13,7 +13,7 @@
 //
 // What a response adds to the request ("agreed"): allgather: dim 0 of each tensor on each rank, [tensor][set rank];
 // alltoall: of each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
-// member sends to any: so an answer of its own to each member, of n numbers, not n^2 to all; join: the rank that joined last; others:
+// member sends to any: so a response of its own to each member, of n numbers, not n^2 to all; join: the rank that joined last; others:
 // nothing.
 #ifndef BHVD_MEMBER_H
 #define BHVD_MEMBER_H

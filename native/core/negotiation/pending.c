@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/negotiation/answer.h"
+#include "core/negotiation/response_check.h"
 #include "core/context/cached_list.h"
 #include "core/message/operation_key.h"
 
@@ -95,7 +95,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
             return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
                              (int)first->key.name_size, first->key.name, set->group.ranks[i]);
     }
-    if (first->tensor_count * answer_count(first->kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
+    if (first->tensor_count * response_count(first->kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
         return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "
                          "once; make several groups of it", operation_kind_word(first->kind), (int)first->key.name_size,
                          first->key.name, first->tensor_count, pending->size);
@@ -128,7 +128,7 @@ int64_t pending_longest(const struct pending *pending, uint32_t tensor)
 void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest)
 {
     const struct request *first = pending->requests[pending->first];
-    bytes_put_u32(out, (uint32_t)(first->tensor_count * answer_count(first->kind, pending->size)));
+    bytes_put_u32(out, (uint32_t)(first->tensor_count * response_count(first->kind, pending->size)));
     for (uint32_t t = 0; t < first->tensor_count; t++) {
         for (int from = 0; from < pending->size; from++) {
             if (first->kind == BHVD_ALLGATHER)

@@ -44,7 +44,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
 struct pending *pending_of(const struct cached *agreement);
 // May both be executed as one? Both passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
-// What the response to the member at this position adds to the request (negotiation.h), its length before it. Of an alltoall,
+// What the response to the member at this position adds to the request, its length before it. Of an alltoall,
 // which alone tells members different things, longest is pending_longest of each tensor.
 void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest);
 // The largest number of rows of the tensor that any member of an alltoall sends to any.

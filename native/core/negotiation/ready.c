@@ -94,7 +94,7 @@ static bhvd_status refuse(bhvd_context *ctx)
 }
 
 // What comes before what was agreed on. False: everything is said, by an id.
-static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
+static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
     const bool all = pending->ready_count == pending->size;
@@ -119,11 +119,11 @@ static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct p
     return true;
 }
 
-static void put_answer(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
+static void put_response(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
     const bool all = pending->ready_count == pending->size;
-    if (!put_answer_head(ctx, out, pending))
+    if (!put_response_head(ctx, out, pending))
         return;
     pending_put_agreed(out, pending, 0, NULL);
     bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks learn what it is about
@@ -133,14 +133,14 @@ static void put_answer(bhvd_context *ctx, struct bytes *out, const struct pendin
         ctx->coordinator->additions++;
 }
 
-// An alltoall, which tells every member something else; this rank last, as in all answers.
-static bhvd_status answer_each(bhvd_context *ctx, const struct process_set *set, const struct pending *pending)
+// An alltoall, which tells every member something else; this rank last, as in all responses.
+static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
     struct bytes *out = &ctx->coordinator->out;
     bhvd_status status = BHVD_OK;
     response_begin(ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
-    if (!put_answer_head(ctx, out, pending))
+    if (!put_response_head(ctx, out, pending))
         return response_send(ctx, set);
     int64_t *longest = malloc(first->tensor_count * sizeof *longest);
     const size_t head_size = out->size;
@@ -166,7 +166,7 @@ static bool is_alone(const struct request *request)
     return request->kind == BHVD_BARRIER || request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
 }
 
-bhvd_status ready_answer(bhvd_context *ctx)
+bhvd_status ready_respond(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     if (!c->ready.head)
@@ -178,7 +178,7 @@ bhvd_status ready_answer(bhvd_context *ctx)
         const struct process_set *set = process_set_find(&ctx->sets, head->key.process_set);
         if (head->requests[head->first]->kind == BHVD_ALLTOALL) {
             timeline_negotiation_end(&ctx->timeline, &head->key);
-            status = answer_each(ctx, set, head);
+            status = respond_each(ctx, set, head);
             pending_free(head);
             continue;
         }
@@ -187,7 +187,7 @@ bhvd_status ready_answer(bhvd_context *ctx)
         for (struct pending *p = head, *next; p; p = next) {
             next = p->next_fused;
             timeline_negotiation_end(&ctx->timeline, &p->key);
-            put_answer(ctx, &c->out, p);
+            put_response(ctx, &c->out, p);
             pending_free(p);
         }
         status = response_send(ctx, set);

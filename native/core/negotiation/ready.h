@@ -7,7 +7,7 @@
 // Of the coordinator's pending ones, from now on ready.
 void ready_put(struct coordinator *c, struct pending *pending);
 // Answers all that are ready. In time linear in their number.
-bhvd_status ready_answer(bhvd_context *ctx);
+bhvd_status ready_respond(bhvd_context *ctx);
 void ready_fini(struct coordinator *c);
 
 #endif

@@ -39,7 +39,7 @@ void relay_fini(bhvd_context *ctx);
 
 // Announces what this rank asks for.
 bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items);
-// At the coordinator: an answer or notice for the members of a set, this rank last, or for one rank.
+// At the coordinator: a response or notice for the members of a set, this rank last, or for one rank.
 bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, enum frame_type type,
                               const struct bytes *payload);
 bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload);

@@ -1,5 +1,5 @@
 // How ranks leave a tree of relays without losing answers. A relay stays until its children have left. When the coordinator leaves, its
-// CLOSING reaches each rank behind all its answers.
+// CLOSING reaches each rank behind all its responses.
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "core/negotiation/goodbye.h"
@@ -32,7 +32,7 @@ bool relay_is_free(const bhvd_context *ctx)
     return true;
 }
 
-// The end of all answers: those below hear it behind them.
+// The end of all responses: those below hear it behind them.
 static bhvd_status end(bhvd_context *ctx, struct bytes_reader reason)
 {
     struct bytes words = {0};

@@ -1,5 +1,5 @@
 // The coordinator's answers, written and sent: an operation, or several to be executed as one, to all members; an error
-// to all or to one. Members read them in answer.c.
+// to all or to one. Members read them in member.c.
 #ifndef BHVD_RESPONSE_H
 #define BHVD_RESPONSE_H
 

@@ -6,7 +6,7 @@ bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const 
 {
     struct link *link = &ctx->run.connections.links[rank];
     if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // it left: it needs no answer, and its goodbye ended what it could be asked
+        return BHVD_OK;                     // it left: it needs no response, and its goodbye ended what it could be asked
     ctx->counters.negotiation_messages++;
     bhvd_status status = link_send_frame(link, type, payload, lazy);
     // A connection that is broken is noticed where it is read, after the goodbye that may explain it.

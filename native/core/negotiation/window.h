@@ -1,4 +1,4 @@
-// How many executions may be on their way at once, the newest included: a figure in each answer of the coordinator, so the same on
+// How many executions may be on their way at once, the newest included: a figure in each response of the coordinator, so the same on
 // all ranks (run/plan.h runs them, docs/decisions/engine.md says why no two ranks wait for each other).
 #ifndef BHVD_WINDOW_H
 #define BHVD_WINDOW_H

@@ -23,7 +23,7 @@ struct timeline {
 bhvd_status timeline_open(struct timeline *timeline, const char *path, bool mark_cycles, struct bhvd_error *error);
 void timeline_close(struct timeline *timeline);
 
-// From the first request for a name to its answer; rank: is ready.
+// From the first request for a name to its response; rank: is ready.
 void timeline_negotiation_begin(struct timeline *timeline, const struct operation_key *key, const char *kind);
 void timeline_rank_ready(struct timeline *timeline, const struct operation_key *key, int rank);
 void timeline_negotiation_end(struct timeline *timeline, const struct operation_key *key);

@@ -1,4 +1,4 @@
-#include "core/negotiation/answer.h"
+#include "core/negotiation/response_check.h"
 
 #include "base/dtype.h"
 
@@ -34,11 +34,11 @@ static bool agrees_exchanged(const struct process_set *set, const struct bhvd_ha
            can_be_held(received, set->group.size, tensor->row_nbytes);
 }
 
-bool answer_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count)
+bool response_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count)
 {
     if (op->work.kind == BHVD_JOIN)
         return count == 1 && agreed[0] >= 0 && agreed[0] < set->group.size;
-    const size_t per_tensor = answer_count(op->work.kind, set->group.size);
+    const size_t per_tensor = response_count(op->work.kind, set->group.size);
     if (set->group.rank < 0 || count != per_tensor * op->work.tensor_count)
         return false;
     for (size_t t = 0; t < op->work.tensor_count && per_tensor; t++) {
@@ -50,7 +50,7 @@ bool answer_agrees(const struct process_set *set, const struct bhvd_handle *op, 
     return true;
 }
 
-bool answer_continues(const struct execution *execution, const struct bhvd_handle *op)
+bool response_continues(const struct execution *execution, const struct bhvd_handle *op)
 {
     if (op->process_set != execution->process_set)
         return false;
@@ -61,7 +61,7 @@ bool answer_continues(const struct execution *execution, const struct bhvd_handl
            op->work.prescale_factor == first->prescale_factor && op->work.postscale_factor == first->postscale_factor;
 }
 
-bool answer_has_zeros(const struct request *request)
+bool response_has_zeros(const struct request *request)
 {
     struct bhvd_codec_options options = {.parameter = request->codec_parameter};
     bool low_precision = request->kind == BHVD_C_LP_S, floats_only = low_precision || request->op == BHVD_OP_ADASUM;

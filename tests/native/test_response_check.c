@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "core/negotiation/answer.h"
+#include "core/negotiation/response_check.h"
 #include "core/negotiation/pending.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
@@ -48,7 +48,7 @@ static struct bhvd_handle *make_operation(int rank)
     return op;
 }
 
-static void check_answer(const struct pending *pending, struct process_set *set, int member, const int64_t *longest)
+static void check_response(const struct pending *pending, struct process_set *set, int member, const int64_t *longest)
 {
     struct bytes out = {0};
     struct bhvd_handle *op = make_operation(member);
@@ -65,15 +65,15 @@ static void check_answer(const struct pending *pending, struct process_set *set,
         CHECK_EQ(agreed[t * (MANY + 1) + MANY], 4);
     }
     set->group.rank = member;
-    CHECK(answer_agrees(set, op, agreed, count));
-    CHECK(!answer_agrees(set, op, agreed, count - 1));
+    CHECK(response_agrees(set, op, agreed, count));
+    CHECK(!response_agrees(set, op, agreed, count - 1));
     agreed[MANY] = 2;                                   // less than what is sent
-    CHECK(!answer_agrees(set, op, agreed, count));
+    CHECK(!response_agrees(set, op, agreed, count));
     agreed[MANY] = INT64_MAX;
-    CHECK(!answer_agrees(set, op, agreed, count));
+    CHECK(!response_agrees(set, op, agreed, count));
     agreed[MANY] = 4;
     agreed[member] = rows(member, member) ? 0 : 1;      // of what it sends to itself it knows better
-    CHECK(!answer_agrees(set, op, agreed, count));
+    CHECK(!response_agrees(set, op, agreed, count));
     free(agreed);
     free(op->splits);
     free(op);
@@ -96,7 +96,7 @@ TEST(each_member_of_an_alltoall_hears_what_it_receives)
     CHECK_STATUS(pending_check(pending, &set, 0, &error), BHVD_OK);
     const int64_t longest[COLUMNS] = {pending_longest(pending, 0), pending_longest(pending, 1)};
     for (int member = 0; member < MANY; member += 999)
-        check_answer(pending, &set, member, longest);
+        check_response(pending, &set, member, longest);
     table_remove(&table, &pending->by_name);
     pending_free(pending);
     free(table.buckets);

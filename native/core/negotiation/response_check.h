@@ -1,7 +1,7 @@
 // Does what the coordinator answered fit what this rank asked? A rank believes nothing that would make it read or write
 // out of bounds, not even of a peer that knows the secret: that one may be broken, or of another version.
-#ifndef BHVD_ANSWER_H
-#define BHVD_ANSWER_H
+#ifndef BHVD_RESPONSE_CHECK_H
+#define BHVD_RESPONSE_CHECK_H
 
 #include "core/context/execution.h"
 #include "core/context/operation.h"
@@ -9,15 +9,15 @@
 #include "core/context/process_set.h"
 
 // Numbers that a response adds for each tensor.
-static inline size_t answer_count(bhvd_kind kind, int set_size)
+static inline size_t response_count(bhvd_kind kind, int set_size)
 {
     return kind == BHVD_ALLGATHER ? (size_t)set_size : kind == BHVD_ALLTOALL ? (size_t)set_size + 1 : 0;
 }
-// agreed: what a response adds to the request (negotiation.h).
-bool answer_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count);
+// agreed: what a response adds to the request (pending.h).
+bool response_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count);
 // May the operation be executed after those that `execution` has already?
-bool answer_continues(const struct execution *execution, const struct bhvd_handle *op);
+bool response_continues(const struct execution *execution, const struct bhvd_handle *op);
 // Can zeros stand in for this rank's part?
-bool answer_has_zeros(const struct request *request);
+bool response_has_zeros(const struct request *request);
 
 #endif
