@@ -214,6 +214,13 @@ class QuorumServer(Server):
             for outer in self._outers.values():
                 outer.leave(writer)
 
+    def close_anywhere(self) -> None:
+        """Ends it from any thread: garbage may be collected in its own, which cannot wait for itself."""
+        if threading.current_thread() is self._thread:
+            self.loop.call_soon(self.loop.stop)
+        else:
+            self.close()        # type: ignore[no-untyped-call]
+
 
 class _Link:
     """A rank's connection to the server; a thread receives."""
@@ -418,7 +425,7 @@ def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
     text: np.ndarray = np.zeros(_ADDRESS_MAX, np.uint8)
     if group.rank() == 0:
         server = QuorumServer(secret, runtime.options.listen_host)
-        weakref.finalize(owner, server.close)
+        weakref.finalize(owner, server.close_anywhere)
         address = f"{runtime.options.listen_host}:{server.port}".encode()
         text[:len(address)] = np.frombuffer(address, np.uint8)
     c_fp_s(text, group, average=False, name="quorum server").wait()

@@ -80,9 +80,12 @@ def elastic(every_step):
     train(state)
 
 
-def torchrun():
+def torchrun(backend):
     """As PyTorch's tutorial of torchrun: a checkpoint now and then, from which all begin again."""
-    torch.distributed.init_process_group("gloo")
+    if backend == "bagua":
+        import bagua_hvd.torch.distributed  # noqa: F401  (registers the backend)
+
+    torch.distributed.init_process_group(backend)
     model, optimizer = make()
     checkpoint, step = Path(os.environ["TEST_LOG"]) / "checkpoint", 0
     if checkpoint.exists():
@@ -132,8 +135,8 @@ def torchft():
     os._exit(0)
 
 
-WORKERS = {"every_step": lambda: elastic(True), "commit": lambda: elastic(False), "torchrun": torchrun,
-           "torchft": torchft}
+WORKERS = {"every_step": lambda: elastic(True), "commit": lambda: elastic(False),
+           "torchrun, bagua": lambda: torchrun("bagua"), "torchrun, gloo": lambda: torchrun("gloo"), "torchft": torchft}
 
 
 class Run:
@@ -146,7 +149,7 @@ class Run:
         self.popens = []
 
     def spawn(self, *command, **variables):
-        self.popens.append(subprocess.Popen(command, env={**self.environment, **variables}, start_new_session=True,
+        self.popens.append(subprocess.Popen(command, env={**self.environment, **variables},
                                             stdout=subprocess.DEVNULL, stderr=open(self.folder / "errors", "a")))
         return self.popens[-1]
 
@@ -159,7 +162,8 @@ class Run:
             code = ("import time; from torchft.coordination import LighthouseServer as L; "
                     "l = L(bind='127.0.0.1:0', min_replicas=1, join_timeout_ms=1000, quorum_tick_ms=100); "
                     "print(l.address(), flush=True); time.sleep(1000)")
-            lighthouse = subprocess.Popen([self.torchft, "-c", code], env=self.environment, stdout=subprocess.PIPE)
+            lighthouse = subprocess.Popen([self.torchft, "-c", code], env=self.environment, stdout=subprocess.PIPE,
+                                          stderr=subprocess.DEVNULL)
             self.popens.append(lighthouse)
             address = lighthouse.stdout.readline().decode().strip()
             for rank in range(RANKS):
@@ -196,12 +200,13 @@ class Run:
 
     def close(self):
         (self.folder / "stop").touch()
-        for popen in self.popens:
+        for popen in reversed(self.popens):
+            popen.terminate()           # torchrun ends its workers
             try:
-                os.killpg(popen.pid, signal.SIGKILL) if popen.pid == os.getpgid(popen.pid) else popen.kill()
-            except ProcessLookupError:
-                pass
-            popen.wait()
+                popen.wait(60)
+            except subprocess.TimeoutExpired:
+                popen.kill()
+                popen.wait()
 
 
 def main():
