@@ -1,6 +1,6 @@
 """What is left of a training when ranks are slow, die and are replaced: a table of goodput.
 
-    python tests/elastic/goodput.py [--seconds 180] [--step 0.4] [--only TEXT]
+    python tests/elastic/goodput.py [--seconds 180] [--step 0.4] [--only ROW]
 
 Eight ranks train a perceptron on this machine; a step takes 0.4 s, most of it asleep, and that of one rank 1.6 s. Every
 30 s another rank is killed, and a new process takes its place; with a quorum it was started before. Goodput: steps of
@@ -230,11 +230,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--step", type=float, default=0.4)
-    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--only", default="", help="the row of this name")
     options = parser.parse_args()
     print("| training | goodput | test loss | kills |\n|---|---:|---:|---:|", flush=True)
     for name, arguments in KINDS.items():
-        if options.only in name:
+        if options.only in ("", name):
             with tempfile.TemporaryDirectory(prefix="goodput.") as folder:
                 launcher = Launcher(Path(folder))
                 try:
