@@ -15,6 +15,7 @@ from typing import Any
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.backend import shared_reductions, translated_errors
 from bagua_hvd._keras.callbacks import Callback
+from bagua_hvd._keras.every_step import KerasEveryStep
 from bagua_hvd._keras.optimizer import distributions, forget_step
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
@@ -24,9 +25,9 @@ from bagua_hvd.reduction.numbers import share_numbers
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
-def _broadcast_object(obj):
+def _broadcast_object(obj, root_rank=0):
     # A name of its own, apart from what the script broadcasts.
-    return objects.broadcast_object(basics.context(), obj, 0, basics.rank() == 0, "elastic.state")
+    return objects.broadcast_object(basics.context(), obj, root_rank, basics.rank() == root_rank, "elastic.state")
 
 
 class KerasState(ObjectState):
@@ -35,19 +36,26 @@ class KerasState(ObjectState):
     Args:
         model: built (its weights exist).
         optimizer: None: the one that the model was compiled with, if any.
+        every_step: without commit(): after a loss training continues after the last step that any rank completed, see
+            reduction/every_step.py. The attributes may change between a step and the next collective, as fit() does
+            it with the two callbacks. Gradients of embeddings travel dense.
         kwargs: further attributes with their first values; see ObjectState.
     Raises:
-        ValueError: the model is not built: its variables do not exist yet.
+        ValueError: the model is not built: its variables do not exist yet. With every_step: the optimizer is no
+            DistributedOptimizer that can keep every step, or has made one.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
         if not model.built or not model.weights:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is not None and not getattr(self.optimizer, "built", False):
             legacy.build(self.optimizer, model.trainable_variables)
-        self._save_model()
+        self._every_step = KerasEveryStep(self) if every_step else None
+        self._saved_values: Any = None
+        if not every_step:
+            self._save_model()
         super().__init__(_broadcast_object, basics.rank, **kwargs)
 
     def _variables(self):
@@ -57,21 +65,34 @@ class KerasState(ObjectState):
         basics.wait_for_gpus()          # the torch backend's tensors may lie on one
         self._saved_values = [values.to_array(variable).copy() for variable in self._variables()]
 
-    def save(self) -> None:
+    def _save(self):
         self._save_model()
-        super().save()
+        super()._save()
 
-    def restore(self) -> None:
+    def _restore(self):
         values.assign(self._variables(), self._saved_values)
         forget_step(self.optimizer)
-        super().restore()
+        super()._restore()
 
-    def sync(self) -> None:
+    def _sync(self):
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
-        share_numbers([*shared_reductions(), *(d.reduction for d in distributions(self.optimizer))], _broadcast_object)
+        self._share_numbers(0)
         self._save_model()
-        super().sync()
+        super()._sync()
+
+    def _share_numbers(self, root_rank):
+        share_numbers([*shared_reductions(), *(d.reduction for d in distributions(self.optimizer))],
+                      functools.partial(_broadcast_object, root_rank=root_rank))
+
+    def _receive(self, root_rank, whole):
+        if whole:
+            values.broadcast_variables(self._variables(), root_rank, "elastic.state.variables")
+        self._share_numbers(root_rank)
+        super()._receive(root_rank, whole)
+
+    def _forget_saved(self):
+        self._saved_values = None
 
 
 class CommitStateCallback(Callback):

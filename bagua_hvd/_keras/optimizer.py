@@ -45,6 +45,7 @@ class _Distribution:
     Attributes:
         reduction: see _keras/backend.py.
         reduced: gradients that are being applied have been reduced.
+        applied: None, or a function of Keras' operations that becomes the last part of steps that are traced later.
     """
 
     def __init__(self, optimizer, options, passes, average_aggregated):
@@ -52,6 +53,7 @@ class _Distribution:
         self.passes = passes
         self.average_aggregated = average_aggregated
         self.reduced = False
+        self.applied: Callable[[], Any] | None = None
         self._weight: tuple[Any, bool] | None = None        # of the next average; given while a graph was traced
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
@@ -144,8 +146,14 @@ class _Distribution:
                     variable.assign(variable.constraint(variable))
             innermost(optimizer)._iterations.assign_add(1)
 
-        self.reduction.update(by_optimizer, by_algorithm)
-        self.reduction.stepped()
+        def update():
+            self.reduction.update(by_optimizer, by_algorithm)
+            self.reduction.stepped()
+
+        if self.applied is None:
+            update()
+        else:
+            self.reduction.in_turn(gradients, update, self.applied)
 
 
 class Distributed(HasDistribution, keras.optimizers.Optimizer):

@@ -52,6 +52,7 @@ class Reduction(ABC):
         self._made: list[Any] = []             # weak references to Reducers, in the order in which they were made
         self._promised: list[int] = []         # numbers of those that are made next
         self._loaded: list[Any] = []           # their state, from a checkpoint
+        self._observer: Any = None             # of all of them
         if options.algorithm is not None:
             options.algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, options.algorithm))
 
@@ -75,6 +76,17 @@ class Reduction(ABC):
     @abstractmethod
     def _times(self, gradient, factor):
         """Their product; 0 where the factor is, whatever the gradient."""
+
+    def observe(self, observer: Any) -> None:
+        """Has all Reducers, those that are made later too, tell the observer of steps; see Reducer."""
+        self._observer = observer
+        for reducer in self.reducers():
+            reducer.observer = observer
+
+    def in_turn(self, gradients: Any, first: Callable[[], Any], then: Callable[[], Any]) -> None:
+        """Calls both; in a graph, what `first` makes runs after the gradients, and what `then` makes after all that."""
+        first()
+        then()
 
     def traces(self) -> bool:
         """Whether a graph is being made, that runs later and again."""
@@ -173,6 +185,7 @@ class Reduction(ABC):
         for variable in variables:
             weakref.finalize(variable, self._steps.pop, key, None).atexit = False
         self._made.append(weakref.ref(step.reducer))
+        step.reducer.observer = self._observer
         if self._loaded:
             step.reducer.load_state_dict(self._loaded.pop(0))
         return step

@@ -10,6 +10,7 @@ check_host_updates(), which all ranks call. Nothing else here knows threads.
 """
 import functools
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -142,35 +143,77 @@ class State(ABC):
         return
 
 
+NEEDLESS = "{state}(every_step=True) keeps every step, so commit() and save() have nothing to do: delete these calls"
+
+
 class ObjectState(State):
     """A state of plain Python objects, one attribute for each.
 
     save() keeps references: replace values (`state.epoch += 1`), for a list that was appended to stays so.
 
     Args:
-        bcast_object, get_rank: see State.
+        bcast_object: with every_step=True in subclasses, it takes root_rank=, too. get_rank: see State.
         kwargs: names and first values of the attributes.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved_state = dict(kwargs)
-        self.restore()
+        self._warned = False
+        ObjectState._restore_counters(self)
+
+    _every_step: Any = None     # an EveryStep (reduction/every_step.py): nothing is saved, then
 
     def save(self) -> None:
-        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+        if self._every_step is None:
+            self._save()
+        elif not self._warned:
+            self._warned = True
+            warnings.warn(NEEDLESS.format(state=type(self).__name__), stacklevel=3)
 
     def restore(self) -> None:
-        for name, value in self._saved_state.items():
-            setattr(self, name, value)
+        (self._every_step.restore if self._every_step is not None else self._restore)()
 
     def sync(self) -> None:
+        (self._every_step.sync if self._every_step is not None else self._sync)()
+
+    def _ended(self):
+        if self._every_step is not None:
+            self._every_step.ended()
+
+    # What subclasses extend.
+
+    def _save(self):
+        ObjectState._save_counters(self)
+
+    def _restore(self):
+        ObjectState._restore_counters(self)
+
+    def _sync(self):
         self.save()
         if self._saved_state:
             synced = self._bcast_object(self._saved_state)
             if self._rank() != 0:
                 self._saved_state = synced
                 self.restore()
+
+    # What an EveryStep calls, beside _save() and _restore().
+
+    def _save_counters(self):
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def _restore_counters(self):
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)
+
+    def _receive(self, root_rank, whole):
+        """Gives every rank that rank's values. whole: of models and optimizers, too, which else are equal already."""
+        ObjectState._save_counters(self)
+        self._saved_state = self._bcast_object(self._saved_state, root_rank=root_rank)
+        ObjectState._restore_counters(self)
+
+    def _forget_saved(self):
+        """Drops what _save() has kept of models and optimizers."""
 
 
 def reset() -> None:

@@ -36,7 +36,7 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd.core import native
-from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.tensorflow import xla
 from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, run_independently
@@ -111,6 +111,18 @@ class Bridge:
                 raise
             if function is self._wait:
                 self.failure = None
+
+
+def take_interruption() -> BaseException | None:
+    """What ended a step on a Bridge, and with it the job as it is: a lost rank or a change of hosts. None: neither."""
+    for bridge in list(_bridges.values()):
+        failure = bridge.failure
+        lost = isinstance(failure, HorovodInternalError) and failure.status not in (
+            native.ERR_MISMATCH, native.ERR_UNSUPPORTED)
+        if lost or isinstance(failure, HostsUpdatedInterrupt):
+            bridge.failure = None
+            return failure
+    return None
 
 
 def _waits(graph):

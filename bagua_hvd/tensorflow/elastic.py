@@ -16,16 +16,23 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState
 from bagua_hvd.reduction.numbers import share_numbers
+from bagua_hvd.tensorflow.bridge import take_interruption
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
 from bagua_hvd.tensorflow.reduction import shared_reductions
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
+SEES_NO_STEPS = (
+    "TensorFlowState(every_step=True) cannot keep every step: it sees variables, and not when a step has changed them. "
+    "Use TensorFlowKerasState with a DistributedOptimizer; or leave out every_step and call commit()"
+)
+
 _OPERATION = re.compile("Horovod(Allreduce|Allgather|Broadcast)")
 
 
 class translated_errors:
-    """Within it, an error of TensorFlow that comes of a lost rank or a shutdown is a HorovodInternalError.
+    """Within it, an error of TensorFlow that comes of a lost rank or a shutdown is a HorovodInternalError; of a change
+    of hosts, a HostsUpdatedInterrupt.
 
     Which class TensorFlow gives the error depends on how the step runs (UnknownError, InternalError from programs
     compiled by XLA), so what decides is the runtime: whether it can go on. An UnknownError that names an operation of
@@ -41,6 +48,9 @@ class translated_errors:
                 basics.context().check()
             except Exception as failure:
                 raise failure from error
+            interruption = take_interruption()
+            if interruption is not None:
+                raise interruption from error
             if isinstance(error, tf.errors.UnknownError) and _OPERATION.search(error.message):
                 lost, first = HorovodInternalError(error.message), basics.context().first_loss()
                 lost.rank, lost.cause = first.rank, first.cause
@@ -55,13 +65,15 @@ class TensorFlowKerasState(KerasState):
 
     Args:
         model: a built Keras model. optimizer: None for the model's own. backend: for Horovod's sake.
+        every_step: see KerasState; with a DistributedOptimizer, for a tape does not see when weights change.
         kwargs: further attributes with their first values; they are pickled.
     Raises:
-        ValueError: the model is not built: its variables do not exist yet.
+        ValueError: see KerasState.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        super().__init__(model, optimizer, **kwargs)
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, *, every_step: bool = False,
+                 **kwargs: Any) -> None:
+        super().__init__(model, optimizer, every_step=every_step, **kwargs)
 
 
 class TensorFlowState(ObjectState):
@@ -69,10 +81,13 @@ class TensorFlowState(ObjectState):
 
     Args:
         variables: None for all global variables (tf.compat.v1). session: for graphs of tf.compat.v1; None: eager mode.
+        every_step: ValueError.
         kwargs: further attributes with their first values; they are pickled.
     """
 
-    def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
+    def __init__(self, variables: Any = None, session: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
+        if every_step:
+            raise ValueError(SEES_NO_STEPS)
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
         self._operations: tuple[list, list, Any] | None = None      # see _graph_operations()
@@ -109,7 +124,6 @@ class TensorFlowState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        # Called by the constructor of ObjectState too, and then changes nothing.
         self._write(self._saved_values)
         super().restore()
 

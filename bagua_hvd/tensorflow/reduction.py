@@ -40,6 +40,10 @@ NO_STEP_TO_REPLACE = (
 NOT_LATE = (
     "{what} cannot be a step late: with delay=1 gradients are dense ones of variables. {remedy}"
 )
+XLA_GOES_ON = (
+    "every_step=True cannot keep every step in a program compiled by XLA, which changes weights after a lost rank, "
+    "too: pass jit_compile=False to compile() or tf.function; or leave out every_step and call commit()"
+)
 OTHER_TAPE = "Ask a tape without delay for it."
 
 
@@ -99,6 +103,20 @@ class Reduction(reduction.Reduction):
             return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
         return super()._size(gradient)
 
+    def in_turn(self, gradients: Any, first: Any, then: Any) -> None:
+        if tf.executing_eagerly():
+            super().in_turn(gradients, first, then)
+            return
+        if compiled_by_xla():
+            raise ValueError(XLA_GOES_ON)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        # Weight decay and the number of iterations need no gradients.
+        with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+            first()
+        with tf.control_dependencies(graph.get_operations()[before:]):
+            then()
+
     def traces(self) -> bool:
         return not tf.executing_eagerly()
 
@@ -127,7 +145,9 @@ class Reduction(reduction.Reduction):
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 # Algorithms on weights have all of them in buckets, and then the gradients too.
-                as_dense = self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
+                # Those that travel alone may arrive when others have been applied.
+                as_dense = (self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
+                            or self._observer is not None)
                 gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
         return super().__call__(gradients, variables, local, weight)
 

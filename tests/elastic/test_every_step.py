@@ -1,4 +1,4 @@
-"""Whole jobs with every_step=True: workers are killed at random, hosts come and go. See chaos.py."""
+"""Whole jobs with every_step=True: workers are killed and stopped at random, hosts come and go. See chaos.py."""
 import random
 from pathlib import Path
 
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.timeout(900)
 A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [6, 29, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6))])
 def test_no_step_is_lost_or_repeated(tmp_path, seed):
-    chaos.run(("mlp", "gru")[seed % 2], random.Random(seed), tmp_path)
+    chaos.Chaos(("mlp", "gru")[seed % 2], random.Random(seed), tmp_path).run()
 
 
 def test_hosts_come_and_go(make_job, tmp_path):

@@ -1,16 +1,18 @@
-"""Elastic jobs with every_step=True whose workers are killed and joined at random, and one process that replays them.
+"""Elastic jobs with every_step=True that lose, stop and gain workers at random, and one process that replays them.
 
     python tests/support/chaos.py [--runs 20] [--seed 0]
 
-A job of four hosts that are names of this machine. Three times a worker is killed, at a random moment or within a
-backward pass, and a fresh host comes. The final weights must be those of one process that replays the workers' logs of
-who took part in which step. No step may be lost, and none repeated after a worker that goes on has completed it.
+Four to six ranks on two or three hosts, which are names of this machine. Four times a worker is killed, at a random
+moment or within a backward pass; or stopped, for less than a second or for ever; or a host joins. Where a worker is
+lost, baguarun gives its host up, with all workers there. The final weights must be those of one process that replays
+the workers' logs of who took part in which step. No step may be lost, and none repeated after a worker that goes on has
+completed it.
 
 Prints a line for each run, and how long it took from a death to the next completed step. Exits with 1 if anything is
 wrong.
 """
 import argparse
-import functools
+import contextlib
 import json
 import os
 import random
@@ -20,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -30,13 +33,16 @@ from every_step_worker import COUNT, loss_of, make_model, make_optimizer
 from launcher import Launcher, wait_until
 
 WORKER = Path(__file__).with_name("every_step_worker.py")
-RANKS, KILLS = 4, 3
+HOSTS = ((2, 2), (2, 2, 1), (2, 2, 2), (3, 3))      # workers on each
+EVENTS = ("kill", "die", "kill", "die", "stop", "silent", "kill beside a stopped one", "join")
+SILENT_SECONDS = 6      # of heartbeats; more than a busy machine keeps a process waiting
 TOLERANCE = 1e-7        # float64: additions in another order, 2,000 steps; a lost or repeated step is 1e-4
-
-
 def is_dead(pid):
     """Whether the process has ended; its exit code may still be waiting for baguarun."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def read(folder):
@@ -106,8 +112,8 @@ def replay(model_name, logs):
         step = end
     for epoch in sorted(seen)[:-1]:         # the last one may not be complete
         indices = [index for share in seen[epoch] for index in share]
-        twice = len(indices) - COUNT
-        assert set(indices) == set(range(COUNT)) and twice < 2 * (RANKS + KILLS), (epoch, twice)
+        twice = len(indices) - COUNT        # what is left is filled up after each rendezvous
+        assert set(indices) == set(range(COUNT)) and twice < 12 * len(chain), (epoch, twice)
     return dict(model.named_parameters()), buffers, uneven
 
 
@@ -134,10 +140,10 @@ def next_step(logs, victim):
     return min(after) - died
 
 
-def start(job, logs, model_name, fewest, most):
+def start(job, logs, model_name, fewest, most, **variables):
     """Starts an ElasticJob of every_step_worker.py."""
     job.start("--min-np", fewest, "--max-np", most, command=[WORKER, model_name],
-              env={"TEST_LOG": str(logs), "OMP_NUM_THREADS": "1", "BAGUA_DEFAULT_BUCKET_SIZE": "100000"})
+              env={"TEST_LOG": str(logs), "OMP_NUM_THREADS": "1", "BAGUA_DEFAULT_BUCKET_SIZE": "100000", **variables})
 
 
 def check(job, logs, model_name):
@@ -153,34 +159,101 @@ def check(job, logs, model_name):
     return found, uneven
 
 
-def run(model_name, generator, folder):
-    """One job: (steps, recoveries in which some were ahead, seconds from each kill to the next completed step)."""
-    launcher = Launcher(Path(folder))
-    logs = Path(folder) / "logs"
-    logs.mkdir()
+class Chaos:
+    """One job. After run(): steps, uneven (recoveries in which some were ahead), pauses, happened (Counter of EVENTS).
+
+    Args:
+        model_name: see every_step_worker.py. generator: random.Random. folder: of this job alone.
+    """
+
+    def __init__(self, model_name, generator, folder):
+        self._model_name, self._generator = model_name, generator
+        self._launcher = Launcher(Path(folder))
+        self._logs = Path(folder) / "logs"
+        self._logs.mkdir()
+        slots = generator.choice(HOSTS)
+        self._hosts = dict(zip(("localhost", "127.0.0.2", "127.0.0.3"), slots, strict=False))
+        self._most = sum(slots)
+        self._job = ElasticJob(self._launcher, self._hosts)
+        self._joined = 0
+        self._killed = []
+        self.happened = Counter()
+
+    def run(self):
+        """AssertionError: see the module."""
+        try:
+            start(self._job, self._logs, self._model_name, 1, self._most,
+                  BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS=str(SILENT_SECONDS))
+            self._job.wait_for("enter", self._most, 240)
+            for _ in range(4):
+                time.sleep(self._generator.uniform(0.02, 0.6))
+                self._happens(self._generator.choice(EVENTS))
+            time.sleep(self._generator.uniform(0, 0.5))
+            assert self._job.finish(120) == 0, self._job.text
+            found, self.uneven = check(self._job, self._logs, self._model_name)
+            self.steps = max(event["step"] for log in found.values() for event in log if event["event"] == "done") + 1
+            self.pauses = [next_step(found, victim) for victim in self._killed]
+        finally:
+            self._launcher.close()
+
+    def _alive(self):
+        """{pid: its log} of the workers that train."""
+        return {pid: log for pid, log in read(self._logs).items() if not is_dead(pid)}
+
+    def _happens(self, event):
+        alive = self._alive()
+        if event == "join" or len({entered(log)["host"] for log in alive.values()}) == 1:
+            self.happened["join"] += 1
+            self._join(wait=True)
+            return
+        self.happened[event] += 1
+        pids = sorted(alive)
+        victim = self._generator.choice(pids)
+        if event == "stop":
+            with stopped(victim):
+                time.sleep(self._generator.uniform(0.02, 1))
+            return
+        others = [pid for pid in pids if entered(alive[pid])["host"] != entered(alive[victim])["host"]]
+        with stopped(self._generator.choice(others)) if "beside" in event else contextlib.nullcontext():
+            number = {"die": signal.SIGUSR1, "silent": signal.SIGSTOP}.get(event, signal.SIGKILL)
+            os.kill(victim, number)
+            if "beside" in event:
+                time.sleep(self._generator.uniform(0.1, 1))
+        wait_until(lambda: self._is_over(victim), 120)
+        if event in ("kill", "die"):
+            self._killed.append(victim)
+        if self._generator.random() < 0.7:
+            self._join(wait=self._generator.random() < 0.7)
+
+    def _is_over(self, victim):
+        """Whether the victim is dead, its host without workers, and the others have entered a rendezvous since."""
+        logs, alive = read(self._logs), self._alive()
+        host = entered(logs[victim])["host"]
+        return alive and has_recovered(self._logs, victim, alive) and host not in {
+            entered(log)["host"] for log in alive.values()}
+
+    def _join(self, wait):
+        """A host of one or two workers comes."""
+        before = len(read(self._logs))
+        slots = min(self._generator.choice((1, 2)), self._most - len(self._alive()))
+        if slots == 0:
+            return
+        name = f"127.0.0.{20 + self._joined}"
+        self._joined += 1
+        self._hosts[name] = slots
+        self._job.set_hosts(self._hosts)
+        if wait:
+            wait_until(lambda: len(read(self._logs)) >= before + slots, 240)
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """Within it, the process is stopped."""
+    os.kill(pid, signal.SIGSTOP)
     try:
-        hosts = {name: 1 for name in ("localhost", *(f"127.0.0.{2 + i}" for i in range(RANKS - 1)))}
-        job = ElasticJob(launcher, hosts)
-        start(job, logs, model_name, 1, RANKS)
-        job.wait_for("enter", RANKS, 240)
-        kills = []
-        for kill in range(KILLS):
-            time.sleep(generator.uniform(0.02, 0.6))
-            alive = sorted(read(logs).keys() - set(kills))
-            victim = generator.choice(alive)
-            os.kill(victim, generator.choice([signal.SIGKILL, signal.SIGUSR1]))
-            kills.append(victim)
-            wait_until(functools.partial(has_recovered, logs, victim, set(alive) - {victim}), 120)
-            if kill == 0:
-                job.set_hosts({**hosts, "127.0.0.20": 1})
-        wait_until(lambda: len(read(logs)) == RANKS + 1, 240)
-        time.sleep(generator.uniform(0, 0.5))
-        assert job.finish(120) == 0, job.text
-        found, uneven = check(job, logs, model_name)
-        steps = max(event["step"] for log in found.values() for event in log if event["event"] == "done") + 1
-        return steps, uneven, [next_step(found, victim) for victim in kills]
+        yield
     finally:
-        launcher.close()
+        os.kill(pid, signal.SIGCONT)
 
 
 def main():
@@ -188,22 +261,23 @@ def main():
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    pauses, failed = [], 0
-    for number in range(options.runs):
-        generator = random.Random(options.seed + number)
-        model_name = ("mlp", "gru")[number % 2]
+    pauses, happened, failed = [], Counter(), 0
+    for seed in range(options.seed, options.seed + options.runs):
+        model_name = ("mlp", "gru")[seed % 2]
         folder = tempfile.mkdtemp(prefix="chaos.")
         try:
-            steps, uneven, found = run(model_name, generator, folder)
-            pauses += found
-            print(f"{options.seed + number} {model_name}: {steps} steps, some ahead in {uneven} recoveries, "
-                  f"next step after {', '.join(f'{pause:.2f}' for pause in found)} s", flush=True)
+            chaos = Chaos(model_name, random.Random(seed), folder)
+            chaos.run()
+            pauses += chaos.pauses
+            happened += chaos.happened
+            print(f"{seed} {model_name}: {chaos.steps} steps, {dict(chaos.happened)}, some ahead in {chaos.uneven} "
+                  f"recoveries, next step after {', '.join(f'{pause:.2f}' for pause in chaos.pauses)} s", flush=True)
             shutil.rmtree(folder)
         except AssertionError as error:
             failed += 1
-            print(f"{options.seed + number} {model_name}: {str(error)[-2000:]}\nlogs: {folder}", flush=True)
+            print(f"{seed} {model_name}: {str(error)[-2000:]}\nlogs: {folder}", flush=True)
     if pauses:
-        print(f"{options.runs} runs, {failed} wrong; seconds from a kill to the next step: median "
+        print(f"{options.runs} runs, {failed} wrong; {dict(happened)}; seconds from a kill to the next step: median "
               f"{statistics.median(pauses):.2f}, max {max(pauses):.2f}")
     sys.exit(failed > 0)
 

@@ -71,7 +71,8 @@ def main(name):
 
     @hvd.elastic.run
     def train(state):
-        log("enter", scope=runtime.options.scope, rank=hvd.rank(), size=hvd.size(), step=state.step)
+        log("enter", scope=runtime.options.scope, rank=hvd.rank(), size=hvd.size(), step=state.step,
+            host=os.environ["HOROVOD_HOSTNAME"])
         print(f"enter step={state.step} rank={hvd.rank()} size={hvd.size()} pid={os.getpid()}", flush=True)
         while True:
             indices = list(sampler)

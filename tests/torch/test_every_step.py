@@ -123,6 +123,34 @@ def test_three_ranks(run_ranks, passes, behind):
     run_ranks(RANKS, training, arguments={"passes": passes, "behind": behind})
 
 
+def joins(changes):
+    """Rank 2 comes anew; changes: the rank that has changed a weight or its optimizer's state before."""
+    hvd.init()
+    rank = hvd.rank()
+    model = make_model()
+    optimizer = make_distributed(model)
+    state = hvd.elastic.TorchState(model, optimizer, every_step=True)
+    state.sync()
+    loss_of(model, [0, 1, 2]).backward()
+    optimizer.step()
+    if rank == 2:
+        state._every_step.completed = None
+    if changes == rank:
+        momentum = optimizer.state[model[4].bias]["momentum_buffer"]
+        momentum.copy_(torch.nextafter(momentum, momentum + 1))
+    if changes == 1:
+        with pytest.raises(RuntimeError, match="rank 1 after step 1: weights or optimizer state are not bit-equal to "
+                                               "those of rank 0"):
+            state.sync()
+    else:           # rank 2 has nothing that must be equal
+        state.sync()
+
+
+@pytest.mark.parametrize("changes", [1, 2])
+def test_ranks_that_differ_are_named_when_one_joins(run_ranks, changes):
+    run_ranks(RANKS, joins, arguments={"changes": changes})
+
+
 # ------------------------------------------------------------------------------------------------- what it refuses ----
 
 

@@ -1,7 +1,6 @@
 """The state of torch training: by state_dict() for objects that have one, pickle for the rest."""
 import copy
 import functools
-import warnings
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState
 from bagua_hvd.reduction.numbers import share_numbers
-from bagua_hvd.torch.elastic.every_step import EveryStep
+from bagua_hvd.torch.elastic.every_step import TorchEveryStep
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bagua_hvd.torch.load_balancing import LoadBalancingDistributedSampler
@@ -95,8 +94,6 @@ class SamplerStateHandler(StateDictHandler):
         self.value.reset()
 
 
-NEEDLESS = "TorchState(every_step=True) keeps every step, so commit() and save() have nothing to do: delete these calls"
-
 _handler_registry = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
@@ -151,7 +148,7 @@ class TorchState(ObjectState):
     Args:
         model, optimizer: may be None. kwargs: further attributes with their first values.
         every_step: without commit(): after a loss training continues after the last step that any rank completed,
-            see torch/elastic/every_step.py. The attributes may change between optimizer.step() and the next collective.
+            see reduction/every_step.py. The attributes may change between optimizer.step() and the next collective.
     Raises:
         ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
     """
@@ -160,8 +157,7 @@ class TorchState(ObjectState):
         values = {"model": model, "optimizer": optimizer, **kwargs}
         self._names = frozenset(values)
         self._handlers: dict[str, Any] = {}
-        self._warned = False
-        self._every_step = EveryStep(self, self._handlers) if every_step else None
+        self._every_step = TorchEveryStep(self, self._handlers) if every_step else None
         super().__init__(
             # A name of its own, apart from what the script broadcasts.
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank,
@@ -199,37 +195,24 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         """As State.save. HorovodInternalError: results on a GPU are not good; what was saved before stays."""
-        if self._every_step is None:
-            self._save()
-        elif not self._warned:
-            self._warned = True
-            warnings.warn(NEEDLESS, stacklevel=3)
+        super().save()
 
     def _save(self):
         basics.wait_for_gpus()
         for handler in self._handlers.values():
             handler.save()
-        super().save()
-
-    def restore(self) -> None:
-        if self._every_step is None:
-            self._restore()
-        else:
-            self._every_step.restore()
+        super()._save()
 
     def _restore(self):
         for handler in self._handlers.values():
             handler.restore()
-        super().restore()
+        super()._restore()
 
-    def sync(self) -> None:
-        if self._every_step is not None:
-            self._every_step.sync()
-            return
+    def _sync(self):
         for handler in self._handlers.values():
             handler.sync()
         self._share_numbers(self._bcast_object)
-        super().sync()
+        super()._sync()
 
     def _share_numbers(self, broadcast):
         share_numbers([optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None],
@@ -240,20 +223,12 @@ class TorchState(ObjectState):
             handler.reset()
         super().reset()
 
-    def _ended(self):
-        if self._every_step is not None:
-            self._every_step.ended()
-
     def _receive(self, root_rank, whole):
-        """Gives every rank that rank's values. whole: of models and optimizers, too, which else are equal already."""
         for handler in self._handlers.values():
             if whole or not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
                 handler.receive(root_rank)
-        broadcast = functools.partial(self._bcast_object, root_rank=root_rank)
-        self._share_numbers(broadcast)
-        super().save()
-        self._saved_state = broadcast(self._saved_state)
-        super().restore()
+        self._share_numbers(functools.partial(self._bcast_object, root_rank=root_rank))
+        super()._receive(root_rank, whole)
 
     def _forget_saved(self):
         for handler in self._handlers.values():
@@ -266,9 +241,9 @@ class TorchState(ObjectState):
     def _save_counters(self):
         for handler in self._samplers():
             handler.save()
-        super().save()
+        super()._save_counters()
 
     def _restore_counters(self):
         for handler in self._samplers():
             handler.restore()
-        super().restore()
+        super()._restore_counters()

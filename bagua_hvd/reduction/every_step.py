@@ -1,0 +1,190 @@
+"""Elastic states without commit(): after a loss training continues after the last step that any rank completed.
+
+A rank has completed a step when its optimizer has changed the weights. All communication of the step has ended then, so
+every rank had given its gradients; and a rank that was lost before that has changed no weight of the others. Thus
+survivors are in one of two steps. After the next rendezvous they tell each other how many steps they have completed:
+
+    nobody is ahead     each goes back to the beginning of its step, and all repeat it
+    somebody is ahead   the first one that is sends its state to all others: model, optimizer, counters
+
+The beginning of a step: counters are those when its first gradient was there, which is after the training loop has
+counted the step before. Buffers and random numbers are those when the step before had ended.
+"""
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from bagua_hvd.collectives.objects import allgather_object
+from bagua_hvd.core.exceptions import HostsUpdatedInterrupt
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import Adasum
+from bagua_hvd.job.process_sets import global_process_set
+
+CANNOT = (
+    "{state}(every_step=True) cannot keep every step: {why}. Use one DistributedOptimizer, with an algorithm that "
+    "only averages gradients, such as gradient_allreduce; or leave out every_step and call commit()"
+)
+
+TORN = (
+    "a rank was lost while weights changed, on all ranks: another collective of the compiled step has failed. Move "
+    "collectives out of the compiled step, or leave out every_step and call commit()"
+)
+
+DIVERGED = (
+    "{who} after step {step}: weights or optimizer state are not bit-equal to those of rank {root}. Ranks that join "
+    "would continue from one of them. Look for updates outside of the DistributedOptimizer, or call commit() instead "
+    "of every_step=True"
+)
+
+
+class EveryStep(ABC):
+    """The steps of a state's optimizer. It is the observer of that one's Reducers.
+
+    Args:
+        state: has _receive(root_rank, whole), _save(), _restore(), _forget_saved(), _save_counters() and
+            _restore_counters().
+    Attributes:
+        completed: how many this rank has made or received; None: it has not received the job's state yet.
+        interrupted: step_begins() has raised.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self.completed: int | None = None
+        self.interrupted = False
+        self._state = state
+        self._begun = False         # a step; the counters are saved
+        self._receives = False      # another rank's state; what this rank had is saved
+
+    def step_begins(self) -> None:
+        """The first gradient is there, and nothing has been communicated.
+
+        Raises:
+            HostsUpdatedInterrupt: on rank 0, when hosts have changed. It leaves the job, which ends this step on all.
+        """
+        if self.interrupted or basics.rank() == 0 and self._state._news() is not None:
+            self.interrupted = True
+            raise HostsUpdatedInterrupt(False)
+        self._state._save_counters()
+        self._begun = True
+
+    def weights_change(self) -> None:
+        """The averages are there; on a GPU, perhaps only enqueued. HorovodInternalError: they are not good."""
+        basics.wait_for_gpus()
+
+    def step_ended(self) -> None:
+        """The weights are new."""
+        if self.completed is not None:
+            self.completed += 1
+            self._begun = False
+            self._keep()
+
+    def restore(self) -> None:
+        """Undoes the step that has begun; or returns to what this rank had before it began to receive."""
+        if self._receives:
+            self._receives = False
+            self._state._restore()
+        elif self.completed is not None:
+            if self._begun:
+                self._state._restore_counters()
+            self._begun = False
+            self._undo()
+
+    def sync(self) -> None:
+        """Brings all ranks to the end of the last step that any of them completed. Collective.
+
+        Raises:
+            ValueError: see CANNOT. RuntimeError: see TORN and DIVERGED, on all ranks.
+            HorovodInternalError: a rank was lost; restore() is to follow.
+        """
+        state, mine, torn = self._state, self.completed, False
+        self._observe(self)
+        self.interrupted = False
+        if mine is not None:
+            self.restore()      # nobody has, where hosts have changed
+            torn = self._torn()
+        keeps = self._forget_step()
+        told = allgather_object((None if torn else mine, keeps, torn), "elastic.steps", global_process_set)
+        steps = [completed for completed, _, _ in told]
+        most = max((completed for completed in steps if completed is not None), default=None)
+        if most is None and any(torn for _, _, torn in told):
+            raise RuntimeError(TORN)
+        root = steps.index(most)
+        if most is not None and any(step is None for step in steps):
+            self._check_equal([rank for rank, step in enumerate(steps) if step == most], root, most)
+        if torn or mine is None or mine != most:
+            if basics.rank() != root:       # which may be lost meanwhile
+                state._save()
+                self._receives = True
+        else:
+            self._undo_random()
+        state._receive(root, most is None or any(entry != (most, False, False) for entry in told))
+        self._receives = False
+        self.completed, self._begun = most or 0, False
+        state._forget_saved()
+        self._keep()
+
+    def _check_equal(self, ranks, root, step):
+        """A rank joins: those that have the job's state must have the same."""
+        mine = zlib.crc32(b"")
+        if basics.rank() in ranks:
+            for data in self._equal_data():
+                mine = zlib.crc32(data, mine)
+        told = allgather_object(mine, "elastic.equal", global_process_set)
+        others = [rank for rank in ranks if told[rank] != told[root]]
+        if others:
+            who = ("rank " if len(others) == 1 else "ranks ") + ", ".join(map(str, others))
+            raise RuntimeError(DIVERGED.format(who=who, step=step, root=root))
+
+    def ended(self) -> None:
+        """Waits until all ranks have made the last step. HorovodInternalError: one was lost before."""
+        if basics.is_initialized():
+            allgather_object(self.completed, "elastic.ended", global_process_set)
+        self._observe(None)
+
+    @abstractmethod
+    def _observe(self, observer: Any) -> None:
+        """Has all Reducers tell this of steps. ValueError: see CANNOT."""
+
+    @abstractmethod
+    def _forget_step(self) -> bool:
+        """Drops what a failed step has left. Returns whether algorithms keep more than that, which may differ then."""
+
+    @abstractmethod
+    def _keep(self) -> None:
+        """Copies what the forward passes of the next step will change."""
+
+    @abstractmethod
+    def _undo(self) -> None:
+        """Gives buffers the values that were kept."""
+
+    @abstractmethod
+    def _undo_random(self) -> None:
+        """Gives generators of random numbers those."""
+
+    @abstractmethod
+    def _equal_data(self) -> Iterable[Any]:
+        """The bytes of weights and optimizer state, which must be equal on all ranks."""
+
+    def _torn(self) -> bool:
+        """Whether some of the weights are of one step, and some of the next."""
+        return False
+
+
+def refuse(state: Any, why: str | None) -> None:
+    """ValueError: see CANNOT. None: nothing to refuse."""
+    if why is not None:
+        raise ValueError(CANNOT.format(state=type(state).__name__, why=why))
+
+
+def why_not(op: Any, algorithm: Any, delay: int, process_set: Any) -> str | None:
+    """Why a step of an optimizer with these is not one that either all or nothing of is done; None: it is."""
+    name = type(algorithm).__name__ if op != Adasum else "op=Adasum"
+    if op == Adasum or not algorithm.repeatable:
+        return f"with {name} " + ("ranks have different models" if getattr(algorithm, "models_differ", False) else
+                                  "a rank may be lost while weights change")
+    if delay:
+        return "with delay=1 gradients of the step before are lost with a rank"
+    if process_set is not global_process_set:
+        return "the optimizer is on a process set"
+    return None
