@@ -32,6 +32,7 @@ def main():
 
     import bagua_hvd.tensorflow.keras as hvd
     from bagua_hvd.job.runtime import runtime
+    from bagua_hvd.tensorflow import broadcast_object
 
     model = make_model()
     hvd.init()
@@ -53,7 +54,7 @@ def main():
 
         def on_train_batch_end(self, batch, logs=None):
             log("done", step=step() - 1)
-            if step() % 10 == 0 and hvd.broadcast_object(os.path.exists(os.environ["TEST_STOP"]), name="stop"):
+            if step() % 10 == 0 and broadcast_object(os.path.exists(os.environ["TEST_STOP"]), name="stop"):
                 self.model.stop_training = True
 
     def batches():
