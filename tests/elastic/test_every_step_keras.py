@@ -67,7 +67,7 @@ def test_fit_loses_and_repeats_no_step(make_job, tmp_path, seed):
         killed.add(victim)
         wait_until(lambda: chaos.has_recovered(logs, victim, set(alive) - {victim}), 120)      # noqa: B023
         job.set_hosts({**HOSTS, "127.0.0.20": 1})
-        wait_until(lambda: len(chaos.read(logs)) == 4 or "ended with exit code 1" in job.text, 400)
+        wait_until(lambda: len(chaos.read(logs)) == 4 or "ended with exit code 1:" in job.text, 400)
         assert "ended with exit code 1:" not in job.text, job.text
     assert job.finish(120) == 0, job.text
     found = chaos.read(logs)
