@@ -85,7 +85,8 @@ class KerasEveryStep(EveryStep):
             variable.assign(copy)
 
     def _torn(self):
-        return int(keras.ops.convert_to_numpy(self._counted)) != self.completed
+        # A single rank of a job that is not elastic communicates nothing, so it is told of no step.
+        return int(keras.ops.convert_to_numpy(self._counted)) < (self.completed or 0)
 
     def _equal_data(self) -> Iterator[Any]:
         reduction = self._reduction

@@ -50,6 +50,7 @@ def main():
 
     class Log(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
+            time.sleep(0.02)        # few steps are few to replay
             log("try", step=step(), epoch=0, indices=[])
 
         def on_train_batch_end(self, batch, logs=None):
