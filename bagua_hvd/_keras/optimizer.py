@@ -146,14 +146,16 @@ class _Distribution:
                     variable.assign(variable.constraint(variable))
             innermost(optimizer)._iterations.assign_add(1)
 
+        if self.applied is None:
+            self.reduction.update(by_optimizer, by_algorithm)
+            self.reduction.stepped()
+            return
+
         def update():
             self.reduction.update(by_optimizer, by_algorithm)
             self.reduction.stepped()
 
-        if self.applied is None:
-            update()
-        else:
-            self.reduction.in_turn(gradients, update, self.applied)
+        self.reduction.in_turn(gradients, update, self.applied)
 
 
 class Distributed(HasDistribution, keras.optimizers.Optimizer):

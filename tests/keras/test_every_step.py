@@ -9,6 +9,8 @@ import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
 
+pytestmark = pytest.mark.timeout(600)
+SECONDS = 500       # on a busy machine
 RANKS, EPOCHS, STEPS, BATCH = 3, 2, 7, 2
 DATA = np.random.default_rng(5).standard_normal((EPOCHS * STEPS * RANKS * BATCH, 4))
 
@@ -161,7 +163,7 @@ def training(how):
 
 @pytest.mark.parametrize("how", ["fit", "function", pytest.param("eager", marks=pytest.mark.long)])
 def test_three_ranks(run_ranks, how):
-    run_ranks(RANKS, training, arguments={"how": how})
+    run_ranks(RANKS, training, arguments={"how": how}, timeout=SECONDS)
 
 
 # ----------------------------------------------------------------------------------------- what ends with an error ----
@@ -229,11 +231,11 @@ def joins(changes):
 
 @pytest.mark.parametrize("changes", [1, 2])
 def test_ranks_that_differ_are_named_when_one_joins(run_ranks, changes):
-    run_ranks(RANKS, joins, arguments={"changes": changes})
+    run_ranks(RANKS, joins, arguments={"changes": changes}, timeout=SECONDS)
 
 
 def test_a_step_that_has_applied_part_of_its_variables(run_ranks):
-    run_ranks(2, torn)
+    run_ranks(2, torn, timeout=SECONDS)
 
 
 def refusals():
@@ -267,4 +269,4 @@ def refusals():
 
 
 def test_what_it_refuses(run_ranks):
-    run_ranks(2, refusals)
+    run_ranks(2, refusals, timeout=SECONDS)
