@@ -8,12 +8,11 @@ alone until the Operation has ended.
     c_lp_s   centralized, low precision, synchronous: alltoall of codes, mean of one's own chunk, allgather of its code
     d_fp_s   decentralized, full precision, synchronous: the mean with a peer, or with the neighbours in a ring
     d_lp_s   decentralized, low precision, synchronous: codes to and from the neighbours in a ring
-    push     directed, full precision, synchronous: to some ranks, and from whoever sends here
 
 A bucket names itself. An array needs a `name`, the same on all ranks and used by no other operation in flight: ranks
 match operations by it. Every wait() raises HorovodInternalError when ranks disagree or one is lost.
 
-The names are those of BAGUA (Gan et al., arXiv:2107.01499), but for push().
+The names are those of BAGUA (Gan et al., arXiv:2107.01499).
 """
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RI
 
 __all__ = [
     "Codec", "ErrorState", "Replicas", "bfloat16", "block", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float8", "float16",
-    "float32", "minmax_uint8", "push", "qsgd", "rotated", "sign", "sign_rms", "ternary", "topk",
+    "float32", "minmax_uint8", "qsgd", "rotated", "sign", "sign_rms", "ternary", "topk",
 ]
 
 _seeds = itertools.count(1)
@@ -356,50 +355,3 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
         hierarchical=hierarchical, owner=replicas,
         before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )
-
-
-class Pushed:
-    """What push() returns."""
-
-    def __init__(self, operation: Posted, sent: np.ndarray) -> None:
-        self._operation = operation
-        self._sent = sent
-        self._received: np.ndarray | None = None
-
-    def done(self) -> bool:
-        """Whether wait() would return at once."""
-        return self._operation.done()
-
-    def wait(self) -> np.ndarray:
-        """Blocks until all that is sent here has come: shape (senders, count), in the order of their ranks."""
-        self._operation.wait()
-        if self._received is None:
-            nbytes, rows, owner = self._operation.result(0)
-            count = self._sent.shape[1]
-            memory = native.buffer(owner, nbytes) if nbytes else b""
-            self._received = np.frombuffer(memory, self._sent.dtype).reshape(rows, count)
-        return self._received
-
-
-def are_peers(peers: Sequence[int], place: int, size: int) -> bool:
-    """Whether they are some of the numbers from 0 to size - 1, each once, and not `place`."""
-    return len(set(peers)) == len(peers) and place not in peers and set(peers) <= set(range(size))
-
-
-def push(values: np.ndarray, group: ProcessSet, peers: Sequence[int], name: str) -> Pushed:
-    """Sends an array to some ranks of `group`; nobody has to know who sends to him.
-
-    Args:
-        values: flat, of a dtype and count that are the same on all ranks, one element or more. It is copied.
-        peers: ranks of the group, each once, not this one; may be empty.
-        name: the same on all ranks.
-    Raises:
-        ValueError: a peer is none.
-    """
-    size, rank = group.size(), group.rank()
-    if not are_peers(peers, rank, size):
-        raise ValueError(f"peers={list(peers)!r}: expected ranks from 0 to {size - 1}, each once, and not {rank}")
-    rows: np.ndarray = np.repeat(values[None], len(peers), axis=0)
-    view = vectors.array_view(rows)._replace(dst=0)
-    splits = [int(peer in peers) for peer in range(size)]
-    return Pushed(context().post(native.ALLTOALL, name, [view], process_set=_id(group), splits=splits), rows)

@@ -3,7 +3,6 @@
     menu            auto, gradient_allreduce, bytegrad, rotated, powersgd, onebit_adam, diloco, async
     specialists     decentralized, low_precision_decentralized, choco, local_sgd, qadam, topk, doublesqueeze,
                     streaming_diloco
-    research        known after `import bagua_hvd.algorithms.research`, whose table says what to use instead
 
 docs/choose.md leads to one of the menu by three questions; docs/algorithms.md says what each does and costs. Your own:
 subclass Algorithm, and register() it or pass an instance.

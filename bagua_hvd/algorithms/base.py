@@ -203,12 +203,13 @@ def without_loss(bucket: Bucket) -> Codec:
 _registry: dict[str, type[Algorithm]] = {}
 # What a first page shows, the mildest first.
 _MENU = ("auto", "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco", "async")
-RESEARCH = ("lamb", "local_adam", "push_sum", "terngrad", "zero_one_adam")
 # Names of earlier versions, and what has taken their place.
 _RETIRED = {
     "acco": 'gradient_allreduce with delay=1', "dion": '"powersgd"', "ef_signsgd": '"doublesqueeze"',
+    "lamb": '"gradient_allreduce" with a LAMB of your framework', "local_adam": '"local_sgd"',
     "onebit_lamb": '"onebit_adam"', "onebit_adam_published": "OneBitAdam(published=True)",
-    "qsgd": "ByteGrad(codec=codecs.qsgd())", "async_decentralized": 'Async("shift_one")',
+    "push_sum": '"decentralized"', "qsgd": "ByteGrad(codec=codecs.qsgd())", "terngrad": '"rotated"',
+    "zero_one_adam": '"onebit_adam"', "async_decentralized": 'Async("shift_one")',
     "async_low_precision": "Async(codec=codecs.minmax_uint8)",
     "async_low_precision_decentralized": 'Async("ring", codec=codecs.minmax_uint8)',
 }
@@ -239,9 +240,6 @@ def menu() -> list[str]:
 def _unknown(name: str) -> ValueError:
     if name in _RETIRED:
         return ValueError(f"the algorithm {name!r} is gone: use {_RETIRED[name]}")
-    if name in RESEARCH:
-        return ValueError(f"the algorithm {name!r} is known after `import bagua_hvd.algorithms.research`, which says "
-                          "what to use instead")
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return ValueError(f"unknown algorithm {name!r}.{hint} Known: {', '.join(names())}.")

@@ -20,14 +20,6 @@ def host_count(group: ProcessSet) -> int:
     return context().process_set_hosts(registered_id(group))
 
 
-def hosts_of(group: ProcessSet) -> list[list[int]]:
-    """The ranks of each host, by their places in the group; hosts in the order of their first ranks."""
-    hosts: list[list[int]] = [[] for _ in range(host_count(group))]
-    for rank, host in enumerate(context().process_set_hosts_of(registered_id(group))):
-        hosts[host].append(rank)
-    return hosts
-
-
 def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: State | None = None) -> Replicas:
     """The bucket's Replicas. First made, they are the weights of this rank and its neighbours, sent in full precision.
 

@@ -76,12 +76,6 @@ class Context(Posting, Telemetry):
         """The number of hosts that its ranks are on, -1 when there is no such set or this rank is not a member."""
         return int(lib.bhvd_process_set_hosts(self._pointer, process_set))
 
-    def process_set_hosts_of(self, process_set: int) -> list[int]:
-        """Of each of its ranks, rising, the number of its host, from 0; empty when this rank is not a member."""
-        size = self.process_set_size(process_set)
-        hosts = ffi.new(_INT32S, max(size, 0))
-        return list(hosts[0:max(0, lib.bhvd_process_set_hosts_of(self._pointer, process_set, hosts, size))])
-
     def process_set_ranks(self, process_set: int) -> list[int] | None:
         """The global ranks of the set, rising, or None when there is no such set."""
         size = self.process_set_size(process_set)

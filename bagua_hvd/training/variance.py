@@ -25,7 +25,7 @@ et al., arXiv:2102.02888. Differs: the bounds; the optimizer makes its own step,
 import numpy as np
 
 from bagua_hvd.core import vectors
-from bagua_hvd.training.adam import FlatAdam, members_of
+from bagua_hvd.training.adam import members_of
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
@@ -62,8 +62,9 @@ def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:
 
 def _corrected(bucket: Bucket) -> np.ndarray:
     """The optimizer's own."""
-    adam = FlatAdam(bucket, begin=True)     # a weight that is frozen has none
-    for member, part in adam.members:
+    members = members_of(bucket, begin=True)        # a weight that is frozen has none
+    v: np.ndarray = bucket.flat([member.v for member in members])
+    for member, part in zip(members, bucket.slices(), strict=True):
         if member.step:
-            adam.v[part] /= 1 - member.beta2 ** member.step
-    return adam.v
+            v[part] /= 1 - member.beta2 ** member.step
+    return v

@@ -300,9 +300,6 @@ int bhvd_process_set_rank(bhvd_context *ctx, int id);
 int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity);
 /* Hosts that its ranks are on, the participants of hierarchical d_fp_s and d_lp_s; -1: no such set, or not a member. */
 int bhvd_process_set_hosts(bhvd_context *ctx, int id);
-/* On which of these hosts each of its ranks is, rising, from 0 in the order of their first ranks; nothing is written when
- * there are more than `capacity`. Returns the number of ranks, -1: no such set, or not a member. */
-int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int capacity);
 
 /* -------------------------------------------------------------------------------------------------- operations ---- */
 

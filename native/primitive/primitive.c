@@ -38,16 +38,6 @@ bhvd_status primitive_shard(struct executor_context *run, const struct span_list
                : run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
 }
 
-void primitive_hosts_of(const struct group *group, int32_t *hosts)
-{
-    const struct hierarchy *h = group->hierarchy;
-    for (int i = 0; !h && i < group->size; i++)
-        hosts[i] = shares_memory(group) ? 0 : i;
-    for (int host = 0; h && host < h->hosts; host++)
-        for (int index = 0; index < hierarchy_members_of(h, host); index++)
-            hosts[hierarchy_member(h, host, index)] = host;
-}
-
 bhvd_status primitive_check_hosts(const struct executor_context *run, const struct group *group, struct bhvd_error *error)
 {
     const int *host_of = run->connections.host_of;

@@ -21,8 +21,6 @@ bhvd_status primitive_spans(struct executor_context *run, struct work *op, struc
 bool primitive_has_levels(const struct group *group, bhvd_kind kind, bool hierarchical);
 // Participants of a decentralized primitive that goes in two levels where it can: hosts, and ranks without shared memory.
 int primitive_hosts(const struct group *group);
-// Which of them each member is in, by position.
-void primitive_hosts_of(const struct group *group, int32_t *hosts);
 // BHVD_ERR_UNSUPPORTED when several members on a host have no area (transport/host_memory.h), else BHVD_OK. All members
 // come to the same answer.
 bhvd_status primitive_check_hosts(const struct executor_context *run, const struct group *group, struct bhvd_error *error);

@@ -1,12 +1,10 @@
 """Gradient averaging by codes against the equations, bit for bit.
 
-bytegrad, doublesqueeze, rotated, terngrad, topk:
+bytegrad, doublesqueeze, rotated, topk:
 
     v_i = g_i + e_i                     e_i <- v_i - D(Q(v_i))
     u   = mean_i D(Q(v_i)) + f          f   <- u - D(Q(u))          g = D(Q(u)), chunk by chunk
     or  g = mean_i D(Q(v_i))            every rank decodes all
-
-terngrad: of each tensor s = c sqrt(mean_i mean_j g_ij^2), g = s mean_i D(Q(clip(g_i / s, -1, 1))).
 """
 import numpy as np
 import pytest
@@ -14,9 +12,8 @@ import pytest
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze, Rotated, TopK
-from bagua_hvd.algorithms.research import TernGrad
 from two_levels import LAYOUTS, environments, members_of
-from workers import BUCKETS, Errors, F, assert_trains_as, by_gradients, c_lp_s, seeds
+from workers import BUCKETS, Errors, assert_trains_as, by_gradients, c_lp_s, seeds
 
 
 def by_codes(codec, feedback, seeded=False, by_allgather=False, hosts=None):
@@ -24,16 +21,6 @@ def by_codes(codec, feedback, seeded=False, by_allgather=False, hosts=None):
     return by_gradients(lambda t, b, gs: c_lp_s(
         codec, gs, seeds.of(t, b) if seeded else 0, errors.of(b, len(gs), len(gs[0])) if feedback else None,
         by_allgather, hosts=hosts))
-
-
-def terngrad(c, hosts=None):
-    def combine(t, b, gs, tensors):
-        s = np.empty_like(gs[0])
-        for part in tensors:
-            s[part] = c * np.sqrt(np.mean([np.mean(g[part].astype(float) ** 2) for g in gs]))
-        return s * c_lp_s(codecs.ternary, [np.clip(g / s, F(-1), F(1)) for g in gs], seeds.of(t, b), by_allgather=True,
-                          hosts=hosts)
-    return by_gradients(combine, tensors=True)
 
 
 CASES = [
@@ -52,9 +39,6 @@ CASES = [
     (lambda: DoubleSqueeze(codecs.ternary), lambda: by_codes(codecs.ternary, True, seeded=True)),
     (lambda: ByteGrad(codec=codecs.qsgd()), lambda: by_codes(codecs.qsgd(127), False, seeded=True)),
     (lambda: ByteGrad(codec=codecs.qsgd(4)), lambda: by_codes(codecs.qsgd(4), False, seeded=True)),
-    (TernGrad, lambda: terngrad(2.5)),
-    (lambda: TernGrad(clip=1), lambda: terngrad(1)),
-    (lambda: TernGrad(clip=30), lambda: terngrad(30)),
     (TopK, lambda: by_codes(codecs.topk(0.03), True, by_allgather=True)),
     (lambda: TopK(ratio=0.3), lambda: by_codes(codecs.topk(0.3), True, by_allgather=True)),
     (lambda: TopK(ratio=0.1, bits=2), lambda: by_codes(codecs.topk(0.1, 2), True, by_allgather=True)),
@@ -107,7 +91,6 @@ def cases_in_two_levels(hosts):
     for make, codec in ((TopK, codecs.topk(0.03)),):
         assert_trains_as(make(hierarchical=True), by_codes(codec, True, by_allgather=True, hosts=hosts))
     assert_trains_as(TopK(0.1, bits=2, hierarchical=True), by_codes(codecs.topk(0.1, 2), True, True, True, hosts))
-    assert_trains_as(TernGrad(hierarchical=True), terngrad(2.5, hosts))
 
 
 @pytest.mark.parametrize("letters", [

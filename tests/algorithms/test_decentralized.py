@@ -16,7 +16,6 @@ from bagua_hvd.algorithms import (
     Decentralized,
     LowPrecisionDecentralized,
 )
-from bagua_hvd.algorithms.research import PushSum
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs, seeds
 
@@ -149,7 +148,7 @@ def drawn_together():
     hvd.init()
     first = torch.arange(6.0) * (hvd.rank() + 1) ** 2
     wanted = hvd.allreduce(first, op=hvd.Average)
-    for algorithm in (Choco(codecs.qsgd(), 0.8, hierarchical=True), PushSum(hierarchical=True),
+    for algorithm in (Choco(codecs.qsgd(), 0.8, hierarchical=True),
                       LowPrecisionDecentralized(hierarchical=True), Decentralized(True, "shift_one"),
                       Async("ring", codec=codecs.minmax_uint8, hierarchical=True, max_staleness=1)):
         parameter = torch.nn.Parameter(first.clone())

@@ -16,9 +16,9 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import Algorithm, ByteGrad, DoubleSqueeze, PowerSGD, TopK
-from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.torch.rank_states import with_kept
 from floats import assert_same_bits
+from two_phases import TwoPhases, named
 from workers import (
     BUCKETS,
     COUNT,
@@ -327,7 +327,7 @@ def test_sparse(run_ranks):
 def checkpoints(algorithm):
     """What travels is waited for by whoever saves, though the other ranks do nothing; and the training goes on."""
     hvd.init()
-    made = algorithms.get(algorithm, **({"warmup_steps": 0, "rank": 1} if algorithm == "powersgd" else {}))
+    made = algorithms.get(named(algorithm), **({"warmup_steps": 0, "rank": 1} if algorithm == "powersgd" else {}))
 
     def steps(model, optimizer, which):
         for t in which:
@@ -362,7 +362,7 @@ def checkpoints(algorithm):
     assert gradients(model).any()
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "terngrad", "powersgd", "doublesqueeze"])
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "two_phases", "powersgd", "doublesqueeze"])
 def test_checkpoints(run_ranks, algorithm):
     run_ranks(2, checkpoints, arguments={"algorithm": algorithm}, timeout=60)
 
@@ -371,7 +371,7 @@ def new_job():
     """What travelled when the job was shut down is lost on all ranks; the next one begins with zeros."""
     hvd.init()
     model = make_model(start(0, False))
-    optimizer = wrap(model, algorithm=TernGrad())
+    optimizer = wrap(model, algorithm=TwoPhases())
     for _ in range(2):
         for t in range(3):
             optimizer.zero_grad()
@@ -392,7 +392,7 @@ def uneven(algorithm):
     """A rank that has joined counts as zeros, also for what travels; afterwards all begin anew, with zeros."""
     hvd.init()
     model = make_model(start(0, False))
-    optimizer = wrap(model, algorithm=algorithm)
+    optimizer = wrap(model, algorithm=named(algorithm))
     for _ in range(2):
         for t in range(2 + hvd.rank()):
             optimizer.zero_grad()
@@ -406,7 +406,7 @@ def uneven(algorithm):
         hvd.broadcast_parameters(model.state_dict(), 1)
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "terngrad"])
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "two_phases"])
 def test_uneven(run_ranks, algorithm):
     run_ranks(2, uneven, arguments={"algorithm": algorithm}, timeout=60)
 
@@ -437,7 +437,7 @@ def ends(algorithm):
 
     def train():
         model = make_model(start(0, False))
-        optimizer = wrap(model, algorithm=algorithm)
+        optimizer = wrap(model, algorithm=named(algorithm))
         for t in range(3):
             if t == 2 and hvd.rank() == 1:
                 time.sleep(0.5)
@@ -450,7 +450,7 @@ def ends(algorithm):
         hvd.shutdown()
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "terngrad"])
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "two_phases"])
 def test_ends(run_ranks, algorithm):
     run_ranks(2, ends, arguments={"algorithm": algorithm})
 
@@ -466,7 +466,7 @@ def refusals():
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(3))
     sgd = torch.optim.SGD([parameter], lr=0.1)
-    late = [ByteGrad, DoubleSqueeze, PowerSGD, TernGrad, TopK, algorithms.Auto,
+    late = [ByteGrad, DoubleSqueeze, PowerSGD, TopK, algorithms.Auto,
             algorithms.GradientAllReduce, algorithms.Rotated]
     for name in algorithms.names():
         if type(algorithms.get(name)) in late:

@@ -18,7 +18,6 @@ from bagua_hvd.algorithms import (  # noqa: E402
     Rotated,
     TopK,
 )
-from bagua_hvd.algorithms.research import TernGrad  # noqa: E402
 
 WRONG_ARGUMENTS = [
     (Decentralized, {"peer_selection_mode": "star"},
@@ -44,7 +43,6 @@ WRONG_ARGUMENTS = [
     (TopK, {"bits": 4}, "bits=4.: expected 2 or None"),
     (Rotated, {"bits": 5}, "bits=5.: expected 1, 2, 3 or 4"),
     (Rotated, {"block": 100}, "block=100.: expected 256, 512, 1024 or 2048"),
-    (TernGrad, {"clip": 0}, "clip=0: expected"),
 ]
 
 

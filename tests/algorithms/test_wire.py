@@ -5,7 +5,6 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, Decentralized, OneBitAdam, PowerSGD, QAdam
-from bagua_hvd.algorithms.research import ZeroOneAdam
 from bagua_hvd.job import basics
 
 ROWS, COLUMNS = 600, 500
@@ -20,27 +19,21 @@ SENT = {
     "bytegrad": lambda n: 2 * N * (n - 1) / n,
     "rotated": lambda n: N / 2 * (n - 1) / n * (1 + 1 / 32),
     "doublesqueeze": lambda n: N / 4 * (n - 1) / n,
-    "terngrad": lambda n: N / 4 * (n - 1),
     "topk": lambda n: 8 * 0.03 * N * (n - 1),
     "powersgd": lambda n: 8 * (n - 1) / n * R * (ROWS + COLUMNS),
     "qadam": lambda n: 2 * N * (n - 1) / n,
     "onebit_adam": lambda n: N / 4 * (n - 1) / n,
-    "lamb": lambda n: 8 * N * (n - 1) / n,
-    "push_sum": lambda n: 4 * N,
-    "zero_one_adam": lambda n: N / 4 * (n - 1) / n,
     "decentralized": lambda n: 8 * N * (n - 1) / n,
     "shift_one": lambda n: 4 * N * (1 if n % 2 == 0 else (n - 1) / n),
     "low_precision_decentralized": lambda n: N * min(n - 1, 2),
     "choco": lambda n: N / 8 * min(n - 1, 2),
     "local_sgd": lambda n: 8 * N * (n - 1) / n / 2,
-    "local_adam": lambda n: 8 * N * (n - 1) / n * (1 / 4 + 1 / 2 + 1),
     "diloco": lambda n: 8 * N * (n - 1) / n / 4,
     "streaming_diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
     "async": lambda n: 8 * N * (n - 1) / n,
 }
 ARGUMENTS = {
     "streaming_diloco": {"communication_interval": 4, "fragments": 1},
-    "local_adam": {"communication_interval": 4, "momentum_interval": 2, "variance_interval": 1},
     "diloco": {"communication_interval": 4}, "low_precision_decentralized": {"hierarchical": False},
     "async": NOW,
 }
@@ -49,7 +42,6 @@ INSTANCES = {
     "powersgd": lambda: PowerSGD(R, warmup_steps=0),
     "shift_one": lambda: Decentralized(False, "shift_one"),
     "qadam": lambda: QAdam(False, warmup_steps=1), "onebit_adam": lambda: OneBitAdam(warmup_steps=1),
-    "zero_one_adam": lambda: ZeroOneAdam(1, 1, max_interval=1),
 }
 
 

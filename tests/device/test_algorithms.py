@@ -44,7 +44,6 @@ def _pose_as_device_tensors(device=None):
 def _train(poses, names):
     import torch
 
-    import bagua_hvd.algorithms.research  # noqa: F401
     import bagua_hvd.torch as hvd
 
     if poses:

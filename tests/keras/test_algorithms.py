@@ -19,11 +19,9 @@ BATCH, EPOCHS, STEPS = 5, 3, 12
 # What differs from algorithm=name with SGD: arguments, and Adam where the algorithm asks for it.
 ARGUMENTS = {
     "qadam": {"warmup_steps": 4}, "onebit_adam": {"warmup_steps": 6},
-    "zero_one_adam": {"variance_steps": 8, "full_steps": 4, "local_scaler": 2, "max_interval": 2},
     "diloco": {"communication_interval": 4},
     "streaming_diloco": {"communication_interval": 4, "fragments": 3, "outer_lr": 0.7},
     "local_sgd": {"communication_interval": 4},
-    "local_adam": {"communication_interval": 4, "momentum_interval": 2, "variance_interval": 3},
     **{name: {"sync_interval_ms": 0} for name in algorithms.names() if name.startswith("async")},
 }
 # One of each way through a step, in all modes. Compiling takes long; the others' ways are the same.
@@ -33,7 +31,7 @@ ALL = {name: MODES if name in COMPILED else ("graph",) for name in algorithms.na
 SOME = {"gradient_allreduce": ("graph",), "bytegrad": ("graph", "xla"), "decentralized": ("graph", "eager"),
         "low_precision_decentralized": ("graph",), "async": ("graph", "eager"), "qadam": ("graph", "xla")}
 assert set(SOME) == set(COMPILED)
-ADAM = ("lamb", "qadam", "onebit_adam", "zero_one_adam", "local_adam")
+ADAM = ("qadam", "onebit_adam")
 EXACT = ("gradient_allreduce", "local_sgd", "diloco", "decentralized")
 
 

@@ -1,8 +1,6 @@
 """What works with which algorithm: the table of docs/algorithms.md, by what each algorithm declares."""
-import importlib
-
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms.base import RESEARCH, Algorithm, Safety
+from bagua_hvd.algorithms.base import Algorithm, Safety
 from bagua_hvd.bench import report
 from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.torch.distributed.options import besides_gradients
@@ -36,8 +34,7 @@ def _row(name):
 
 def table():
     """Menu first, the mildest first; then the others by name."""
-    importlib.import_module("bagua_hvd.algorithms.research")
     menu = algorithms.menu()
     ours = {name for name in algorithms.names() if type(algorithms.get(name)).__module__.startswith("bagua_hvd.")}
-    return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted({*ours, *RESEARCH} - {*menu})]],
+    return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted(ours - {*menu})]],
                         left=len(COLUMNS))

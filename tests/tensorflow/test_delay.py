@@ -87,12 +87,12 @@ def tapes():
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
-    from bagua_hvd.algorithms.research import TernGrad
+    from two_phases import TwoPhases
 
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
     variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
-    for algorithm in ("gradient_allreduce", TernGrad):
+    for algorithm in ("gradient_allreduce", TwoPhases):
 
         def gradients(*targets, algorithm=algorithm):
             with tf.GradientTape() as tape:

@@ -22,9 +22,9 @@ from bagua_hvd.torch.rank_states import kept_in
 from every_algorithm import ADAM, ARGUMENTS, ASYNC, LOCAL
 from every_algorithm import NAMES as ALGORITHMS
 
-COARSE = {"doublesqueeze", "rotated", "terngrad", "topk", "powersgd"} | ADAM
+COARSE = {"doublesqueeze", "rotated", "topk", "powersgd"} | ADAM
 # What goes to neighbours needs every rank: join() is refused, by an error on all ranks that go on.
-NO_JOIN = {"low_precision_decentralized", "choco", "push_sum"}
+NO_JOIN = {"low_precision_decentralized", "choco"}
 # Of the other algorithms `make test` tries each with one cell.
 WHOLE = ("gradient_allreduce", "bytegrad", "decentralized", "async", "qadam", "powersgd")
 RANKS = 3
@@ -297,7 +297,7 @@ def clipping(algorithm):
         assert_same_everywhere(model)
     opt.zero_grad()
     (loss_of(model, batch_of(hvd.rank())) * (float("nan") if hvd.rank() == 1 else 1)).backward()
-    stay = (_local[0] or algorithm in ADAM) and algorithm not in ("zero_one_adam", "lamb")    # which send them here
+    stay = _local[0] or algorithm in ADAM
     if hvd.rank() == 1 or not stay:
         with pytest.raises(RuntimeError, match="non-finite"):
             hvd.clip_grad_norm_(opt, 1.0, error_if_nonfinite=True)
@@ -451,7 +451,7 @@ def checkpoint_and_resume(algorithm):
             base = torch.optim.SGD(half.parameters(), lr=0.1, momentum=0.9).state_dict()
         own = opt.state_dict()
         assert own.keys() == base.keys()
-        assert bool(kept_in(own)) == (chosen not in ("auto", "gradient_allreduce", "bytegrad", "lamb"))
+        assert bool(kept_in(own)) == (chosen not in ("auto", "gradient_allreduce", "bytegrad"))
         own["param_groups"][0].pop("bagua_hvd", None)
         assert own["param_groups"] == base["param_groups"]
         file.seek(0)

@@ -12,7 +12,6 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Algorithm, ByteGrad
-from bagua_hvd.algorithms.research import Lamb, LocalAdam
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.torch.rank_states import kept_in
 
@@ -503,13 +502,12 @@ def what_trains_one_rank_too(path):
     """On equal batches one rank and two do the same, whatever updates the weights or keeps a momentum."""
     hvd.init()
     adam, sgd = partial(torch.optim.AdamW, lr=0.05), partial(torch.optim.SGD, lr=0.05)
-    weights = {kind.__name__: trained(kind, adam) for kind in (Lamb, LocalAdam)}
+    weights = {"qadam": trained(hvd.algorithms.QAdam(warmup_steps=2, codec=codecs.float16), adam)}
     weights["squeezed"] = trained(hvd.algorithms.DoubleSqueeze(codecs.float16, momentum=0.9, full_steps=0), sgd)
     weights["diloco"] = trained(hvd.algorithms.DiLoCo(2, full_steps=0), sgd)
     plain = {"adam": trained("gradient_allreduce", adam), "sgd": trained("gradient_allreduce", sgd)}
     for name, values in weights.items():
-        other = plain["sgd" if name in ("squeezed", "diloco") else "adam"]
-        assert torch.allclose(values, other, atol=1e-3) == (name == "LocalAdam"), name
+        assert not torch.allclose(values, plain["adam" if name == "qadam" else "sgd"], atol=1e-3), name
     if hvd.size() == 1:
         torch.save(weights, path)
     else:
@@ -531,7 +529,7 @@ class _StepsTwice(torch.optim.Adam):
 def hooks_around_a_replaced_step():
     """They run once for each step, whoever makes it, on reduced gradients. A step() of one's own is not bypassed."""
     hvd.init()
-    for algorithm in (Lamb, hvd.algorithms.QAdam(warmup_steps=2), "gradient_allreduce"):
+    for algorithm in (hvd.algorithms.QAdam(warmup_steps=2), "gradient_allreduce"):
         p, calls = nn.Parameter(torch.ones(4)), []
         opt = hvd.DistributedOptimizer(torch.optim.Adam([p]), algorithm=algorithm)
         opt.register_step_pre_hook(lambda opt, args, kwargs, calls=calls, p=p: calls.append(p.detach().clone()))
@@ -542,9 +540,8 @@ def hooks_around_a_replaced_step():
             opt.step()
         assert len(calls) == 8, algorithm
         assert all(torch.equal(calls[i], calls[i + 1]) == bool(i % 2) for i in range(7)), algorithm
-    for algorithm in (Lamb, "qadam"):
-        with pytest.raises(ValueError, match=r"makes the optimizer's step itself and would bypass _StepsTwice.step"):
-            hvd.DistributedOptimizer(_StepsTwice([p]), algorithm=algorithm)
+    with pytest.raises(ValueError, match=r"makes the optimizer's step itself and would bypass _StepsTwice.step"):
+        hvd.DistributedOptimizer(_StepsTwice([p]), algorithm="qadam")
     opt = hvd.DistributedOptimizer(_StepsTwice([p], lr=0.1))
     before = p.detach().clone()
     p.sum().backward()

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.core.operations import account
 from bagua_hvd.job import runtime, statistics
 from ports import free_port
+from two_phases import TwoPhases
 
 PARAMETERS, STEPS = 1000, 5
 
@@ -65,7 +65,7 @@ def by_algorithm(kind):
         train(algorithm)
     late = nn.Parameter(torch.ones(20, 30))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([late], 0.1), [("late", late)], delay=1,
-                                         algorithm=TernGrad())
+                                         algorithm=TwoPhases())
     for _ in range(STEPS):
         optimizer.zero_grad()
         late.square().sum().backward()

@@ -9,17 +9,16 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.torch.distributed import Options
 from torch_group import start
+from two_phases import named
 
 SECONDS = 30        # until a test gives up: a limit, no measurement
 
 
 def nested(file, algorithm):
     """A collective within then(), six deep, by the work and by its future."""
-    algorithm = TernGrad if algorithm == "terngrad" else algorithm
-    rank, size = start(file, pg_options=Options(algorithm=algorithm, min_bytes=0) if algorithm else None)
+    rank, size = start(file, pg_options=Options(algorithm=named(algorithm), min_bytes=0) if algorithm else None)
     deep = 6
 
     def more(left):
@@ -86,7 +85,7 @@ def torchs_powersgd(file):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("algorithm", [None, "bytegrad", "terngrad"])
+@pytest.mark.parametrize("algorithm", [None, "bytegrad", "two_phases"])
 def test_collectives_within_then(run_group, algorithm):
     run_group(2, nested, algorithm=algorithm)
 

@@ -11,10 +11,9 @@ import torch.distributed as dist
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import PowerSGD
-from bagua_hvd.algorithms.base import RESEARCH
-from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.torch.distributed import Options, process_set_of
 from torch_group import start
+from two_phases import TwoPhases
 
 
 def summed(value, group=None, count=3):
@@ -198,7 +197,7 @@ def options(file):
     assert (mean - exact).norm() < 0.5 * (draws[0] - exact).norm()
     with pytest.warns(UserWarning, match="apply to all_reduce only: reduce_scatter and all_gather"):
         dist.reduce_scatter_single(torch.empty(4), torch.ones(4 * size), group=numbered)
-    for name in sorted({*algorithms.names()} - set(RESEARCH)):
+    for name in algorithms.names():
         if name in ("gradient_allreduce", "bytegrad", "rotated"):
             Options(algorithm=name)
         else:
@@ -208,11 +207,11 @@ def options(file):
     tensor = large.clone()
     dist.all_reduce(tensor, group=exact)
     assert torch.allclose(tensor, size * torch.linspace(0, 1, 1 << 12) + sum(range(size)))
-    terngrad = dist.new_group(pg_options=Options(algorithm=TernGrad(clip=1), min_bytes=0))
-    signs = torch.tensor([1.0, -1.0, -1.0, 1.0])        # of one size: nothing is left to chance
+    phases = dist.new_group(pg_options=Options(algorithm=TwoPhases, min_bytes=0))
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0])
     for wait in (dist.Work.wait, lambda work: work.get_future().wait()):
         reduced = signs.clone()
-        wait(dist.all_reduce(reduced, group=terngrad, async_op=True))
+        wait(dist.all_reduce(reduced, group=phases, async_op=True))
         assert torch.equal(reduced, size * signs)
     for algorithm in ("doublesqueeze", PowerSGD(warmup_steps=0)):
         with pytest.raises(ValueError, match="keeps errors between steps, and all_reduce does not know"):

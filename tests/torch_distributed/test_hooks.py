@@ -14,13 +14,13 @@ from bagua_hvd.torch import ddp
 from torch_group import start
 
 BEYOND_GRADIENTS = {
-    "async", "auto", "choco", "decentralized", "diloco", "lamb", "local_adam", "local_sgd",
-    "low_precision_decentralized", "onebit_adam", "push_sum", "qadam", "streaming_diloco", "zero_one_adam"}
+    "async", "auto", "choco", "decentralized", "diloco", "local_sgd",
+    "low_precision_decentralized", "onebit_adam", "qadam", "streaming_diloco"}
 # torch joins gloo's threads when the last DDP of a group is collected. It holds the GIL there, for which one of these
 # threads may wait: it lets go of a tensor. So a DDP stays until the process ends.
 KEPT = []
 # Whose models are not equal after each step.
-APART = {"async", "choco", "decentralized", "diloco", "local_adam", "local_sgd", "push_sum", "streaming_diloco"}
+APART = {"async", "choco", "decentralized", "diloco", "local_sgd", "streaming_diloco"}
 
 
 def model(**options):

@@ -24,17 +24,6 @@ int bhvd_process_set_size(bhvd_context *ctx, int id) { return numbers_of(ctx, id
 int bhvd_process_set_rank(bhvd_context *ctx, int id) { return numbers_of(ctx, id).rank; }
 int bhvd_process_set_hosts(bhvd_context *ctx, int id) { return numbers_of(ctx, id).hosts; }
 
-int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int capacity)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    const int size = set && set->group.rank >= 0 ? set->group.size : -1;
-    if (size >= 0 && size <= capacity)
-        primitive_hosts_of(&set->group, hosts);
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return size;
-}
-
 int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity)
 {
     pthread_mutex_lock(&ctx->sets_lock);

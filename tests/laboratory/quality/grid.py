@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import QAdam
-from bagua_hvd.algorithms.base import RESEARCH
 from bagua_hvd.algorithms.full_steps import FullSteps
 from bagua_hvd.core import variables
 from tests.laboratory import records
@@ -37,6 +36,7 @@ FOR_ADAM = ("qadam", "onebit_adam")
 # the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
 OWN_OPTIMIZERS = {"muon": ("local_sgd", "diloco", "streaming_diloco")}
 OWN_RATES = (0.01, 0.02, 0.04, 0.08)
+WITHOUT_MUON = ("mnist1d", "book")
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 # A codec: its function in codecs, and what that is given.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,14 +99,14 @@ def with_codec(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def rows() -> dict[str, tuple[str, dict[str, Any]]]:
     """Name in tables -> (algorithm, arguments); the reference first."""
-    names = [REFERENCE, *(name for name in algorithms.names() if name not in (REFERENCE, *RESEARCH))]
+    names = [REFERENCE, *(name for name in algorithms.names() if name != REFERENCE)]
     return {name: (name, {}) for name in names} | VARIANTS
 
 
 def optimizers(task: str) -> dict[str, tuple[float, ...]]:
     """Name -> learning rates to choose from: of the task, and, if it has Adam, those of algorithms."""
     given = TASKS[task]().optimizers
-    if task in OWN or not any(name.startswith("adam") for name in given):
+    if task in (*OWN, *WITHOUT_MUON) or not any(name.startswith("adam") for name in given):
         return given
     rates = OWN_RATES if any(len(rates) > 1 for rates in given.values()) else OWN_RATES[1:2]
     return given | dict.fromkeys(OWN_OPTIMIZERS, rates)
@@ -138,7 +138,7 @@ def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None
 
 def row_of(setting: dict[str, Any]) -> str | None:
     """The row whose training this is; None: of none that there is now."""
-    if setting["algorithm"] not in algorithms.names() or setting["algorithm"] in RESEARCH:
+    if setting["algorithm"] not in algorithms.names():
         return None
     mine = whole(setting["algorithm"], setting["arguments"], setting["defaults"])
     return next((row for row, (algorithm, arguments) in rows().items()

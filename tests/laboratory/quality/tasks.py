@@ -68,6 +68,13 @@ def cnn() -> nn.Module:
         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24 * 4, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+def cnn1d() -> nn.Module:
+    """The convolutional network of arXiv:2011.14439."""
+    return nn.Sequential(
+        nn.Conv1d(1, 25, 5, 2, 1), nn.ReLU(), nn.Conv1d(25, 25, 3, 2, 1), nn.ReLU(), nn.Conv1d(25, 25, 3, 2, 1),
+        nn.ReLU(), nn.Flatten(), nn.Linear(125, 10))
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(22, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 5))
 
@@ -185,8 +192,15 @@ def _code() -> Task:
                 lambda: Recurrent(text[1], 64, nn.GRU), lambda: text[0], decays=False)
 
 
+def _book() -> Task:
+    """A transformer of a million parameters."""
+    context = 64
+    return Task("book", {"adam": (0.002,)}, 3000, 8,
+                lambda: Causal(data.book(context)[1], context, 176, 4), lambda: data.book(context)[0])
+
+
 # With what is aside no default was chosen: it was looked at when all were.
-ASIDE = ("aside", "code", "long")
+ASIDE = ("aside", "code", "long", "mnist1d", "book")
 TASKS: dict[str, Callable[[], Task]] = {
     "images": lambda: Task("images", {"sgd": (0.06, 0.12, 0.24, 0.48), "adam": (0.004, 0.008, 0.016, 0.032)}, 300, 64,
                            cnn, data.images, 10),
@@ -200,4 +214,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "code": _code,
     # Long enough for few bytes. Of 0.008, 0.016 and 0.032 this rate had the lowest validation loss, with the seed 1000.
     "long": lambda: _characters("long", (0.016,), 2000),
+    # Model and learning rate as published.
+    "mnist1d": lambda: Task("mnist1d", {"adam": (0.01,)}, 2000, 96, cnn1d, data.series, 10),
+    "book": _book,
 }
