@@ -1,6 +1,8 @@
-"""Async: in the background, the mean of all weights, or of a few peers' weights, as they are or by codes.
+"""Async: ranks train by themselves, and in the background their weights are averaged, as they are or by codes.
 
-s_i: the weights when the round began (asynchronous.py). A round adds to x_i:
+A round begins after a step when sync_interval_ms have passed since the last one ended, and takes a snapshot s_i of the
+weights. Training goes on. After the first step that finds the round ended, x_i += A(s)_i - s_i, so local steps made in
+between are kept. A(s)_i - s_i is
 
     all             (1/n) sum_j s_j - s_i                       mean
     pairs           (s_i + s_p) / 2 - s_i                       peers; p: the peer of this round (decentralized.py)
@@ -13,27 +15,43 @@ With a codec Q the ranks send how far they are from where they were last, d_i = 
     ring            W += D(Q(s_i - W)), R and L alike           coded_ring; W, R, L: replicas as in choco.py, gamma = 1
                     x_i += (L + R - 2 W) / 3
 
-In pairs each rank goes from peer to peer at its own pace, and does not stay with one that is late (meetings.py). In a
-ring a rank waits for both neighbours. hierarchical: hosts take the place of ranks, with the mean of their ranks' s;
-then a late rank delays the next round, but not the training.
+The thread that trains takes the snapshot and adds, between a step and the next forward pass: weights never change
+between forward and backward, and there is no lock. Rounds of all ranks are in rounds.py. In pairs each rank goes from
+peer to peer at its own pace, and does not stay with one that is late (meetings.py). In a ring a rank waits for both
+neighbours. hierarchical: hosts take the place of ranks, with the mean of their ranks' s; then a late rank delays the
+next round, but not the training.
+
+What rounds leave behind (replicas, say) is in no checkpoint: ranks that save at different moments would not fit
+together. After a resume it begins anew, by one exchange in full precision.
+
+For the first warmup_steps steps gradients are averaged as in full steps (full_steps.py); for at least 3/2 full_steps,
+since ranks that step when they like can make none later.
 
 Wire per round, N elements: all 2 N (n-1)/n, pairs N, ring 2 N; with minmax_uint8 a quarter of that.
 Memory: 2 N elements during a round, and for each peer that is late; with a codec N more always, in a ring 3 N float32.
-Source: BAGUA, arXiv:2107.01499; pairs: AD-PSGD, Lian et al., arXiv:1710.06952. Differs: peers in turn.
+Source: BAGUA, arXiv:2107.01499; pairs: AD-PSGD, Lian et al., arXiv:1710.06952. Differs: no thread and no lock; all
+floating dtypes; a bound on staleness; peers in turn.
 """
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 
-from bagua_hvd.algorithms.asynchronous import AnyRounds, Asynchronous
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import blocks
+from bagua_hvd.algorithms.base import Safety, blocks, positive
 from bagua_hvd.algorithms.decentralized import PAIRS, cycle, round_of
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
+from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.meetings import Meetings
 from bagua_hvd.algorithms.replicas import host_count, replicas_of, require_peers
+from bagua_hvd.algorithms.rounds import AnyRounds, NoRounds, Rounds
 from bagua_hvd.codecs import Codec
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import ErrorState, c_lp_s, d_fp_s, d_lp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -94,21 +112,37 @@ def coded_ring(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bo
     return delta
 
 
-class Async(Asynchronous):
+class Async(LocalSteps):
     """Averages weights in the background.
+
+    Ranks may make different numbers of steps. When one leaves the job, the others go on without
+    averaging. Before evaluation, a checkpoint, or the end, on all ranks:
+
+        optimizer.algorithm.abort()         rounds under way end, none begins
+        hvd.consensus(model)                the mean of the models
+        optimizer.algorithm.resume()
 
     Args:
         peer_selection_mode: "all"; in pairs "shift_one", "exponential" or "random"; or "ring".
+        sync_interval_ms: from the end of a round to the beginning of the next, 0 or more.
+        warmup_steps: steps with averaged gradients before; at least 3/2 full_steps. full_steps: see FullSteps.
         codec: of bagua_hvd.codecs, for differences instead of weights; None: full precision. Not with pairs.
+        max_staleness: steps after which a round that is still on its way is waited for, however long that takes: then
+            all ranks must make as many steps, or end with abort(). None: see Patience (rounds.py). In pairs it is a
+            bound for each pair: a round is of two ranks, counts its own steps, and other ranks do not wait for it.
         hierarchical: full precision within hosts, and hosts as the peers; for all without codec it changes nothing but
             the way that the bytes take.
-        sync_interval_ms, warmup_steps, max_staleness, full_steps: see Asynchronous.
     """
+
+    safety = Safety.E4
+    asynchronous = True
+    uses_weights = ("after_step",)
 
     def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: float = 0, warmup_steps: float = 0,
                  codec: Codec | None = None, max_staleness: int | None = None, hierarchical: bool = False,
                  full_steps: int | None = None) -> None:
-        super().__init__(sync_interval_ms, warmup_steps, max_staleness, full_steps)
+        super().__init__(warmup_steps=warmup_steps, full_steps=full_steps)
+        self.warmup_steps = max(self.warmup_steps, 3 * self.full_steps // 2)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         if peer_selection_mode in PAIRS and codec is not None:
@@ -116,23 +150,44 @@ class Async(Asynchronous):
                 f"peer_selection_mode={peer_selection_mode!r} takes no codec: codes are of differences to replicas of "
                 "fixed neighbours; use peer_selection_mode='ring'"
             )
+        if not sync_interval_ms >= 0:
+            raise ValueError(f"sync_interval_ms={sync_interval_ms!r}: expected milliseconds, 0 or more")
         self.peer_selection_mode = peer_selection_mode
+        self.sync_interval_ms = sync_interval_ms
+        self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
         self.codec = codec
         self.hierarchical = hierarchical
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+    def full_step(self, model: Model | None) -> bool:
+        # After the warm-up ranks may be in different steps.
+        return model is not None and model.step < self.warmup_steps
 
     def prepare(self, model: Model) -> None:
         if self.peer_selection_mode != "all":
             require_peers(model.group, f"async with peer_selection_mode={self.peer_selection_mode!r}")
-        super().prepare(model)
+        self._models.add(model)
+        _in_use.add(model)
 
-    def rounds_of(self, model: Model) -> AnyRounds:
+    def after_step(self, model: Model) -> None:
+        if model.step + 1 >= self.warmup_steps:
+            with self._peers_may_leave(model):
+                self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
+
+    def _rounds(self, model: Model) -> AnyRounds:
+        if "rounds" not in model.scratch:
+            model.scratch["rounds"] = self._rounds_of(model)
+        rounds: AnyRounds = model.scratch["rounds"]
+        return rounds
+
+    def _rounds_of(self, model: Model) -> AnyRounds:
         mode = self.peer_selection_mode
         if mode not in PAIRS or self.hierarchical:
-            return super().rounds_of(model)
+            return Rounds(model, self._difference)
         topology, rounds = cycle(mode, model.group.size())
         return Meetings(model, partial(peers, model.group, topology), topology, rounds, in_order=mode != "random")
 
-    def difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:
+    def _difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:
         mode, hierarchical = self.peer_selection_mode, self.hierarchical
         if self.codec is not None:
             coded = coded_mean if mode == "all" else coded_ring
@@ -143,3 +198,38 @@ class Async(Asynchronous):
             return peers(group, "ring", bucket, 0, 0, hierarchical)
         topology, round = round_of(mode, host_count(group), number)
         return peers(group, topology, bucket, round, 0, hierarchical=True)
+
+    @contextmanager
+    def _peers_may_leave(self, model: Model) -> Iterator[None]:
+        """Ranks end when they like: those that are left go on, without rounds. Elastic jobs begin anew instead."""
+        try:
+            yield
+        except HorovodInternalError as error:
+            if error.cause != "left" or runtime.options.elastic:
+                raise
+            model.scratch["rounds"] = NoRounds(model.scratch["rounds"])
+            warnings.warn(
+                f"rank {error.rank} has left the job, so this rank trains on by itself: to average up to the end, "
+                "call optimizer.algorithm.abort() on all ranks when they have made their steps", stacklevel=2)
+
+    def abort(self) -> None:
+        """Ends the rounds of all ranks, with a last one together; none begins until resume().
+
+        Collective; ranks that have not called it yet go on training meanwhile. Again: nothing happens.
+        """
+        for model in sorted(self._models, key=lambda model: model.name):
+            with self._peers_may_leave(model):
+                self._rounds(model).stop(self.sync_interval_ms / 1000)
+
+    def resume(self) -> None:
+        """Rounds begin again. To be called on all ranks."""
+        for model in self._models:
+            self._rounds(model).resume()
+
+
+_in_use: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+def in_use() -> bool:
+    """Whether an optimizer of this process averages asynchronously: its ranks make steps of their own."""
+    return len(_in_use) > 0

@@ -16,7 +16,7 @@ Wire per communication: two codes of N elements; with sign N/4 bytes.
 Memory: 12 N bytes.
 Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weights and not as zeros.
 """
-from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.codecs import Codec
 from bagua_hvd.core.operations import Posted
@@ -37,6 +37,8 @@ class Choco(LocalSteps):
     """
 
     uses_weights = ("after_step",)
+    before: tuple[float, ...]
+    after: tuple[float, ...]
 
     def __init__(self, codec: Codec = sign, gamma: float = 0.7, hierarchical: bool = False,
                  communication_interval: int = 1, warmup_steps: float = 0, full_steps: int | None = None) -> None:
@@ -46,6 +48,7 @@ class Choco(LocalSteps):
         self.codec = codec
         self.gamma = gamma
         self.hierarchical = hierarchical
+        self.before, self.after = (-1, 0, 0), (1, -2 * gamma / 3, gamma / 3, gamma / 3)     # of d_lp_s
 
     def after_step(self, model: Model) -> None:
         if not self.begins_interval(model):
@@ -57,7 +60,5 @@ class Choco(LocalSteps):
 
     def _begin(self, bucket: Weights, model: Model) -> Posted:
         replicas = replicas_of(bucket, model.group, self.hierarchical)
-        share = self.gamma / 3
         return d_lp_s(bucket, model.group, self.codec, replicas, hierarchical=self.hierarchical,
-                      seed=bucket.seed(model.step),
-                      before=(-1, 0, 0), after=(1, -2 * share, share, share))
+                      seed=bucket.seed(model.step), before=self.before, after=self.after)

@@ -26,7 +26,7 @@ from random import Random
 
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
-from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.replicas import host_count, require_peers
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import d_fp_s

@@ -14,7 +14,7 @@ Wire: 2 N (n-1)/n bytes per rank in such a step. On GPUs Q is minmax_uint8, for 
 Source: T_v is 0/1 Adam's, Lu et al., arXiv:2202.06009. The algorithms' own papers have no such steps (full_steps=0), or
 have them in full precision (BAGUA_FULL_STEP_BITS=32), as 0/1 Adam does.
 """
-from bagua_hvd.algorithms.base import Algorithm, not_negative
+from bagua_hvd.algorithms.base import Algorithm, Safety, not_negative, positive
 from bagua_hvd.codecs import Codec, float8, minmax_uint8
 from bagua_hvd.core import variables
 from bagua_hvd.core.operations import Posted
@@ -23,6 +23,7 @@ from bagua_hvd.job.runtime import local_size, size
 from bagua_hvd.primitives import c_fp_s, c_lp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
 
 
 def codec_for(bucket: Bucket) -> Codec | None:
@@ -76,3 +77,40 @@ class FullSteps(Algorithm):
         if model is None:       # a bucket by itself knows of no steps
             return False
         return model.step < self.warmup_steps or is_full(model.step, self.full_steps)
+
+
+class LocalSteps(FullSteps):
+    """Averaged gradients in the warm-up, then steps of each rank's own, of which every so many-th communicates weights.
+
+    Early in a training ranks drift apart fastest and gain most from the mean gradient. So local steps may begin late,
+    where the learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
+
+    Args:
+        communication_interval: optimizer steps from one communication to the next, 1 or more.
+        warmup_steps: steps with averaged gradients before the local ones begin; at least full_steps.
+        full_steps: see FullSteps.
+    """
+
+    safety = Safety.E3
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, communication_interval: int = 1, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(warmup_steps, full_steps)
+        self.communication_interval = positive("communication_interval", communication_interval)
+
+    def gradients_travel(self, model: Model) -> bool:
+        return self.full_step(model)
+
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        return mean_of_gradients(bucket, group)
+
+    def begins_interval(self, model: Model) -> bool:
+        """Whether this is the first local step, or one whole intervals after it."""
+        local = model.step - self.warmup_steps
+        return local >= 0 and local % self.communication_interval == 0
+
+    def ends_interval(self, model: Model) -> bool:
+        """Whether with this one as many local steps have been made as are whole intervals."""
+        local = model.step + 1 - self.warmup_steps
+        return local > 0 and local % self.communication_interval == 0

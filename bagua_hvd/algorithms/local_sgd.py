@@ -11,7 +11,7 @@ Memory: 2 N elements during the averaging.
 Source: Stich, arXiv:1805.09767; Lin et al. (post-local SGD), arXiv:1808.07217.
 """
 from bagua_hvd.algorithms.averaging import mean
-from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.training.model import Model
 
 

@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from bagua_hvd.algorithms.exchange import Exchange
-from bagua_hvd.algorithms.patience import Patience
+from bagua_hvd.algorithms.rounds import Patience
 from bagua_hvd.primitives import c_fp_s, d_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -40,7 +40,7 @@ class Meeting:
 
 
 class Meetings:
-    """The meetings of one model, from one init() on. As asynchronous.Rounds: advance(), stop(), resume().
+    """The meetings of one model, from one init() on. As rounds.Rounds: advance(), stop(), resume().
 
     Args:
         begin: one bucket's part, of a round of the cycle; the last argument numbers memory that no other meeting has.

@@ -31,7 +31,7 @@ import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.base import not_negative, positive
-from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.quorum import Part, Rounds, outer_step
 from bagua_hvd.algorithms.travelling import Travelling, travelling
 from bagua_hvd.codecs import Codec, block

@@ -20,7 +20,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bagua_hvd.algorithms.asynchronous import in_use
+from bagua_hvd.algorithms.async_average import in_use
 from bagua_hvd.torch.mpi_ops import Sum, allgather, allreduce_, size
 
 

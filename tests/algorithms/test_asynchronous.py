@@ -15,7 +15,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Async
-from bagua_hvd.algorithms.asynchronous import NoRounds
+from bagua_hvd.algorithms.rounds import NoRounds
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import (
     BUCKETS,

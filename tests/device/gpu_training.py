@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import research  # noqa: F401  (registers its names)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 

@@ -7,7 +7,6 @@ tensor of a GPU on the host crashes. Expected: the same bits as in the host's me
 import pytest
 
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import research  # noqa: F401  (registers its names)
 
 ASYNC = [name for name in algorithms.names() if name.startswith("async")]    # no two runs of them are equal
 ARGUMENTS = {"powersgd": {"rank": 1, "warmup_steps": 1}, "diloco": {"communication_interval": 2},

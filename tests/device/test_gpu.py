@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import research  # noqa: F401  (registers its names)
 from device_arrays import missing_gpu
 
 pytestmark = [pytest.mark.skipif(bool(missing_gpu()), reason=missing_gpu()), pytest.mark.timeout(300)]

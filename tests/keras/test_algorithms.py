@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import research  # noqa: F401  (registers its names)
 from keras_training import MODES as ALL_MODES
 from keras_training import assert_near, assert_same_everywhere, data_of, data_of_all, flat, make_model
 
