@@ -83,6 +83,8 @@ def defaults(algorithm: str) -> dict[str, Any]:
         values["codec"] = None
     # What has an argument's name and is a method is no value of it.
     values = {name: given[name].default if inspect.ismethod(value) else value for name, value in values.items()}
+    if values.get("quorum", 0) is None:     # without one nobody waits for a grace
+        del values["grace_s"]
     if getattr(made, "empties_errors", False):
         values["empties_errors"] = True
     if isinstance(made, FullSteps | QAdam):

@@ -16,11 +16,12 @@ from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 LATE = "gradient_allreduce, delay"
 # Of docs/choose.md: network, name, our way, where speed() finds it, and with which optimizers; None: with all.
 CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
-    ("one host, or 10 Gbit/s and more", "gradient_allreduce", "gradient_allreduce", {}, None),
+    ("one host, or steps that do not wait", "gradient_allreduce", "gradient_allreduce", {}, None),
     ("1 Gbit/s", "bytegrad", "bytegrad", {"rate": "1gbit"}, None),
     ("100 Mbit/s, any optimizer", "rotated", "rotated", {"rate": "100mbit"}, None),
     ("100 Mbit/s, Adam", "onebit_adam", "onebit_adam+gradients_untouched", {"rate": "100mbit"}, "adam"),
-    ("20 ms between hosts, Adam", "diloco", "diloco+8", {"rate": "1gbit", "delay": "20", "pace": "10"}, "adam"),
+    ("1 Gbit/s, 20 ms, short steps, Adam", "diloco", "diloco+8", {"rate": "1gbit", "delay": "20", "pace": "10"},
+     "adam"),
 )
 
 
