@@ -60,7 +60,7 @@ def command(args, hosts, env):
     if not is_open_mpi and (args.ssh_port or args.ssh_identity_file or args.output_filename):
         raise ValueError("--mpi: MPICH's mpirun has no --ssh-port, --ssh-identity-file and --output-filename: leave "
                          "them out, and set up ssh in ~/.ssh/config")
-    start = _open_mpi(args, hosts, env) if is_open_mpi else _hydra(args, hosts)
+    start = _open_mpi(args, hosts, env) if is_open_mpi else _hydra(args, hosts, env)
     return [path, *start, *shlex.split(args.mpi_args or ""), *args.command]
 
 
@@ -84,12 +84,12 @@ def _open_mpi(args, hosts, env):
     return start
 
 
-def _hydra(args, hosts):
-    start = ["-prepend-rank", "-n", str(args.num_proc), "-genvall", "-bind-to", "none"]
+def _hydra(args, hosts, env):
+    start = ["-prepend-rank", "-n", str(args.num_proc), "-bind-to", "none"]
     if args.binding_args:
         start[-2:] = shlex.split(args.binding_args)
     if hosts:
         start += ["-hosts", hosts]
     if args.nics:
         start += ["-iface", args.nics[0]]
-    return start
+    return [*start, "-genvlist", ",".join(sorted(forwarded(env)))]

@@ -39,9 +39,12 @@ def test_open_mpi(launcher):
 
 def test_hydra(launcher):
     command = composed(launcher, "HYDRA build details:", "-H", "a:2,b:2", "--binding-args=-bind-to core",
-                       "--network-interface", "eth0")
-    assert command[1:] == ["-prepend-rank", "-n", "4", "-genvall", "-bind-to", "core", "-hosts", "a:2,b:2", "-iface",
-                           "eth0", "train", "--flag"]
+                       "--network-interface", "eth0", "--exclude-env", "PYTHON*,BAGUA_HVD_J*")
+    *start, names, train, flag = command[1:]
+    assert start == ["-prepend-rank", "-n", "4", "-bind-to", "core", "-hosts", "a:2,b:2", "-iface", "eth0",
+                     "-genvlist"]
+    assert {"MINE", "PATH", "BAGUA_HVD_TRANSPORT"} <= set(names.split(",")) and "PWD" not in names.split(",")
+    assert "PYTHON" not in names and (train, flag) == ("train", "--flag")
 
 
 @pytest.mark.parametrize("version, arguments, words", [
