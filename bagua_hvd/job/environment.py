@@ -149,12 +149,17 @@ def _listen_host(read, options):
     interfaces = read("HOROVOD_GLOO_IFACE")
     if interfaces is None:
         return local_address_towards(options.rendezvous_host)
-    addresses = dict(probe.addresses())
-    for interface in interfaces:
-        if interface in addresses:
-            return addresses[interface]
-    known = ", ".join(sorted(addresses))
-    raise ValueError(f"environment variable HOROVOD_GLOO_IFACE={','.join(interfaces)!r}: expected one of {known}")
+    addresses = addresses_of(interfaces)
+    return next(addresses[interface] for interface in interfaces if interface in addresses)
+
+
+def addresses_of(interfaces):
+    """{interface: IPv4 address} of this host. ValueError: it has none of the interfaces; None: all."""
+    addresses = dict(probe.addresses(interfaces))
+    if interfaces and not addresses:
+        known = ", ".join(sorted(dict(probe.addresses())))
+        raise ValueError(f"environment variable HOROVOD_GLOO_IFACE={','.join(interfaces)!r}: expected one of {known}")
+    return addresses
 
 
 def local_address_towards(host):

@@ -6,13 +6,13 @@ connect to this process; see desk.py.
 import base64
 import time
 
-from bagua_hvd.job import probe
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner import mpi_run
 from bagua_hvd.runner.desk import TASK, Desk
 from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local, plan
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.run_files import with_report
+from bagua_hvd.runner.ssh.network import own_addresses
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _MPIRUN = "mpirun"
@@ -37,7 +37,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     secret_key = make_secret_key()
     env = {**mpi_run.environment(env), HOROVOD_SECRET_KEY: secret_key.decode()}
     with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else "0.0.0.0") as desk:
-        addresses = ["127.0.0.1"] if here else [address for _, address in probe.addresses(args.nics)]
+        addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
         args.command = [python, "-m", TASK, f"{','.join(addresses)}:{desk.port}"]
         command = mpi_run.command(args, hosts, env)
         # Its lines say already which rank they are of.

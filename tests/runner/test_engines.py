@@ -10,6 +10,7 @@ import pytest
 
 from bagua_hvd.job.engines.detect import Placement, detect
 from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange, folder
+from bagua_hvd.job.engines.join import Membership
 from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
 from ports import free_port
 
@@ -65,6 +66,14 @@ def test_beside_mpi4py(when, environment, tmp_path):
     script = use + SCRIPT if when == "before" else SCRIPT.replace("sys.stdout", use + "sys.stdout")
     done = run(starter("mpich", 3), script, {**environment, "BAGUA_HVD_EXCHANGE": "mpi"}, tmp_path)
     assert numbers(done) == THREE_ON_ONE_HOST
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_such_interface(rank, monkeypatch):
+    """Said on every rank: the others do not wait for rank 0."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "nosuch0")
+    with pytest.raises(ValueError, match="HOROVOD_GLOO_IFACE='nosuch0': expected one of .*lo"):
+        Membership(Placement("slurm", rank, 2, 1, "job"), 1, FileExchange("job", True))
 
 
 # MPICH's mpiexec leaves the others alone when a rank dies that has not initialized MPI.

@@ -173,6 +173,11 @@ def test_no_mpirun(monkeypatch, tmp_path):
         bagua_hvd.run(lambda: None, use_mpi=True)
 
 
+def test_no_such_interface():
+    with pytest.raises(RuntimeError, match="host localhost has no interface of nosuch0 with an IPv4 address"):
+        bagua_hvd.run(lambda: None, num_proc=2, hosts="elsewhere.invalid:2", use_mpi=True, network_interface="nosuch0")
+
+
 def test_an_mpirun_that_starts_nothing(monkeypatch, tmp_path):
     script = tmp_path / "mpirun"
     script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo HYDRA && exit 0\nexit 13\n')

@@ -17,6 +17,7 @@ from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange
 from bagua_hvd.job.engines.exchange_mpi import MpiExchange
 from bagua_hvd.job.engines.exchange_store import StoreExchange
 from bagua_hvd.job.engines.torch_group import default_group, meet
+from bagua_hvd.job.environment import addresses_of
 from bagua_hvd.job.messages import fill
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
@@ -71,12 +72,14 @@ class Membership:
             return
         one_host = placement.local_size == placement.size
         exchange = exchange or _exchange(placement, one_host, timeout)
+        # On every rank: one that meets no error here would wait for rank 0, which has met it.
+        addresses = ["127.0.0.1"] if one_host else [*addresses_of(variables.read("HOROVOD_GLOO_IFACE")).values()]
         atexit.register(self.met)
         if placement.rank == 0:
             self._exchange = exchange
-            message = self._host(one_host, placement.job)
+            message = self._host("127.0.0.1" if one_host else _EVERY_INTERFACE, addresses, placement.job)
             exchange.send(json.dumps(vars(message)).encode())
-            address = _own_address(one_host)
+            address = addresses[0]
         else:
             message, address = _find_rank_0(exchange, placement.job, timeout)
         # A secret that the user gave to all ranks is better than one that came through the engine.
@@ -84,15 +87,12 @@ class Membership:
             HOROVOD_SECRET_KEY: _given_secret() or message.secret,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message.port)})
 
-    def _host(self, one_host, job):
+    def _host(self, listen, addresses, job):
         given = _given_secret()
         secret = given or make_secret_key().decode()
-        listen = "127.0.0.1" if one_host else _EVERY_INTERFACE
         self._rendezvous = Rendezvous(base64.b64decode(secret), listen)
         key = make_secret_key()
         self._target = probe.Target(_RANK_0, base64.b64decode(key), listen)
-        addresses = ["127.0.0.1"] if one_host else [
-            address for _, address in probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))]
         return Meeting(self._rendezvous.port, "" if given else secret, addresses, self._target.port, key.decode(), job)
 
     def met(self) -> None:
@@ -131,11 +131,6 @@ def _exchange(placement, one_host, timeout):
             reasons.append(f"{way}: {error}")
     raise NoExchange(f"{placement.engine} started this process as rank {placement.rank} of {placement.size}, but rank "
                      f"0 has no way to tell the others where to meet ({'; '.join(reasons)}): start the job by baguarun")
-
-
-def _own_address(one_host):
-    """Rank 0's address for its own connections, and for those of other hosts to it."""
-    return "127.0.0.1" if one_host else probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))[0][1]
 
 
 def _meeting(content):

@@ -44,10 +44,15 @@ def local_place(nics=None):
     """The Place of this host in a job without others. NoRoute: it has none of the allowed interfaces."""
     if not nics:
         return Place(LOOPBACK, "127.0.0.1")
+    return Place(own_addresses(nics)[0][0], "127.0.0.1")
+
+
+def own_addresses(nics=None):
+    """probe.addresses(nics), at least one. NoRoute: this host has none of the allowed interfaces."""
     found = probe.addresses(nics)
     if not found:
         raise _no_interface("localhost", nics)
-    return Place(found[0][0], "127.0.0.1")
+    return found
 
 
 class _Here:
