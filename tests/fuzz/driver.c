@@ -52,7 +52,7 @@ static uint32_t random_below(uint32_t limit)
 
 // Messages ask for as much memory as they like: being refused it is one of the cases.
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
-const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+const char *__asan_default_options(void) { return "allocator_may_return_null=1:max_allocation_size_mb=2000"; }
 
 void __sanitizer_set_death_callback(void (*callback)(void));
 

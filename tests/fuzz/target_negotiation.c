@@ -16,6 +16,7 @@
 #include "core/execution/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
+#include "core/negotiation/departure.h"
 #include "core/negotiation/member.h"
 #include "transport/ring.h"
 
@@ -187,7 +188,7 @@ static void send_frames(bhvd_context *ctx, struct supply *s)
         const uint8_t *payload = supply_bytes(s, &size);
         struct link *link = &ctx->run.connections.links[peer];
         if (peer == ctx->options.rank && type % 2 && !ctx->run.failure.status) {
-            if (relay_leave(ctx))
+            if (departure_begin(ctx))
                 fail(ctx);
         } else if (peer == ctx->options.rank)
             take_turn(ctx);

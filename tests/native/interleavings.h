@@ -18,7 +18,7 @@
 #include "core/execution/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
-#include "core/negotiation/goodbye.h"
+#include "core/negotiation/departure.h"
 #include "core/negotiation/relay.h"
 #include "transport/ring.h"
 
@@ -135,11 +135,11 @@ static bool can_step(int r)
 // As progress_stop does.
 static void leave_when_free(struct rank *rank)
 {
-    if (!rank->leaving || rank->left || !relay_is_free(rank->ctx))
+    if (!rank->leaving || rank->left || !departure_is_free(rank->ctx))
         return;
     rank->left = true;
     context_fail(rank->ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
-    goodbye_say(rank->ctx);
+    departure_say_goodbye(rank->ctx);
 }
 
 static void take_step(int r)
@@ -153,7 +153,7 @@ static void take_step(int r)
         post(rank, BHVD_JOIN, "join");
     } else {
         rank->leaving = true;
-        CHECK_STATUS(relay_leave(rank->ctx), BHVD_OK);
+        CHECK_STATUS(departure_begin(rank->ctx), BHVD_OK);
         leave_when_free(rank);
     }
 }

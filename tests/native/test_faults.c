@@ -22,7 +22,7 @@
 #include "core/context/operation.h"
 #include "core/execution/engine.h"
 #include "core/health/heartbeat.h"
-#include "core/negotiation/goodbye.h"
+#include "core/negotiation/departure.h"
 #include "core/negotiation/relay.h"
 #include "run/plan.h"
 
@@ -561,13 +561,13 @@ static void leave(int r)
     if (!rank->leaving) {
         rank->leaving = true;
         rank->leaves_ns = now_ns + (ctx->said_goodbye ? 1000 : TIMEOUT_MS) * MS;
-        CHECK_STATUS(relay_leave(ctx), BHVD_OK);
+        CHECK_STATUS(departure_begin(ctx), BHVD_OK);
     }
     const bool is_busy = !ctx->run.failure.status && engine_is_busy(ctx) && now_ns < rank->leaves_ns;
-    if (!ctx->said_goodbye && !is_busy && relay_is_free(ctx)) {
+    if (!ctx->said_goodbye && !is_busy && departure_is_free(ctx)) {
         context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
         executor_abort(&ctx->run);
-        goodbye_say(ctx);
+        departure_say_goodbye(ctx);
         rank->leaves_ns = now_ns + 1000 * MS;
     }
     if (!ctx->said_goodbye)

@@ -15,8 +15,7 @@
 #include "core/execution/communicators.h"
 #include "core/execution/engine.h"
 #include "core/health/heartbeat.h"
-#include "core/negotiation/goodbye.h"
-#include "core/negotiation/relay.h"
+#include "core/negotiation/departure.h"
 #include "run/plan.h"
 #include "run/pause.h"
 #include "transport/channel_mpi.h"
@@ -217,14 +216,14 @@ static void finish_agreed(bhvd_context *ctx)
 {
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
     ctx->staged.head = NULL;            // nobody has heard of these
-    if (relay_leave(ctx))
+    if (departure_begin(ctx))
         context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
         const bool is_busy = (engine_is_busy(ctx) && !ctx->run.failure.status) || engine_needs_looking(ctx);
         const bool waits = is_busy && clock_now_ns() < deadline_ns;
-        if (!waits && relay_is_free(ctx))
+        if (!waits && departure_is_free(ctx))
             return;
         if (engine_poll(ctx, true))
             rounds = 0;
@@ -247,7 +246,7 @@ void progress_stop(bhvd_context *ctx)
     finish_agreed(ctx);
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     executor_abort(&ctx->run);
-    goodbye_say(ctx);
+    departure_say_goodbye(ctx);
     flush_goodbyes(ctx);
     communicators_close_all(ctx);
     mpi_disconnect(&ctx->run.connections);          // while MPI still runs

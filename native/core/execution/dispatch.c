@@ -4,7 +4,7 @@
 #include "core/health/heartbeat.h"
 #include "core/health/stall.h"
 #include "core/negotiation/coordinator.h"
-#include "core/negotiation/goodbye.h"
+#include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
 
@@ -17,24 +17,6 @@ static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct byt
 
 const struct relay_receivers dispatch_receivers = {.up = coordinator_take_bundled, .down = take_down};
 
-static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
-{
-    bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
-    bhvd_status status = BHVD_OK;
-    link->state = LINK_LEFT;
-    if (link->rank == COORDINATOR && !is_failure)
-        status = relay_take_goodbye(ctx, r);
-    else if (link->rank == COORDINATOR || r.at < r.end)
-        status = goodbye_take_end(ctx, r);
-    else
-        status = relay_take_parents_goodbye(ctx, link);
-    if (!status)
-        pairwise_take_goodbye(ctx, link->rank);
-    if (!status && ctx->options.rank == COORDINATOR)
-        coordinator_take_goodbye(ctx, link->rank);
-    return status;
-}
-
 // Frames of negotiation proper.
 static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
 {
@@ -43,7 +25,7 @@ static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_
         return relay_take_up(ctx, link, payload);
     if (type == FRAME_DOWN)
         return relay_take_down(ctx, link, payload);
-    return type == FRAME_CLOSING ? relay_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
+    return type == FRAME_CLOSING ? departure_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
 }
 
 bhvd_status dispatch_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
@@ -51,7 +33,7 @@ bhvd_status dispatch_frame(bhvd_context *ctx, struct link *link, uint8_t type, s
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
     if (type == FRAME_GOODBYE)
-        return take_goodbye(ctx, link, payload);
+        return departure_take_goodbye(ctx, link, payload);
     if (type == FRAME_HEARTBEAT)
         return heartbeat_take(ctx, link, payload);
     if (type == FRAME_LATE)

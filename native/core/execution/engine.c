@@ -11,7 +11,7 @@
 #include "core/health/heartbeat.h"
 #include "core/health/stall.h"
 #include "core/negotiation/coordinator.h"
-#include "core/negotiation/goodbye.h"
+#include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
 #include "core/negotiation/relay.h"
@@ -67,7 +67,7 @@ void engine_look_around(bhvd_context *ctx)
     communicators_look(ctx);
     stall_check(ctx);
     pairwise_check_stalls(ctx);
-    relay_look(ctx, clock_now_ns());
+    departure_look(ctx, clock_now_ns());
     run_look_at_schedules(&ctx->run);
 }
 
@@ -275,7 +275,7 @@ static void failed(void *ctx, const struct bhvd_error *error)
 {
     context_end_all(ctx, error);
     if (error->status != BHVD_ERR_SHUTDOWN) {
-        goodbye_say(ctx);
+        departure_say_goodbye(ctx);
         communicators_abort(ctx);       // what waits for a peer on the GPU would wait for ever
     }
 }

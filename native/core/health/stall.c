@@ -12,7 +12,7 @@
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
-#include "core/negotiation/goodbye.h"
+#include "core/negotiation/departure.h"
 
 enum { LOOK_EVERY_NS = 1000000000, LINE_BYTES = 1024 };
 
@@ -193,7 +193,7 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
     error_blame(&reason, BHVD_CAUSE_TIMEOUT, stalled == 1 ? last : -1);
     context_close(ctx, &reason);
     reason = ctx->closing;
-    goodbye_say(ctx);
+    departure_say_goodbye(ctx);
     run_fail_with(&ctx->run, &reason);
 }
 

@@ -169,6 +169,12 @@ static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, b
     return BHVD_OK;
 }
 
+static bool has_joined(bhvd_context *ctx)
+{
+    const struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+    return operation_find(ctx, &key);
+}
+
 // Reads one answered operation. *out NULL: nothing to execute here (an error answer, or not concerned).
 static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                   struct bhvd_handle **out)
@@ -193,7 +199,8 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
     if (!op && set && bytes && request_size) {
         struct request *request = request_parse(bytes, request_size);
-        op = request && (response_has_zeros(request) || request_is_of_members(request)) ? proxy_create(ctx, request) : NULL;
+        const bool is_needed = request && (request_is_of_members(request) || (response_has_zeros(request) && has_joined(ctx)));
+        op = is_needed ? proxy_create(ctx, request) : NULL;
         request_drop(request);
         if (!op) {
             free(agreed.agreed_owned);

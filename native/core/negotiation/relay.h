@@ -5,7 +5,7 @@
 //     UP        bundle.h
 //     DOWN      items, each: the set of ranks that it is for (none: all below, and the receiver), u8 frame type, u32 size,
 //               that frame's payload: RESPONSE or STALE
-//     CLOSING   the coordinator has left, and this is its reason: the end of all DOWNs (relay_departure.c)
+//     CLOSING   the coordinator has left, and this is its reason: the end of all DOWNs (departure.c)
 //
 // A relay that wants to leave says so by an item of its own, LEFT, and stays until its children have left.
 #ifndef BHVD_RELAY_H
@@ -48,18 +48,5 @@ bhvd_status relay_flush(bhvd_context *ctx);
 
 bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
-
-// This rank asks for nothing more: the others need not wait for it, although it may have to stay.
-bhvd_status relay_leave(bhvd_context *ctx);
-// True when nobody needs this rank as a relay any more.
-bool relay_is_free(const bhvd_context *ctx);
-
-// The coordinator left, and says so directly: the end for its children, who pass it on; others wait for what their parent says.
-bhvd_status relay_take_goodbye(bhvd_context *ctx, struct bytes_reader reason);
-bhvd_status relay_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
-// Another rank left: a failure, if it was to relay for this one still.
-bhvd_status relay_take_parents_goodbye(bhvd_context *ctx, const struct link *link);
-// Waits no longer for a parent that says nothing after the coordinator left.
-void relay_look(bhvd_context *ctx, int64_t now_ns);
 
 #endif

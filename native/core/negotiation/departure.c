@@ -1,0 +1,162 @@
+#include "core/negotiation/departure.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/message/reason.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/pairwise.h"
+#include "core/negotiation/relay.h"
+#include "core/negotiation/send.h"
+
+bhvd_status departure_begin(bhvd_context *ctx)
+{
+    struct bytes item = {0};
+    if (departure_is_free(ctx))
+        return BHVD_OK;                 // its goodbye says as much
+    pairwise_revoke_all(ctx);
+    bytes_put_u8(&item, ITEM_LEFT);
+    bhvd_status status = relay_announce(ctx, &item);
+    bytes_fini(&item);
+    return status;
+}
+
+bool departure_is_free(const bhvd_context *ctx)
+{
+    const struct relay *relay = ctx->relay;
+    // After a failure, or the coordinator's goodbye, nothing is relayed; its own goodbye is that for all.
+    if (relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
+        return true;
+    for (int i = 0; i < relay->tree.child_count; i++) {
+        if (ctx->run.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
+            return false;
+    }
+    return true;
+}
+
+// Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
+static void put_reason(const bhvd_context *ctx, struct bytes *out)
+{
+    struct bhvd_error error = ctx->run.failure;
+    bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
+    if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST) {
+        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->run.failure.message);
+        error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
+    } else if (!failed && !error.status && ctx->closing.status) {
+        error = ctx->closing;
+    } else if (!failed && ctx->coordinator->left_count) {
+        reason_left(&error, ctx->coordinator->first_left);
+    } else if (!failed) {
+        return;
+    }
+    bytes_put_u8(out, (uint8_t)error.status);
+    reason_put(out, &error);
+}
+
+void departure_say_goodbye(bhvd_context *ctx)
+{
+    struct bytes reason = {0};
+    if (ctx->said_goodbye)
+        return;
+    ctx->said_goodbye = true;
+    relay_flush(ctx);                       // what a child was promised comes before
+    put_reason(ctx, &reason);
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        struct link *link = &ctx->run.connections.links[rank];
+        if (rank != ctx->options.rank && link->state == LINK_OPEN)
+            link_send_frame(link, FRAME_GOODBYE, &reason, false);
+    }
+    bytes_fini(&reason);
+}
+
+// -------------------------------------------------------------------------------------------------- what others say
+
+// A goodbye that ends this rank's part: the coordinator's, or one that tells of a failure.
+static bhvd_status take_end(bhvd_context *ctx, struct bytes_reader r)
+{
+    struct bhvd_error reason;
+    if (r.at == r.end)
+        reason_left(&reason, COORDINATOR);
+    else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
+        return BHVD_ERR_SYSTEM;
+    ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
+    if (reason.rank == ctx->options.rank && (reason.cause == BHVD_CAUSE_ENDED || reason.cause == BHVD_CAUSE_SILENT)) {
+        const struct bhvd_error theirs = reason;
+        error_set(&reason, theirs.status, "the other ranks go on without rank %d: %.900s", reason.rank, theirs.message);
+        error_blame(&reason, theirs.cause, theirs.rank);
+    }
+    if (reason.status != BHVD_ERR_SHUTDOWN)
+        return run_fail_with(&ctx->run, &reason);
+    context_close(ctx, &reason);
+    return BHVD_OK;
+}
+
+// The end of all responses: those below hear it behind them.
+static bhvd_status close_all(bhvd_context *ctx, struct bytes_reader reason)
+{
+    struct bytes words = {0};
+    bytes_put(&words, reason.at, (size_t)(reason.end - reason.at));
+    bhvd_status status = relay_flush(ctx);
+    for (int i = 0; i < ctx->relay->tree.child_count && !status; i++)
+        status = frame_send(ctx, ctx->relay->tree.children[i].rank, FRAME_CLOSING, &words, false);
+    bytes_fini(&words);
+    return status ? status : take_end(ctx, reason);
+}
+
+// The coordinator left, and says so directly: the end for its children, who pass it on; others wait for what their parent says.
+static bhvd_status take_coordinators_goodbye(bhvd_context *ctx, struct bytes_reader reason)
+{
+    struct relay *relay = ctx->relay;
+    if (relay->parent == COORDINATOR)
+        return close_all(ctx, reason);
+    relay->closing_by_ns = clock_deadline_ns(ctx->options.heartbeat_timeout_ms > 0 ? ctx->options.heartbeat_timeout_ms : ctx->options.timeout_ms);
+    relay->last_words.size = 0;
+    bytes_put(&relay->last_words, reason.at, (size_t)(reason.end - reason.at));
+    return relay->last_words.failed ? BHVD_ERR_SYSTEM : BHVD_OK;
+}
+
+bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
+{
+    const struct relay *relay = ctx->relay;
+    if (link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
+        return BHVD_ERR_SYSTEM;
+    return close_all(ctx, reason);
+}
+
+// Another rank left: a failure, if it was to relay for this one still.
+static bhvd_status take_members_goodbye(bhvd_context *ctx, const struct link *link)
+{
+    const struct relay *relay = ctx->relay;
+    if (link->rank != relay->parent || ctx->closing.status)
+        return BHVD_OK;
+    if (relay->closing_by_ns)
+        return close_all(ctx, bytes_read(&relay->last_words));
+    return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while it still relayed "
+                     "for rank %d; BAGUA_HVD_NEGOTIATION=star does without relays", link->rank, ctx->options.rank);
+}
+
+bhvd_status departure_take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+{
+    bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
+    bhvd_status status = BHVD_OK;
+    link->state = LINK_LEFT;
+    if (link->rank == COORDINATOR && !is_failure)
+        status = take_coordinators_goodbye(ctx, r);
+    else if (link->rank == COORDINATOR || r.at < r.end)
+        status = take_end(ctx, r);
+    else
+        status = take_members_goodbye(ctx, link);
+    if (!status)
+        pairwise_take_goodbye(ctx, link->rank);
+    if (!status && ctx->options.rank == COORDINATOR)
+        coordinator_take_goodbye(ctx, link->rank);
+    return status;
+}
+
+void departure_look(bhvd_context *ctx, int64_t now_ns)
+{
+    const struct relay *relay = ctx->relay;
+    if (relay->closing_by_ns && now_ns >= relay->closing_by_ns && !ctx->closing.status)
+        close_all(ctx, bytes_read(&relay->last_words));
+}
