@@ -119,14 +119,14 @@ def test_relays_leave_and_others_go_on(n, options):
         ends = add(context, [0, n - 1])
         first_steps.wait()
         if rank not in (0, n - 1):
-            context.close()
+            context.shutdown()
             return
         for step in range(60):
             arrays = [np.full(2, rank + step, np.float32) for _ in range(4)]
             for operation in [allreduce(context, f"x{i}", x, process_set=ends) for i, x in enumerate(arrays)]:
                 operation.wait()
             assert all((x == n - 1 + 2 * step).all() for x in arrays)
-        context.close()
+        context.shutdown()
 
     with tree(n, **options) as world:
         world.run(call)
@@ -138,7 +138,7 @@ def test_what_was_answered_is_done_when_rank_0_leaves(n, options):
     def call(rank, context):
         x = np.full(3, 7.0 if rank == 0 else 0.0, np.float32)
         context.post(native.BROADCAST, "last", [view(x, "float32", "in place")], root_rank=0, blocking=True).wait()
-        context.close()
+        context.shutdown()
         return x.tolist()
 
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_who_needs_a_rank_that_left_hears_it(n, options):
         if rank != 1:
             with pytest.raises(HorovodInternalError, match=r"rank \d left the job|shut down"):
                 allreduce(context, "alone", np.ones(1, np.float32), blocking=True).wait()
-        context.close()
+        context.shutdown()
 
     with tree(n, **options) as world:
         world.run(call)

@@ -176,7 +176,7 @@ def test_in_two_levels_who_has_left_is_named():
         x = np.ones(1000, np.float32)
         post(context, "together", x).wait()
         if rank == 1:
-            context.close()
+            context.shutdown()
             return
         with pytest.raises(HorovodInternalError, match="rank 1|shut down"):
             for step in range(1000):

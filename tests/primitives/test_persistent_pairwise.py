@@ -193,7 +193,7 @@ def test_a_neighbour_leaves():
         def call(rank, context):
             if rank == 1:
                 time.sleep(0.2)
-                context.close()
+                context.shutdown()
             elif rank == 3:
                 for _ in range(2):                          # it waits for the other; the other is gone
                     with pytest.raises(HorovodInternalError, match="rank 1 left the job|shut down"):
@@ -220,7 +220,7 @@ def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
                 inputs = [values("float32", COUNT, 10 * step + r) for r in range(6)]
                 np.testing.assert_array_equal(got, averaged(RING, "float32", inputs, rank, 0))
             if rank == 0:
-                context.close()
+                context.shutdown()
                 has_left.set()
             else:
                 with pytest.raises(HorovodInternalError, match="rank 0 left the job"):
