@@ -52,6 +52,7 @@ struct bhvd_context {
     struct relay *relay;
     struct pairwise *pairwise;
     struct bytes request_frame;                 // the requests being announced
+    bool has_joined;                            // ever: only then it stands in with zeros
     bool said_goodbye;
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
     struct response_cache *cache;

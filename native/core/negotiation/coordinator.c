@@ -93,10 +93,15 @@ static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
         ready_put(ctx->coordinator, pending);
 }
 
+static struct operation_key join_key(const bhvd_context *ctx)
+{
+    return (struct operation_key){process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+}
+
 static bhvd_status end_join(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
-    const struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+    const struct operation_key key = join_key(ctx);
     if (c->joined_count < ctx->options.size || c->stale_count)
         return BHVD_OK;
     // What ranks posted before they joined comes before the end of the join.
@@ -374,7 +379,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
     coordinator_visit(ctx, visit_left, NULL);
     if (c->joined_count) {
         // Joins can no longer complete: who waits in one must hear it.
-        const struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+        const struct operation_key key = join_key(ctx);
         struct bhvd_error error;
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {

@@ -53,8 +53,10 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
             operation_end(op, &error);
             continue;
         }
-        if (op->work.kind == BHVD_JOIN)
+        if (op->work.kind == BHVD_JOIN) {
+            ctx->has_joined = true;
             pairwise_revoke_all(ctx);
+        }
         op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
         if (ctx->closing.status && pairwise != PAIRWISE_WAITS)
@@ -169,12 +171,6 @@ static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, b
     return BHVD_OK;
 }
 
-static bool has_joined(bhvd_context *ctx)
-{
-    const struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
-    return operation_find(ctx, &key);
-}
-
 // Reads one answered operation. *out NULL: nothing to execute here (an error answer, or not concerned).
 static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                   struct bhvd_handle **out)
@@ -199,7 +195,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
     if (!op && set && bytes && request_size) {
         struct request *request = request_parse(bytes, request_size);
-        const bool is_needed = request && (request_is_of_members(request) || (response_has_zeros(request) && has_joined(ctx)));
+        const bool is_needed = request && (request_is_of_members(request) || (response_has_zeros(request) && ctx->has_joined));
         op = is_needed ? proxy_create(ctx, request) : NULL;
         request_drop(request);
         if (!op) {
