@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
+from bagua_hvd.torch.source import make_overflow, overflow
 from bagua_hvd.torch.wrapping import Wrapped
 
 
@@ -48,6 +50,11 @@ class DistributedAdasum(Wrapped):
     def skip_synchronize(self) -> Any:
         """AssertionError: there is no synchronization to skip."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def _complete(self, agree):
+        parameters = [p for group in self.__dict__["param_groups"] for p in group["params"]]
+        if agree and extremes([int(overflow(parameters))], f"adasum.{self.number}.overflow", self.process_set)[0][0]:
+            make_overflow(parameters)
 
     @eager
     def step(self, closure: Callable[..., Any] | None = None, **kwargs: Any) -> Any:

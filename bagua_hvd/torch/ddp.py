@@ -196,7 +196,8 @@ class State:
         self._before = [(state, state.snapshot()) for state in states]
 
     def _look_for_overflow(self, reduced):
-        self._overflow |= not bool(torch.isfinite(reduced).all())
+        if not torch.isfinite(reduced).all():       # |= would lose what another thread finds meanwhile
+            self._overflow = True
 
     def _take_up(self, key, bucket, group):
         kept = self._loaded.get("buckets", {}).pop(key, None)

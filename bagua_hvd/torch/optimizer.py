@@ -5,7 +5,6 @@ torch/backward.py, the gradients themselves in torch/source.py; when and how the
 algorithms/.
 """
 import inspect
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
 from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank, places, with_kept
 from bagua_hvd.torch.shards import counterparts
-from bagua_hvd.torch.source import TorchSource
+from bagua_hvd.torch.source import TorchSource, make_overflow, overflow
 from bagua_hvd.torch.wrapping import Wrapped, parameters_by_name, wrapped_class
 from bagua_hvd.training.model import Model
 
@@ -73,26 +72,6 @@ class _Distributed(Wrapped):
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
         self._take_up(kept, reducer.load_state_dict)
 
-    # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
-    # So it is here that the ranks agree on an overflow where gradients stay, or one would skip the step and the others
-    # wait for it. To communicate at everyone's reading would be wrong: one rank that logs its learning rate must not
-    # wait for the others. docs/decisions/frontends.md
-    @property
-    def param_groups(self):
-        """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
-        reader = sys._getframe(1)
-        if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
-            self._complete(agree=True)
-            self._unscaled_by(reader)
-        try:
-            return self.__dict__["param_groups"]
-        except KeyError:        # a proxy of this class, which passes on what it has not
-            raise AttributeError("param_groups") from None
-
-    @param_groups.setter
-    def param_groups(self, groups):
-        self.__dict__["param_groups"] = self._given.param_groups = groups
-
     def _complete(self, agree):
         """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing.
 
@@ -103,8 +82,9 @@ class _Distributed(Wrapped):
             return
         self._backward.complete()
         reducer.changes_follow()
-        if agree and reducer.agree_on_overflow(self._source.overflow):
-            self._source.make_overflow()
+        parameters = self._source.parameters
+        if agree and reducer.agree_on_overflow(lambda: overflow(parameters)):
+            make_overflow(parameters)
         self._protocol.synchronized_by_user = False
 
     def _unscaled_by(self, frame):

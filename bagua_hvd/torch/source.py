@@ -143,6 +143,24 @@ def multiply(gradient: torch.Tensor, factor: float) -> None:
         gradient.mul_(factor)
 
 
+@torch.no_grad()
+def overflow(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether any gradient holds NaN or infinity."""
+    gradients = (local(parameter.grad) for parameter in parameters)
+    return any(not g.coalesce().values().isfinite().all() if g.is_sparse else not g.isfinite().all()
+               for g in gradients if g is not None)
+
+
+@torch.no_grad()
+def make_overflow(parameters: Iterable[torch.Tensor]) -> None:
+    """Gives gradients an infinity: a GradScaler then skips the step here, too."""
+    for parameter in parameters:
+        gradient = local(parameter.grad)
+        if gradient is not None and gradient.numel():
+            values = gradient._values() if gradient.is_sparse else gradient
+            values[(slice(0, 1),) * values.dim()] = float("inf")
+
+
 class TorchSource(Source):
     """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
 
@@ -340,19 +358,3 @@ class TorchSource(Source):
                 raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}=True")
         self._adam = self._adam or TorchAdam(optimizer, self.parameters)
         return self._adam
-
-    @torch.no_grad()
-    def overflow(self) -> bool:
-        """Whether any gradient holds NaN or infinity."""
-        gradients = (local(parameter.grad) for parameter in self.parameters)
-        return any(not g.coalesce().values().isfinite().all() if g.is_sparse else not g.isfinite().all()
-                   for g in gradients if g is not None)
-
-    @torch.no_grad()
-    def make_overflow(self) -> None:
-        """Gives one gradient an infinity: a GradScaler then skips the step here, too."""
-        for parameter in self.parameters:
-            gradient = local(parameter.grad)
-            if gradient is not None and gradient.numel():
-                values = gradient._values() if gradient.is_sparse else gradient
-                values[(slice(0, 1),) * values.dim()] = float("inf")

@@ -1,4 +1,5 @@
 """What every wrapped torch optimizer is made of: its class, what it has of the given one, its parameters' names."""
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,26 @@ class Wrapped(_Optimizer):
         self._given = optimizer
         self._parameter_names = {parameter: name for name, parameter in named}
 
+    # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
+    # So it is here that the ranks agree on an overflow where gradients stay, or one would skip the step and the others
+    # wait for it. To communicate at everyone's reading would be wrong: one rank that logs its learning rate must not
+    # wait for the others. docs/decisions/frontends.md
+    @property
+    def param_groups(self):
+        """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
+        reader = sys._getframe(1)
+        if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
+            self._complete(agree=True)
+            self._unscaled_by(reader)
+        try:
+            return self.__dict__["param_groups"]
+        except KeyError:        # a proxy of this class, which passes on what it has not
+            raise AttributeError("param_groups") from None
+
+    @param_groups.setter
+    def param_groups(self, groups):
+        self.__dict__["param_groups"] = self._given.param_groups = groups
+
     def __setstate__(self, state):
         # load_state_dict() ends here, and replaces the groups and the state by new ones.
         super().__setstate__(state)
@@ -45,6 +66,13 @@ class Wrapped(_Optimizer):
             "a DistributedOptimizer cannot be copied or pickled, because the other ranks would not know of the copy: "
             "save its state_dict(), or copy the optimizer before it is wrapped"
         )
+
+    def _complete(self, agree):
+        """Makes gradients those that the step will use. agree: all ranks skip the step if any has an overflow."""
+        raise NotImplementedError
+
+    def _unscaled_by(self, frame):
+        """The GradScaler whose method the frame runs is about to unscale the gradients."""
 
     def no_sync(self) -> Any:
         """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.

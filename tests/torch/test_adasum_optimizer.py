@@ -62,6 +62,29 @@ def train(base, options, compression):
                 [0]))
 
 
+def grad_scaler():
+    """One rank's overflow: all skip the step, and all make the next one."""
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                         op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(6):
+        optimizer.zero_grad()
+        before = model.weight.detach().clone()
+        overflow = step % 3 == 1 and hvd.rank() == 0
+        scaler.scale(model(torch.full((4, 3), hvd.rank() + 1.0)).square().mean()
+                     * (float("inf") if overflow else 1)).backward()
+        if step < 3:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(model.weight, before) == (step % 3 == 1)
+        torch.testing.assert_close(hvd.broadcast(model.weight.detach(), 0), model.weight.detach(), rtol=0, atol=0)
+    assert scaler.get_scale() == 256.0
+
+
 def refuse_three():
     hvd.init()
     with pytest.raises(NotImplementedError, match="power of 2"):
@@ -76,6 +99,10 @@ def refuse_three():
 def test_steps_are_combined(run_ranks, n, base, options, compression):
     run_ranks(n, train, arguments={"base": base, "options": options, "compression": compression},
               env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+
+
+def test_grad_scaler(run_ranks):
+    run_ranks(2, grad_scaler)
 
 
 def test_three_ranks_are_refused(run_ranks):

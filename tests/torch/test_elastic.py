@@ -181,6 +181,21 @@ def test_what_has_a_state_dict_is_restored_by_it(one_rank):
     assert TorchState(history=[1.0, {"a": 2}]).history == [1.0, {"a": 2}]
 
 
+class WithReducer(nn.Linear):
+    """A model with a submodule of that name, as DistributedDataParallel has."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.reducer = nn.Linear(2, 2)
+
+
+def test_a_model_may_have_a_reducer(one_rank):
+    model = WithReducer()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    TorchState(model, optimizer).sync()
+    TorchState(model, torch.optim.SGD(model.parameters(), lr=1.0)).sync()
+
+
 def test_handler_registry(one_rank):
     class Counter:
         n = 0

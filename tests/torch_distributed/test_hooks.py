@@ -1,6 +1,7 @@
 """bagua_hvd's algorithms under DistributedDataParallel: hooks, and optimizers that communicate in DDP's place."""
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -307,3 +308,19 @@ def test_around_hooks(run_group):
 @pytest.mark.parametrize("function", [scaled, parts, in_ddps_place])
 def test_two_ranks(run_group, function):
     run_group(2, function)
+
+
+def test_an_overflow_is_kept_between_threads(monkeypatch):
+    """Another thread finds one while this one looks at gradients without."""
+    state, finite, isfinite = ddp.State(), torch.zeros(1), torch.isfinite
+
+    def meanwhile(tensor):
+        if tensor is finite:
+            other = threading.Thread(target=state._look_for_overflow, args=(torch.full((1,), torch.inf),))
+            other.start()
+            other.join()
+        return isfinite(tensor)
+
+    monkeypatch.setattr(torch, "isfinite", meanwhile)
+    state._look_for_overflow(finite)
+    assert state._overflow

@@ -12,6 +12,7 @@ from bagua_hvd.torch.elastic.every_step import TorchEveryStep
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from bagua_hvd.torch.load_balancing import LoadBalancingDistributedSampler
+from bagua_hvd.torch.wrapping import Wrapped
 
 
 class StateHandler:
@@ -133,9 +134,10 @@ def _check_plain(name, value):
 
 def _numbered(handler):
     """What communicates under a number for the handler's object, or None; see share_numbers()."""
-    if hasattr(handler.value, "renumber"):
-        return handler.value
-    return getattr(handler.value, "reducer", None)
+    value = handler.value
+    if not isinstance(value, Wrapped):
+        return None
+    return value if hasattr(value, "renumber") else value.reducer
 
 
 class TorchState(ObjectState):
