@@ -74,6 +74,9 @@ class DoubleSqueeze(FullSteps):
                 and is_full(model.step, self.full_steps) and count(model.step, self.full_steps) % 2 == 0)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
+        if self.full_step(bucket.model):
+            self._add_momentum(bucket)
+            return mean_of_gradients(bucket, group, self.average)
         if self.empties(bucket.model):
             return self._by(codec_for(bucket) or without_loss(bucket), "scatter_gather", bucket, group)
         return self._by(self.codec, self.exchange, bucket, group)
@@ -84,7 +87,7 @@ class DoubleSqueeze(FullSteps):
     def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
         return coded(self.codec, elements, dtype, ranks, self.hierarchical, self.exchange, error_feedback=True)
 
-    def _by(self, codec: Codec, exchange: Any, bucket: Bucket, group: ProcessSet) -> Any:
+    def _add_momentum(self, bucket: Bucket) -> None:
         if self.momentum:
             gradient = bucket.read()
             m = bucket.state.zeros_like("momentum", gradient, scaled=True)
@@ -93,8 +96,9 @@ class DoubleSqueeze(FullSteps):
             bucket.write(moved)
             if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
                 m[:] = moved
-        if self.full_step(bucket.model):
-            return mean_of_gradients(bucket, group, self.average)
+
+    def _by(self, codec: Codec, exchange: Any, bucket: Bucket, group: ProcessSet) -> Any:
+        self._add_momentum(bucket)
         error = error_state(bucket, group, self.hierarchical)
         return c_lp_s(
             bucket, group, codec=codec, error=error, average=self.average,

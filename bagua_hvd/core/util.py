@@ -6,6 +6,7 @@ import textwrap
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 _WIDTH = 116
@@ -93,13 +94,19 @@ def in_window(items, start, finish, nbytes, limit=64 << 20):
     """
     running: deque[tuple[Any, int]] = deque()
     in_flight = 0
-    for item in items:
-        size = nbytes(item)
-        while running and in_flight + size > limit:
-            started, done = running.popleft()
-            finish(started)
-            in_flight -= done
-        running.append((start(item), size))
-        in_flight += size
-    for started, _ in running:
-        finish(started)
+    try:
+        for item in items:
+            size = nbytes(item)
+            while running and in_flight + size > limit:
+                started, done = running.popleft()
+                finish(started)
+                in_flight -= done
+            running.append((start(item), size))
+            in_flight += size
+        while running:
+            finish(running.popleft()[0])
+    except Exception:
+        for started, _ in running:      # they hold memory and handles until they have been waited for
+            with suppress(Exception):
+                finish(started)
+        raise

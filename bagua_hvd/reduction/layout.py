@@ -58,6 +58,9 @@ class Layout:
         if bucket is not None:
             bucket.remove(index)
             self.bucket_of[index] = None
+            if not bucket.members:
+                self._model.gradients.remove(bucket)
+                self.name_buckets()
 
     def bucketed(self) -> list[int]:
         """All gradients that are in buckets, in their order."""

@@ -48,7 +48,11 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
     Raises:
         ValueError: unknown algorithm, or one that does more than communicate gradients: see wrap_optimizer().
     """
-    chosen = algorithms.get(algorithm, **arguments) if arguments else algorithms.choose(algorithm, average=True)
+    average = True
+    if arguments:
+        algorithm = algorithms.get(algorithm, **arguments)
+        average = algorithm.average
+    chosen = algorithms.choose(algorithm, average)
     if besides := besides_gradients(chosen):
         raise ValueError(
             f"{type(chosen).__name__} does more than communicate gradients ({besides}): use "
@@ -113,7 +117,8 @@ class State:
         group = process_set_of(self._process_group)
         if self._inits != basics.runtime.inits:
             self._number = optimizer_number(group.process_set_id)
-            self._inits, self._model = basics.runtime.inits, None
+            self._forget(self.state_dict())     # of a job that has ended; buckets refer to it
+            self._inits = basics.runtime.inits
         return group
 
     def _begin(self, algorithm):
@@ -122,6 +127,7 @@ class State:
             _check_no_scaler(algorithm)
         model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
         model.step = self._loaded.get("step", 0)
+        self._place = group.rank(), group.size()
         return model
 
     def _model_of(self, algorithm):
@@ -218,9 +224,9 @@ class State:
         """Of this rank; made of dicts, tuples, numbers and bytes."""
         if self._model is None:
             return dict(self._loaded)
-        group = self._model.group
+        rank, size = self._place
         waiting = self._loaded.get("buckets", {})
-        return {"step": self._model.step, "rank": group.rank(), "size": group.size(), "loss_scale": self._scale,
+        return {"step": self._model.step, "rank": rank, "size": size, "loss_scale": self._scale,
                 "buckets": {**waiting, **{key: bucket.state.state_dict() for key, bucket in self._buckets.items()}}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from bagua_hvd.collectives import objects
+from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core.util import doc_from, in_window
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
@@ -105,7 +106,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         root_rank: global rank.
         model: accepted for compatibility.
     Raises:
-        ValueError: torch.optim.LBFGS, or the parameter groups differ from the root's.
+        ValueError: torch.optim.LBFGS; or the parameter groups of a rank differ from the root's, on all ranks.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -115,11 +116,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     description = broadcast_object(_describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
     groups, states, shared = description
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if [count for count, _ in groups] != sizes:
-        raise ValueError(
-            f"the optimizer has parameter groups of {sizes} parameters, but on rank {root_rank} of "
-            f"{[count for count, _ in groups]}"
-        )
+    of_root = [count for count, _ in groups]
+    # All ranks raise, or the others would wait for tensors.
+    if extremes([int(of_root != sizes)], "optimizer_state.groups", global_process_set)[0][0]:
+        differs = f"on rank {root_rank} of {of_root}" if of_root != sizes else "those of another rank differ"
+        raise ValueError(f"the optimizer has parameter groups of {sizes} parameters, but {differs}")
     if not is_root:
         for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
             for key, value in options.items():

@@ -145,9 +145,13 @@ class _Distributed(Wrapped):
         Args:
             weight: samples or tokens of this rank that its gradients are the mean over; 0: it adds nothing.
         Raises:
-            ValueError: op is not Average, or the algorithm does not average gradients in every step. On all ranks, from
-                backward(), synchronize() or step(): a weight is negative or not finite, or all are 0.
+            ValueError: op is not Average, the algorithm does not average gradients in every step, or the optimizer is
+                LBFGS. On all ranks, from backward(), synchronize() or step(): a weight is negative or not finite, or
+                all are 0.
         """
+        if isinstance(self, torch.optim.LBFGS):
+            raise ValueError("set_weight() weighs one backward pass of a step, and LBFGS makes several: use equal "
+                             "batches, or another optimizer")
         if self.reducer is None:
             check_alone(weight)
         else:

@@ -4,13 +4,16 @@
     g   = mean_i m_i                    in the first W steps
     g   = C_LP_S(m_i; Q, e_i, f_k)      from then on, the errors zero at first
 """
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import DoubleSqueeze, TopK
+from bagua_hvd.algorithms import DoubleSqueeze, TopK, doublesqueeze
+from bagua_hvd.core import native
 from workers import (
     BUCKETS,
     Errors,
@@ -117,6 +120,15 @@ def passes_before_a_step():
             backward()
             momentum = 0.9 * momentum + mean
             torch.testing.assert_close(model.weight.grad, torch.full((2, 3), momentum))
+
+
+def test_leaving_in_a_full_step_sends_the_error(monkeypatch):
+    monkeypatch.setattr(doublesqueeze, "error_state", lambda *_: "error")
+    monkeypatch.setattr(doublesqueeze, "c_lp_s", lambda bucket, group, **how: how)
+    bucket = SimpleNamespace(model=SimpleNamespace(step=0), step=0, seed=lambda step: 0, dtype=native.FLOAT32)
+    algorithm = DoubleSqueeze(warmup_steps=1)
+    assert algorithm.full_step(bucket.model)
+    assert algorithm.leave(bucket, None)["error"] == "error"
 
 
 def test_passes_before_a_step(run_ranks):

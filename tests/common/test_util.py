@@ -8,7 +8,7 @@ import pytest
 
 from bagua_hvd.common import util
 from bagua_hvd.core.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
-from bagua_hvd.core.util import doc_from
+from bagua_hvd.core.util import doc_from, in_window
 
 
 def test_env_sets_and_restores(monkeypatch):
@@ -107,3 +107,17 @@ Args:
     compression: a codec.
 Raises:
     ValueError: no."""
+
+
+@pytest.mark.parametrize("failing, finished", [(1, [0, 1, 2]), (3, [0, 1, 2, 3])])
+def test_what_is_in_flight_is_finished_after_a_failure(failing, finished):
+    seen = []
+
+    def finish(item):
+        seen.append(item)
+        if item == failing:
+            raise ValueError("lost")
+
+    with pytest.raises(ValueError, match="lost"):
+        in_window(range(4), lambda item: item, finish, lambda item: 1, limit=2)
+    assert seen == finished

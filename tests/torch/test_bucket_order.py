@@ -3,6 +3,12 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from bagua_hvd.core import native
+from bagua_hvd.reduction.layout import Layout
+from bagua_hvd.training.buckets import Member
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import NoSource
 
 WIDTH = 64
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": str(2 * 4 * WIDTH * WIDTH)}       # two layers in each
@@ -103,3 +109,16 @@ def test_a_checkpoint_brings_its_buckets(run_ranks):
 
 def test_the_users_groups_stay(run_ranks):
     run_ranks(2, the_users_groups_stay, env=SMALL_BUCKETS)
+
+
+def test_no_bucket_is_empty():
+    """A sparse gradient leaves a group of its own: names stay those of the places."""
+    model = Model("weights", NoSource(), None, algorithms.get("gradient_allreduce"))
+    layout = Layout(model, 1.0, 1.0)
+    layout.rename("gradients")
+    members = [Member(str(place), (2,), native.FLOAT32) for place in range(3)]
+    layout.add(members, [[0], [1, 2]])
+    layout.remove(0)
+    layout.add(members[:1], [])
+    assert [(bucket.name, list(bucket.members)) for bucket in model.gradients] == [
+        ("gradients.0", [1, 2]), ("gradients.1", [3])]

@@ -106,6 +106,11 @@ def optimizer_state():
     optimizer.step()
     hvd.broadcast_optimizer_state(optimizer, root)
     assert len(optimizer.state_dict()["state"]) == 1
+    if hvd.size() > 1:          # of one rank other groups: all of them hear it
+        both = [[two[0]], [two[1]]] if rank == hvd.size() - 1 else [list(two)]
+        optimizer = torch.optim.SGD([{"params": group} for group in both], lr=0.1)
+        with pytest.raises(ValueError, match=r"of \[2\]" if len(both) == 2 else "another rank"):
+            hvd.broadcast_optimizer_state(optimizer, root)
 
 
 class Local:

@@ -241,6 +241,8 @@ def alone():
         with pytest.raises(ValueError, match=r"is 0|are 0|finite"):
             opt.set_weight(weight)
     opt.set_weight(3)
+    with pytest.raises(ValueError, match="LBFGS makes several"):
+        wrapped(model, torch.optim.LBFGS).set_weight(3)
 
 
 def test_alone(run_ranks):

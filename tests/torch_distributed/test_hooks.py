@@ -2,6 +2,7 @@
 import copy
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
+from bagua_hvd.algorithms import base
 from bagua_hvd.torch import ddp
 from torch_group import start
 
@@ -324,3 +326,28 @@ def test_an_overflow_is_kept_between_threads(monkeypatch):
     monkeypatch.setattr(torch, "isfinite", meanwhile)
     state._look_for_overflow(finite)
     assert state._overflow
+
+
+def test_arguments_leave_the_hierarchy_off(monkeypatch):
+    monkeypatch.setenv("BAGUA_HIERARCHY", "0")
+    for arguments in ({}, {"error_feedback": True}):
+        assert not ddp.hook("bytegrad", **arguments).algorithm.hierarchical
+    assert not ddp.hook("bytegrad", average=False).algorithm.average
+
+
+def test_state_in_a_new_job(monkeypatch):
+    """It goes on from the same step with the same memory, in buckets of the new Model."""
+    monkeypatch.setattr(ddp, "process_set_of", lambda group: hvd.global_process_set)
+    state, algorithm, gradient = ddp.State(), algorithms.get("doublesqueeze"), torch.ones(4)
+    given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], buffer=lambda: gradient)
+    kept = []
+    for job in range(2):
+        hvd.shutdown()
+        hvd.init()
+        bucket = state._bucket(given, algorithm)
+        assert state.step == job and bucket.model is state._model
+        kept.append(base.error_state(bucket, hvd.global_process_set, True).worker)
+        kept[-1] += 1
+        state._communicated(algorithm)
+    hvd.shutdown()
+    assert kept[1].tolist() == [2.0] * 4
