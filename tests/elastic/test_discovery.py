@@ -93,10 +93,12 @@ def test_a_script_without_an_interpreter_line_is_for_the_shell(tmp_path):
     assert HostDiscoveryScript(str(path)).find_available_hosts_and_slots() == {"host1": 1, "host2": 2}
 
 
-def test_a_script_that_hangs_is_killed_with_what_it_started(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end, words", [("wait", "has not ended after 1 s, and was killed"),
+                                        ("exit 0", "has ended, but what it started held its output open for 1 s")])
+def test_a_script_that_hangs_is_killed_with_what_it_started(tmp_path, monkeypatch, end, words):
     monkeypatch.setattr(HostDiscoveryScript, "limit_seconds", 1)
-    discovery = HostDiscoveryScript(script(tmp_path, "sleep 600 & echo $! > '%s'; wait" % (tmp_path / "pid")))
-    with pytest.raises(RuntimeError, match="has not ended after 1 s, and was killed"):
+    discovery = HostDiscoveryScript(script(tmp_path, f"sleep 600 & echo $! > '{tmp_path / 'pid'}'; {end}"))
+    with pytest.raises(RuntimeError, match=words):
         discovery.find_available_hosts_and_slots()
     wait_until(lambda: not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
                or "State:\tZ" in open(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status").read())

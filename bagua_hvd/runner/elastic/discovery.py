@@ -1,6 +1,7 @@
 """Which hosts an elastic job may use: where the list comes from, its order, and the blacklist."""
 import errno
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -69,8 +70,12 @@ class HostDiscoveryScript(HostDiscovery):
             try:
                 stdout, stderr = self._popen.communicate(timeout=self.limit_seconds)
             except subprocess.TimeoutExpired:
-                raise RuntimeError(f"host discovery script {self._script!r} has not ended after {self.limit_seconds} "
-                                   "s, and was killed: see what it waits for") from None
+                self._end()
+                raise RuntimeError(f"host discovery script {self._script!r} " + (
+                    f"has not ended after {self.limit_seconds} s, and was killed: see what it waits for"
+                    if self._popen.returncode == -signal.SIGKILL else
+                    f"has ended, but what it started held its output open for {self.limit_seconds} s, and was killed: "
+                    "end it in the script, or redirect its output")) from None
             finally:
                 self._end()
         except OSError as error:
@@ -112,9 +117,10 @@ class HostDiscoveryScript(HostDiscovery):
         self._end()
 
     def _end(self):
-        """Of a script that still runs, whether it hangs or Ctrl-C came; with what it started, which it may wait for."""
+        """Of a script whose output has not ended, whether it hangs or Ctrl-C came; with what it started."""
         with self._lock:
-            if self._popen is not None and self._popen.poll() is None:
+            # Not poll(): what holds the output may outlive the script. Until it is reaped, its number stays its own.
+            if self._popen is not None and self._popen.returncode is None:
                 kill_sessions({self._popen.pid})
                 self._popen.wait()
 
