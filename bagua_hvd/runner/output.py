@@ -21,12 +21,14 @@ class Descriptor:
     """Writes to a file descriptor that may be full for a long time (`baguarun ... | less`).
 
     Args:
-        while_blocked: called about ten times a second while the descriptor is full; True: give up the rest.
+        while_blocked: called about ten times a second while the descriptor is full; True: do not wait. May write().
     """
 
     def __init__(self, fd):
         self._fd = fd
         self._broken = False
+        self._writing = False
+        self._left = bytearray()    # to be written
         self.while_blocked = lambda: False
         try:
             self.is_terminal = os.isatty(fd)
@@ -34,29 +36,37 @@ class Descriptor:
             self.is_terminal = False
 
     def write(self, data):
-        """All of data. A closed descriptor swallows everything.
+        """All of data, after what is left of earlier writes. A closed descriptor swallows everything.
 
         Raises:
             BrokenPipeError: nobody reads any more. Only the first time; later writes are swallowed.
         """
         if self._broken:
             return
-        data = memoryview(data)
+        self._left += data
+        if self._writing:
+            return      # while_blocked() writes: that comes after what is blocked, not into its middle
+        self._writing = True
+        try:
+            self._write()
+        except OSError as error:
+            self._broken = True
+            if isinstance(error, BrokenPipeError):
+                raise
+        finally:
+            self._writing = False
+
+    def _write(self):
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
-        while data:
+        while self._left:
             try:
                 if poll.poll(_BLOCKED_SECONDS * 1000):
-                    data = data[os.write(self._fd, data[:_WRITE_NBYTES]):]
+                    del self._left[:os.write(self._fd, self._left[:_WRITE_NBYTES])]
                 elif self.while_blocked():
                     return
             except BlockingIOError:
                 time.sleep(0.001)
-            except OSError as error:
-                self._broken = True
-                if isinstance(error, BrokenPipeError):
-                    raise
-                return
 
 
 class TextStream:

@@ -127,6 +127,30 @@ def test_descriptor_waits_for_its_reader():
     assert b"".join(received) == data
 
 
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_write_while_another_is_blocked_comes_after_it(gives_up):
+    """Into a frame, or a line of a rank, nothing else comes; nor into what is left of one that did not wait."""
+    reader, writer = os.pipe()
+    descriptor, received, calls = Descriptor(writer), [], []
+
+    def while_blocked():
+        received.append(os.read(reader, 1 << 20))
+        if not calls:
+            descriptor.write(b"said")
+        calls.append(1)
+        return gives_up
+
+    descriptor.while_blocked = while_blocked
+    descriptor.write(b"x" * (1 << 18))
+    descriptor.write(b"more")
+    for _ in range(10):
+        descriptor.write(b"")
+    os.close(writer)
+    received.append(os.read(reader, 1 << 20))
+    os.close(reader)
+    assert b"".join(received) == b"x" * (1 << 18) + b"saidmore"
+
+
 def test_descriptor_gives_up_when_told():
     reader, writer = os.pipe()
     descriptor = Descriptor(writer)

@@ -1,5 +1,6 @@
 """Failures of hosts and programs that must end in a sentence, in every version of Python."""
 import concurrent.futures
+import signal
 import subprocess
 import sys
 import threading
@@ -164,6 +165,12 @@ def test_a_file_that_an_agent_cannot_store(talk):
                    (Kind.START, 3, {"name": "3", "command": ["true"], "environment": {}}), until=Kind.EXIT)
     assert answers[Kind.EXIT] == [3, b"255"]
     assert b"cannot be started: No such file or directory (/no/such/folder/" in answers[Kind.STDERR][1]
+
+
+def test_a_process_that_is_to_start_when_all_get_a_signal_does_not(talk):
+    answers = talk((Kind.START, 3, {"name": "3", "command": ["true"], "environment": {}}),
+                   (Kind.SIGNAL_ALL, 0, signal.SIGTERM), until=Kind.EXIT)
+    assert answers[Kind.EXIT] == [3, b"143"]
 
 
 @pytest.mark.parametrize("text, words", [

@@ -179,7 +179,12 @@ class Agent:
             process.signal(signum)
 
     def _on_signal_all(self, number, payload):
-        self._supervisor.signal_all(json.loads(payload))
+        signum = json.loads(payload)
+        self._supervisor.signal_all(signum)
+        # Those that have not started yet would not get it.
+        for frame in [frame for frame in self._frames if frame[0] == Kind.START]:
+            self._frames.remove(frame)
+            self._send(Kind.EXIT, frame[1], 128 + signum)
 
     def _on_finish(self, number, payload):
         self._supervisor.finish()
