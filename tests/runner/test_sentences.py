@@ -9,8 +9,10 @@ import time
 import pytest
 
 from bagua_hvd.runner import mpi_run
-from bagua_hvd.runner.elastic.crew import Crew
+from bagua_hvd.runner.elastic.crew import Crew, _RankOutput
 from bagua_hvd.runner.elastic.reach import Reach
+from bagua_hvd.runner.job import OutputOptions
+from bagua_hvd.runner.output import Console
 from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh import network
 from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
@@ -133,6 +135,26 @@ def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
     crew = Crew([], {}, None, None, NoReach(), None, None, b"", None, lambda *how: ended.set_result(how))
     crew.start(4, "far", None)
     assert ended.result(30) == (4, 255, "'nobody has thought of this'", None)
+
+
+def test_an_output_file_that_cannot_be_opened_costs_the_copy_only(tmp_path):
+    """Whether a worker starts, or gets another rank: its output goes to the console."""
+    said, printed = [], []
+
+    class Sayings:
+        say = said.append
+
+    class Sink:
+        write = printed.append
+
+    (tmp_path / "rank.1").write_text("no folder")
+    crew = Crew([], {}, OutputOptions(str(tmp_path)), Sayings, None, None, None, b"", Console(Sink, Sink), None)
+    output = _RankOutput(lambda rank: crew._forwarder(4, rank, "stdout"), 0)
+    output.rank = 1
+    output.feed(b"a\n")
+    output.close()
+    assert printed == [b"[1]<stdout>:a\n"]
+    assert said == [f"baguarun: not writing {tmp_path}/rank.1/stdout: File exists"]
 
 
 @pytest.fixture

@@ -115,8 +115,11 @@ class Crew:
         file = None
         if self._output.directory is not None:
             folder = os.path.join(self._output.directory, f"rank.{rank}")
-            os.makedirs(folder, exist_ok=True)
-            file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes, one after the other
+            try:
+                os.makedirs(folder, exist_ok=True)
+                file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes in turn
+            except OSError as error:
+                self.say(f"baguarun: not writing {folder}/{stream}: {error.strerror}")
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
         return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
 
