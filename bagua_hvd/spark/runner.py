@@ -108,7 +108,8 @@ def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
 class _SparkDesk(Desk):
     """A desk that tasks talk to, too.
 
-        task to desk    task (its rank), later ended (exit_code); output (its rank, stream), then what the rank prints
+        task to desk    task (its rank), later ended (exit_code, reason); or
+                        output (its rank, stream), then what the rank prints
         desk to task    begin; or it hangs up, and the process is to be killed
 
     Attributes:
@@ -142,13 +143,15 @@ class _SparkDesk(Desk):
         self.begun.add(rank)
         writer.write(channel.encode(Begin()))
         line = await reader.readline()
-        code = self.exit_codes[rank] = channel.decode(line, Ended).exit_code if line else 1
+        host = writer.get_extra_info("peername")[0]
+        said = channel.decode(line, Ended) if line else Ended(
+            1, f"Spark's task on {host} is gone, and the rank with it: the executor was killed or lost, or the Spark "
+            "job was cancelled; Spark's log tells why")
+        code = self.exit_codes[rank] = said.exit_code
         if code != 0:
             self._rank_ended(rank, code)
-        if not line:
-            host = writer.get_extra_info("peername")[0]
-            self.fail(rank, f"Spark's task on {host} is gone, and the rank with it: the executor was killed or lost, "
-                            "or the Spark job was cancelled; Spark's log tells why")
+        if said.reason is not None:
+            self.fail(rank, said.reason)
         elif code != 0:
             self.failed_process(rank)
 

@@ -7,6 +7,7 @@ code, and when the driver hangs up, the process is killed with all that it start
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions
 
 _CONNECT_SECONDS = 30
+_NOT_FOUND = 127        # the shell's code
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ class Begin:
 
 @dataclass(frozen=True)
 class Ended:
-    """A task's process has."""
+    """A task's process has; reason: it could not be started."""
 
     exit_code: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,26 @@ def _run(job, rank, env):
     if task.receive(Begin) is None:
         raise RuntimeError("the driver has ended the job; Spark may have lost an executor, with ranks on it")
     stdout, stderr = connect(Output(rank, "stdout")), connect(Output(rank, "stderr"))
-    process = subprocess.Popen(
-        [job.executable or sys.executable, "-m", TASK, f"{job.address}:{job.desk_port}"], env=env,
-        stdin=subprocess.DEVNULL, stdout=stdout.fileno(), stderr=stderr.fileno(), start_new_session=True)
+    command = [job.executable or sys.executable, "-m", TASK, f"{job.address}:{job.desk_port}"]
+    try:
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.fileno(),
+                                   stderr=stderr.fileno(), start_new_session=True)
+    except OSError as error:
+        told = Ended(_NOT_FOUND, f"{socket.gethostname()} cannot run {command[0]}: {error.strerror}")
+    else:
+        told = Ended(_wait(process, task))
+    for connection in (stdout, stderr):
+        connection.close()
+    try:
+        task.send(told)
+    except OSError:
+        pass        # the driver has hung up
+    task.close()
+    return told.exit_code
+
+
+def _wait(process, task):
+    """The exit code. The process is killed when the driver hangs up."""
     ended = threading.Event()
     watch = threading.Thread(target=_kill_with_driver, args=(task, process.pid, ended), daemon=True)
     watch.start()
@@ -124,15 +144,7 @@ def _run(job, rank, env):
     finally:
         ended.set()
         kill_sessions({process.pid})        # whatever it left behind, and itself when Spark interrupts this task
-    exit_code = status if status >= 0 else 128 - status
-    for connection in (stdout, stderr):
-        connection.close()
-    try:
-        task.send(Ended(exit_code))
-    except OSError:
-        pass        # the driver has hung up
-    task.close()
-    return exit_code
+    return status if status >= 0 else 128 - status
 
 
 def _kill_with_driver(task, session, ended):

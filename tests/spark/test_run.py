@@ -44,6 +44,11 @@ def test_as_many_ranks_as_spark_has_slots(spark):
     assert len(bagua_hvd.spark.run(os.getpid, stdout=io.StringIO())) == spark.sparkContext.defaultParallelism == 2
 
 
+def test_an_executable_that_an_executor_lacks(spark):
+    with pytest.raises(RuntimeError, match="cannot run /no/such/python: No such file or directory"):
+        bagua_hvd.spark.run(os.getpid, num_proc=1, executable="/no/such/python")
+
+
 @pytest.mark.parametrize("how, words", [
     ("raise", "ValueError: of rank 1"), ("exit", "Exit code: 7"),
     ("kill", r"(?s)Exit code: 137.*SIGKILL"),
