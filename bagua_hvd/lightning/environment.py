@@ -5,6 +5,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import basics
 from bagua_hvd.job.environment import local_address_towards
+from bagua_hvd.job.ports import listen
 from bagua_hvd.lightning.packages import of_fabric
 from bagua_hvd.torch.functions import broadcast_object
 
@@ -35,8 +36,8 @@ class BaguarunEnvironment(ClusterEnvironment):
             basics.init()
             mine = None
             if basics.rank() == 0:
-                with socket.socket() as free:
-                    free.bind(("", 0))
+                # The last one that is free: other listeners of this job take the first one.
+                with listen("0.0.0.0", variables.read("BAGUA_HVD_PORTS")[::-1]) as free:
                     mine = _own_address(), free.getsockname()[1]
             self._main = broadcast_object(mine, 0, name="lightning.main")
         return self._main

@@ -6,7 +6,10 @@ from torch import nn
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
+from bagua_hvd.job import basics
+from bagua_hvd.lightning import environment
 from lightning_training import Model, data, ours, weights
+from ports import free_port
 
 
 def train(strategy, steps=6, accumulate=1, clip=None):
@@ -58,3 +61,11 @@ def fabric(folder):
 
 def test_fabric(run_ranks, tmp_path):
     run_ranks(2, fabric, arguments={"folder": str(tmp_path)})
+
+
+def test_the_port_is_one_of_those_that_the_user_allows(monkeypatch):
+    monkeypatch.setenv("BAGUA_HVD_PORTS", str(port := free_port()))
+    monkeypatch.setattr(basics, "init", lambda: None)
+    monkeypatch.setattr(basics, "rank", lambda: 0)
+    monkeypatch.setattr(environment, "broadcast_object", lambda mine, *_, **__: mine)
+    assert environment.BaguarunEnvironment().main_port == port
