@@ -6,6 +6,7 @@ connect to this process; see desk.py.
 import base64
 import time
 
+from bagua_hvd.core import variables
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner import mpi_run
 from bagua_hvd.runner.desk import TASK, Desk
@@ -16,7 +17,7 @@ from bagua_hvd.runner.ssh.network import own_addresses
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _MPIRUN = "mpirun"
-# After a failure mpirun may end the job by itself, and say more about it than we know.
+# After a failure mpirun may end the job by itself, and say more about it than we know: so it has this time at least.
 _MPIRUN_SECONDS = 2
 # What ranks sent before they ended arrives.
 _ARRIVAL_SECONDS = 5
@@ -35,6 +36,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     slots = plan(args.num_proc, hosts)
     here = all(is_local(slot.hostname) for slot in slots)
     secret_key = make_secret_key()
+    survivors = max(_MPIRUN_SECONDS, variables.read("BAGUA_HVD_GRACE_SECONDS", env))
     env = {**mpi_run.environment(env), HOROVOD_SECRET_KEY: secret_key.decode()}
     with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else "0.0.0.0") as desk:
         addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
@@ -42,7 +44,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
         command = mpi_run.command(args, hosts, env)
         # Its lines say already which rank they are of.
         stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
-        outcome = Supervisor(console, lambda: desk.failed_for(_MPIRUN_SECONDS), report_failures=False).run(
+        outcome = Supervisor(console, lambda: desk.failed_for(survivors), report_failures=False).run(
             [Task(_MPIRUN, command, env, stdout, stderr)])
         if outcome.signum is not None:
             raise Interrupted(outcome.signum)

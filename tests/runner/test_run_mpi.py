@@ -101,6 +101,21 @@ def test_an_exception_has_the_workers_traceback(engine):
     assert "in the_culprit" in text and "run_task.py" not in text
 
 
+@pytest.mark.parametrize("engine", ["mpich"], indirect=True)     # Open MPI's mpirun ends the job itself
+def test_the_others_have_the_users_grace(engine, tmp_path, monkeypatch):
+    def function():
+        if os.environ["PMI_RANK"] == "1":
+            raise ValueError("of rank 1")
+        time.sleep(5)
+        Path(saved).touch()
+
+    saved = str(tmp_path / "saved")
+    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "90")
+    with pytest.raises(RuntimeError, match="ValueError: of rank 1"):
+        bagua_hvd.run(function, num_proc=2, use_mpi=True)
+    assert Path(saved).exists()
+
+
 def test_a_killed_rank(engine):
     """MPICH's mpirun would wait for the other one."""
     with pytest.raises(RuntimeError, match=r"Process name: 1, Exit code: \d+(.|\n)*ended before the function returned"):
