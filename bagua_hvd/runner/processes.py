@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
 MARK = "BAGUA_HVD_JOB"
@@ -60,10 +60,8 @@ def members(sessions, mark=None):
 
 
 def _ignoring_absence(send, pid, signum):
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         send(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def signal_sessions(sessions, signum, mark=None):

@@ -35,8 +35,9 @@ _TASK = "bagua_hvd.runner.run_task"
 class _HorovodArgs(argparse.Namespace):
     """What parse_args() returns, without a command line: an attribute for each of Horovod's flags, and for run()."""
 
-    def __init__(self):
-        super().__init__(**{**dict.fromkeys((*TABLE, "command", "executable", "nics", "run_func")), "num_proc": 1})
+    def __init__(self, **given):
+        super().__init__(**{**dict.fromkeys((*TABLE, "command", "executable", "nics", "run_func")), "num_proc": 1,
+                            **given})
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, num_proc: int = 1,
@@ -120,7 +121,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
         try:
             with _console() as console:
                 if use_mpi:
-                    flags = _mpi_flags(num_proc, ssh_port, ssh_identity_file, output.directory, mpi_args, nics)
+                    flags = _HorovodArgs(num_proc=num_proc, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
+                                         output_filename=output.directory, mpi_args=mpi_args, nics=nics)
                     return run_by_mpirun(flags, hosts, env, python, files.function, console)
                 command = [python, "-m", _TASK, folder]
                 if elastic:
@@ -160,14 +162,6 @@ def _check_controller(use_gloo, use_mpi, mpi_args, elastic):
         warnings.warn("run: mpi_args has no effect without use_mpi", stacklevel=3)
 
 
-def _mpi_flags(num_proc, ssh_port, ssh_identity_file, output_filename, mpi_args, nics):
-    """What mpi_run.command is to know."""
-    args = _HorovodArgs()
-    args.num_proc, args.ssh_port, args.ssh_identity_file = num_proc, ssh_port, ssh_identity_file
-    args.output_filename, args.mpi_args, args.nics = output_filename, mpi_args, nics
-    return args
-
-
 def _hosts(hosts, hostfile, script):
     """`h1:2,h2:2`, or None. ValueError: as run()."""
     if sum(value is not None for value in (hosts, hostfile, script)) > 1:
@@ -200,8 +194,7 @@ def _check_elastic(elastic, **arguments):
 
 
 def _environment(start_timeout, cooldown_range, reset_limit):
-    args = _HorovodArgs()
-    args.start_timeout, args.cooldown_range, args.reset_limit = start_timeout, cooldown_range, reset_limit
+    args = _HorovodArgs(start_timeout=start_timeout, cooldown_range=cooldown_range, reset_limit=reset_limit)
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
     env.pop(run_task.FOLDER_VARIABLE, None)     # of a run() that this one is part of

@@ -2,7 +2,7 @@
 import base64
 import os
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from bagua_hvd.core import variables
@@ -137,10 +137,8 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
 
 
 def _receive(files, host, slots):
-    try:
+    with suppress(ConnectionError):     # what there is says that a rank failed
         files.receive(host, [(slot.rank, slot.rank) for slot in slots if slot.hostname == host.name])
-    except ConnectionError:
-        pass        # what there is says that a rank failed
 
 
 def describe(slot):
