@@ -3,7 +3,6 @@
     codec                 bits an element     rounding       D(Q(x))
     minmax_uint8          8                   nearest        one of 256 levels between the chunk's minimum and maximum
     sign, sign_rms        1                   biased         sign(x) times the mean, or the root mean square, of |x|
-    ternary               2                   stochastic     -s, 0 or s with s = max |x|: right in the mean
     qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
     block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements, or
                                                              one of 256 (16) levels between minimum and maximum
@@ -30,7 +29,7 @@ from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
 from bagua_hvd.core.vectors import DTYPES, native_order
 
-_RANDOM = (lib.BHVD_CODEC_TERNARY, lib.BHVD_CODEC_QSGD, lib.BHVD_CODEC_ROTATED1, lib.BHVD_CODEC_ROTATED2,
+_RANDOM = (lib.BHVD_CODEC_QSGD, lib.BHVD_CODEC_ROTATED1, lib.BHVD_CODEC_ROTATED2,
            lib.BHVD_CODEC_ROTATED3, lib.BHVD_CODEC_ROTATED4)
 
 
@@ -229,7 +228,6 @@ def _size(argument: str, size: int, smallest: int, largest: int) -> float:
 minmax_uint8 = Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8)
 sign = Codec("sign", lib.BHVD_CODEC_SIGN)
 sign_rms = Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS)
-ternary = Codec("ternary", lib.BHVD_CODEC_TERNARY)
 float16 = Codec("float16", lib.BHVD_CODEC_FLOAT16)
 bfloat16 = Codec("bfloat16", lib.BHVD_CODEC_BFLOAT16)
 float32 = Codec("float32", lib.BHVD_CODEC_FLOAT32)

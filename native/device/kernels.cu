@@ -14,7 +14,6 @@
 #include "kernel/rotated.h"
 #include "kernel/segments.h"
 #include "kernel/sign.h"
-#include "kernel/ternary.h"
 
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name
 
@@ -246,5 +245,4 @@ MIX(bf16)
     CODEC_DECODERS(codec, bf16)
 CODEC_KERNELS(minmax_uint8)
 CODEC_KERNELS(sign)
-CODEC_KERNELS(ternary)
 CODEC_KERNELS(qsgd)

@@ -29,9 +29,9 @@ __device__ static double sum_of_half_warp(double part)
     return part;
 }
 
-// All encoding kernels take the same. src: the vector; ranges: scratch memory, three elements for each block (minmax_uint8,
-// ternary), or a double for every CODEC_SUMS_BLOCK elements of the longest segment (sign); option: what the codec takes
-// besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
+// All encoding kernels take the same. src: the vector; ranges: scratch memory, three elements for each block
+// (minmax_uint8), or a double for every CODEC_SUMS_BLOCK elements of the longest segment (sign); option: what the codec
+// takes besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
 #define ENCODE_PARAMETERS                                                                                       \
     void *dst, uint64_t chunk_stride, uint64_t segment_stride, const void *src, uint64_t count, uint64_t chunks, \
         uint64_t segment, uint64_t per_segment, void *ranges, uint64_t option, uint64_t seed, uint64_t first

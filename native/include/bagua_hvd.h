@@ -55,11 +55,10 @@ typedef enum bhvd_kind {
 /* Lossy encodings of floating point numbers, native/kernel/<name>.h (from 10 to 15: blocks.h, from 17 to 20: rotated.h). */
 typedef enum bhvd_codec {
     BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
-    BHVD_CODEC_TERNARY = 4, BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8,
-    BHVD_CODEC_FLOAT32 = 9, BHVD_CODEC_BLOCK8 = 10, BHVD_CODEC_BLOCK4 = 11, BHVD_CODEC_BLOCK8_MINMAX = 12,
-    BHVD_CODEC_BLOCK4_MINMAX = 13, BHVD_CODEC_FLOAT8_E4M3 = 14, BHVD_CODEC_FLOAT8_E5M2 = 15,
-    BHVD_CODEC_TOPK_2BIT = 16, BHVD_CODEC_ROTATED1 = 17, BHVD_CODEC_ROTATED2 = 18, BHVD_CODEC_ROTATED3 = 19,
-    BHVD_CODEC_ROTATED4 = 20, BHVD_CODEC_COUNT = 21
+    BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8, BHVD_CODEC_FLOAT32 = 9,
+    BHVD_CODEC_BLOCK8 = 10, BHVD_CODEC_BLOCK4 = 11, BHVD_CODEC_BLOCK8_MINMAX = 12, BHVD_CODEC_BLOCK4_MINMAX = 13,
+    BHVD_CODEC_FLOAT8_E4M3 = 14, BHVD_CODEC_FLOAT8_E5M2 = 15, BHVD_CODEC_TOPK_2BIT = 16, BHVD_CODEC_ROTATED1 = 17,
+    BHVD_CODEC_ROTATED2 = 18, BHVD_CODEC_ROTATED3 = 19, BHVD_CODEC_ROTATED4 = 20, BHVD_CODEC_COUNT = 21
 } bhvd_codec;
 
 /* Equal on the side that encodes and the one that decodes, but for seed and stochastic, which only encoding reads. Zeros:
@@ -69,7 +68,7 @@ struct bhvd_codec_options {
                                  * of levels, a whole number of 1..127, default 127; from 10 to 15: elements of a block,
                                  * 64, 128, 256 or 512, default 256; from 17 on: 256, 512, 1024 or 2048, default 512;
                                  * others ignore it */
-    uint64_t seed;              /* of random rounding, which ternary and qsgd always do, and of the random signs of rotated1
+    uint64_t seed;              /* of random rounding, which qsgd always does, and of the random signs of rotated1
                                  * to rotated4; equal seeds give equal bytes, so give every chunk of every step its own;
                                  * others ignore it */
     int32_t stochastic;         /* block8, block4, block8_minmax, block4_minmax: 1, round at random; others ignore it */
@@ -458,7 +457,6 @@ typedef enum bhvd_device_kernel {
     BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM,
     BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_ADD,
     BHVD_DEVICE_SIGN_DECODE_SUM,
-    BHVD_DEVICE_TERNARY_ENCODE, BHVD_DEVICE_TERNARY_DECODE, BHVD_DEVICE_TERNARY_DECODE_ADD, BHVD_DEVICE_TERNARY_DECODE_SUM,
     BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE, BHVD_DEVICE_QSGD_DECODE_ADD,
     BHVD_DEVICE_QSGD_DECODE_SUM,
     BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE, BHVD_DEVICE_ROTATED_DECODE_ADD,

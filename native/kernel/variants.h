@@ -7,7 +7,7 @@
 #include "kernel/kernel.h"
 
 // The codecs that have kernels for an instruction set.
-#define CODECS_AVX512(each) each(minmax_uint8) each(sign) each(ternary) each(qsgd) each(blocks) each(rotated)
+#define CODECS_AVX512(each) each(minmax_uint8) each(sign) each(qsgd) each(blocks) each(rotated)
 #define CODECS_AVX2(each) CODECS_AVX512(each) each(half) each(topk)
 #define CODECS(each) CODECS_AVX2(each) each(float32)
 #define ARITHMETIC_FAMILIES(each) each(reduce) each(scale)

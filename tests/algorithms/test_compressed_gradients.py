@@ -36,7 +36,7 @@ CASES = [
     (lambda: Rotated(1, error_feedback=True), lambda: by_codes(codecs.rotated(1), True, seeded=True)),
     (DoubleSqueeze, lambda: by_codes(codecs.sign, True)),
     (lambda: DoubleSqueeze(codecs.topk(0.1)), lambda: by_codes(codecs.topk(0.1), True)),
-    (lambda: DoubleSqueeze(codecs.ternary), lambda: by_codes(codecs.ternary, True, seeded=True)),
+    (lambda: DoubleSqueeze(codecs.qsgd(64)), lambda: by_codes(codecs.qsgd(64), True, seeded=True)),
     (lambda: ByteGrad(codec=codecs.qsgd()), lambda: by_codes(codecs.qsgd(127), False, seeded=True)),
     (lambda: ByteGrad(codec=codecs.qsgd(4)), lambda: by_codes(codecs.qsgd(4), False, seeded=True)),
     (TopK, lambda: by_codes(codecs.topk(0.03), True, by_allgather=True)),

@@ -23,7 +23,7 @@ from kernel_launches import CODED, FIRST, KINDS, SEED, TYPES, Cut, kernel_of, la
 from low_precision import mix
 
 COUNTS = [0, 1, 3, 4, 5, 33, 512, 1027]
-LONG = ("sign", "ternary", "rotated")       # whose kernels take more elements at a time than COUNTS has
+LONG = ("sign", "rotated")       # whose kernels take more elements at a time than COUNTS has
 build = runpy.run_path(str(ROOT / "build.py"))
 
 
@@ -108,7 +108,7 @@ def test_codecs(launch, type, codec):
     kernel, storage = kernel_of(codec), TYPES[type].storage
     sizes = [(count, ways) for count in COUNTS for ways in ((1, 512), (3, 512))] + [(1027, (2, 64))]
     # ... and more blocks of threads' worth than there are blocks of threads.
-    cases = [*itertools.product(KINDS, sizes[::3] if kernel == "ternary" else sizes),
+    cases = [*itertools.product(KINDS, sizes),
              *itertools.product(("normal", "nan"), [(20_001, (1, 1 << 18))] if kernel in LONG else [])]
     for kind, (count, (pieces, segment)) in cases:
         if not count:

@@ -85,7 +85,7 @@ class TorchArguments(Arguments):
         return rng.choice(ways) if self.hostile() else good
 
     def codec(self):
-        known = [codecs.minmax_uint8, codecs.sign, codecs.ternary, codecs.float16, codecs.sign_rms]
+        known = [codecs.minmax_uint8, codecs.sign, codecs.float16, codecs.sign_rms]
         return self.rng.choice([None, 5, "sign", type, *known]) if self.hostile() else self.rng.choice(known)
 
 

@@ -5,11 +5,11 @@ import pytest
 from bagua_hvd import codecs
 from bagua_hvd.core import native
 
-CODECS = [codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.qsgd(4),
+CODECS = [codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.qsgd(), codecs.qsgd(4),
           codecs.float16, codecs.bfloat16, codecs.topk(), codecs.topk(0.25), codecs.float32, codecs.block(),
           codecs.block(4, stochastic=True), codecs.block(8, 512, "minmax", True), codecs.block(4, 64, "minmax"),
           codecs.float8("e4m3"), codecs.float8("e5m2", 128), codecs.topk(0.25, bits=2)]
-BYTES = {"minmax_uint8": 32 + 1024, "sign": 32 + 128, "sign_rms": 32 + 128, "ternary": 32 + 256, "qsgd": 32 + 32 + 1024,
+BYTES = {"minmax_uint8": 32 + 1024, "sign": 32 + 128, "sign_rms": 32 + 128, "qsgd": 32 + 32 + 1024,
          "float16": 2000, "bfloat16": 2000, "float32": 4000, "block8": 32 + 32 + 1024, "block4": 32 + 32 + 512,
          "block8_minmax": 32 + 32 + 1024, "block4_minmax": 32 + 128 + 512, "float8_e4m3": 32 + 32 + 1024,
          "float8_e5m2": 32 + 32 + 1024, "topk_2bit": 32 + 63 + 63 + 63}
@@ -29,7 +29,7 @@ def test_round_trip(codec):
     np.testing.assert_array_equal(total, decoded + 2)
 
 
-@pytest.mark.parametrize("codec", [codecs.ternary, codecs.qsgd(), codecs.block(stochastic=True),
+@pytest.mark.parametrize("codec", [codecs.qsgd(), codecs.block(stochastic=True),
                                    codecs.block(4, 64, "minmax", True)], ids=str)
 def test_other_seeds_give_other_bytes(codec):
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)

@@ -20,7 +20,7 @@ from tests.laboratory import records
 
 # As the documentation writes them.
 CODECS = {
-    "minmax_uint8": codecs.minmax_uint8, "sign": codecs.sign, "sign_rms": codecs.sign_rms, "ternary": codecs.ternary,
+    "minmax_uint8": codecs.minmax_uint8, "sign": codecs.sign, "sign_rms": codecs.sign_rms,
     "qsgd()": codecs.qsgd(), "float16": codecs.float16, "bfloat16": codecs.bfloat16, "topk()": codecs.topk(),
     "topk(0.02, bits=2)": codecs.topk(0.02, bits=2), "block(8)": codecs.block(8),
     "block(8, stochastic=True)": codecs.block(8, stochastic=True), "block(4)": codecs.block(4),

@@ -171,7 +171,6 @@ def measure_kernels():
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
     _measure_codec(table, kernels, "minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8, PER_SEGMENT)
     _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, PER_SEGMENT // 2)
-    _measure_codec(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY, PER_SEGMENT // 2)
     _measure_codec(table, kernels, "rotated", lib.BHVD_CODEC_ROTATED2, PER_SEGMENT, option=512 << 8 | 2)
     _measure_feedback(table, kernels)
     _measure_pack(table, kernels)

@@ -11,7 +11,7 @@ static const struct case_of_codec {
     struct bhvd_codec_options options;
 } cases[] = {
     {"minmax_uint8", BHVD_CODEC_MINMAX_UINT8, {0, 0}}, {"sign", BHVD_CODEC_SIGN, {0, 0}},
-    {"sign_rms", BHVD_CODEC_SIGN_RMS, {0, 0}},         {"ternary", BHVD_CODEC_TERNARY, {0, 7}},
+    {"sign_rms", BHVD_CODEC_SIGN_RMS, {0, 0}},
     {"qsgd", BHVD_CODEC_QSGD, {0, 7}},                 {"qsgd 1", BHVD_CODEC_QSGD, {1, UINT64_MAX}},
     {"qsgd 49", BHVD_CODEC_QSGD, {49, 0}},             {"float16", BHVD_CODEC_FLOAT16, {0, 0}},
     {"bfloat16", BHVD_CODEC_BFLOAT16, {0, 0}},         {"topk", BHVD_CODEC_TOPK, {0, 0}},
@@ -211,7 +211,6 @@ TEST(public_functions)
     EXPECT(bhvd_encoded_size(BHVD_CODEC_COUNT, BHVD_FLOAT32, 33, NULL) == 0, "no such codec");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_SIGN, BHVD_DTYPE_COUNT, 33, NULL) == 0, "no such type");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_SIGN, BHVD_FLOAT32, 257, NULL) == 32 + 64, "header and two blocks of bits");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_TERNARY, BHVD_FLOAT32, 129, NULL) == 32 + 64, "header and two blocks");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_QSGD, BHVD_FLOAT64, 513, NULL) == 32 + 32 + 544, "header, norms, codes");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_FLOAT16, BHVD_FLOAT32, 33, NULL) == 66, "elements");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT16, 101, NULL) == 32 + 2 * 6, "header and two pairs");

@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 
 
 CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
-         Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS), Codec("ternary", lib.BHVD_CODEC_TERNARY),
+         Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS),
          Codec("qsgd", lib.BHVD_CODEC_QSGD),
          Codec("rotated1", lib.BHVD_CODEC_ROTATED1, 256), Codec("rotated2", lib.BHVD_CODEC_ROTATED2),
          Codec("rotated3", lib.BHVD_CODEC_ROTATED3, 2048), Codec("rotated4", lib.BHVD_CODEC_ROTATED4, 1024),
@@ -99,7 +99,7 @@ def launch_encode(launch, cut, src, per_segment=2, threads=32):
         launch(f"{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
                cut.count, cut.chunks, cut.segment, per_segment, ranges, option_of(cut.codec), SEED, FIRST)
 
-    if kernel in ("minmax_uint8", "ternary"):
+    if kernel == "minmax_uint8":
         run("minmax_uint8_ranges", per_segment)
     run(f"{kernel}_encode", per_segment)
     if kernel in ("sign", "qsgd", "rotated"):
