@@ -52,7 +52,8 @@ typedef enum bhvd_kind {
     BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
-/* Lossy encodings of floating point numbers, native/kernel/<name>.h (from 10 to 15: blocks.h, from 17 to 20: rotated.h). */
+/* Lossy encodings of floating point numbers, native/kernel/<name>.h (from 10 to 15: blocks.h, from 17 to 20: rotated.h).
+ * 4 was another one's. */
 typedef enum bhvd_codec {
     BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
     BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8, BHVD_CODEC_FLOAT32 = 9,

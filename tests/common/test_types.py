@@ -15,7 +15,8 @@ MODULES = [
     "ray", "ray.train", "spark", "spark.torch", "spark.keras", "spark.lightning",
 ]
 FRONT_ENDS = ["torch", "tensorflow", "tensorflow.keras", "keras"]
-NEEDED = {"lightning": "lightning", "ray": "ray.train", "spark": "pyspark.sql"}      # by folder
+NEEDED = {"tensorflow": "tensorflow", "keras": "keras", "lightning": "lightning", "ray": "ray.train",     # by folder
+          "spark": "pyspark.sql"}
 
 
 def load(name):

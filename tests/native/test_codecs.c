@@ -233,6 +233,8 @@ TEST(public_functions)
     EXPECT(bhvd_encode(BHVD_CODEC_NONE, BHVD_FLOAT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "no codec");
     EXPECT(bhvd_encode(BHVD_CODEC_QSGD, BHVD_FLOAT32, bytes, &x, 1, &wrong) == BHVD_ERR_ARGUMENT, "levels");
     for (int codec = BHVD_CODEC_MINMAX_UINT8; codec < BHVD_CODEC_COUNT; codec++) {
+        if (codec == BHVD_CODEC_SIGN_RMS + 1)
+            continue;                       // a number that is not used any more
         const int has_header =
             codec != BHVD_CODEC_FLOAT16 && codec != BHVD_CODEC_BFLOAT16 && codec != BHVD_CODEC_FLOAT32;
         memset(bytes, 0, sizeof bytes);
