@@ -1,4 +1,5 @@
 """A rank fails: whose failure baguarun calls it, what the others may still do, and what stands last."""
+import io
 import re
 import signal
 import sys
@@ -8,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import bagua_hvd
+from bagua_hvd.runner.output import Console, TextStream
+from bagua_hvd.runner.ssh.connection import RemoteProcess
+from bagua_hvd.runner.supervisor import Supervisor, Task
 from launcher import wait_until
 
 WORKER = Path(__file__).with_name("summing_worker.py")
@@ -39,6 +43,49 @@ def test_the_one_that_failed_first_is_named(launcher, rank, action, code):
     assert "Terminating" not in stderr
     for other in {0, 1, 2} - {rank}:
         assert re.search(rf"\[{other}\]<stderr>:.*HorovodInternalError: .*rank {rank} ", stderr), stderr
+
+
+class _NoSink:
+    def feed(self, data):
+        raise AssertionError(data)
+
+    def close(self):
+        pass
+
+
+class _TwoOnAnotherHost:
+    """A spawner of two processes: while the first one's end is handled, the host tells of the second one's."""
+
+    def __init__(self):
+        self.processes = []
+
+    def start(self, task):
+        process = RemoteProcess(None, len(self.processes), task.name)
+        process.close()
+        self.processes.append(process)
+        if len(self.processes) == 2:
+            self.processes[0].end(1)
+        return process
+
+    def on_end(self, name, code):
+        self.processes[1].end(7)
+
+    def signal_all(self, signum):
+        pass
+
+    def any_left(self):
+        return False
+
+    kill_all = any_left
+
+
+def test_an_end_that_a_host_tells_of_while_another_is_handled():
+    spawner = _TwoOnAnotherHost()
+    console = Console(TextStream(io.StringIO()), TextStream(io.StringIO()))
+    supervisor = Supervisor(console, spawner=spawner, on_end=spawner.on_end, handle_signals=False,
+                            survivors_seconds=5, find_cause=lambda failures: failures[-1])
+    outcome = supervisor.run([Task(rank, [], {}, _NoSink(), _NoSink()) for rank in range(2)])
+    assert (outcome.exit_codes, outcome.failures, outcome.failed) == ({0: 1, 1: 7}, [0, 1], 1)
 
 
 def test_its_traceback_comes_last(launcher):

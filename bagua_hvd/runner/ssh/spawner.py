@@ -83,7 +83,12 @@ class SshSpawner:
         return any(host.any_left() for host in self._hosts.values())
 
     def kill_all(self):
-        """SIGKILL where a process still runs. What is in the background ends with the connection."""
+        """SIGKILL where a process still runs; returns when the hosts have told of their ends, or after a while. What is
+        in the background ends with the connection.
+        """
         for host in self._hosts.values():
             if host.any_left():
                 host.send(Kind.SIGNAL_ALL, 0, signal.SIGKILL)
+        end = time.monotonic() + _CLOSE_SECONDS
+        while self.any_left() and time.monotonic() < end:
+            time.sleep(0.01)
