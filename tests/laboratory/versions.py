@@ -22,12 +22,12 @@ def table(folder=records.FOLDER):
             ("torch", "PyTorch"), ("tensorflow_cpu", "TensorFlow"), ("keras", "Keras"),
             ("keras_nightly", "Keras")) if key in said and not (key == "keras" and "keras_nightly" in said)]
         counts = [f"{record.samples[name].values[0]:.0f}" for name in ("passed", "failed", "skipped")]
-        rows.setdefault((said["python"], name, *others, said["tests"], *counts), []).append(
+        rows.setdefault((said["python"], name, *others, *counts), []).append(
             (version, record.date.split()[0]))
     lines = []
-    for (python, name, *others, tests, passed, failed, skipped), runs in rows.items():
+    for (python, name, *others, passed, failed, skipped), runs in rows.items():
         versions = f"{name} {', '.join(version for version, _ in runs)}"
-        lines.append((python, "; ".join([versions, *map(" ".join, others)]), tests, passed, failed, skipped,
+        lines.append((python, "; ".join([versions, *map(" ".join, others)]), passed, failed, skipped,
                       max(date for _, date in runs)))
-    head = "Python", "with", "tests", "passed", "failed", "skipped", "last run"
-    return report.table(head, lines, left=3) if lines else "Nothing run yet."
+    head = "Python", "with", "passed", "failed", "skipped", "last run"
+    return report.table(head, lines, left=2) if lines else "Nothing run yet."

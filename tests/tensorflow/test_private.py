@@ -1,5 +1,5 @@
 """Which of the private names of TensorFlow and Keras that this package uses the installed release has, and what goes on
-without one. In .ci/versions' light tests: so a failure names the release that took it away.
+without one. .ci/versions runs it, so a failure names the release that took it away.
 """
 import keras
 import pytest
