@@ -30,7 +30,11 @@ class Travelling:
         self._delta, self._inits = delta, runtime.inits
         self._ranks[0] = 1
         self._operations = [operation, c_fp_s(self._ranks, group, average=False, name=f"{name}.ranks")]
-        runtime.travelling.add(self)
+        runtime.travel(self)
+
+    def arrived(self) -> bool:
+        """Whether arrive() would return at once."""
+        return all(operation.done() for operation in self._operations)
 
     def arrive(self) -> None:
         """Blocks until it is here. Who needs it hears of failures."""

@@ -42,8 +42,7 @@ class _Runtime:
         self.options: Any = None
         self.inits = 0                          # names the meeting of a job that is not elastic
         self.changes = 0                        # calls of init() and join(): ranks may know less of each other after
-        # Gradients that nobody waits for yet: arrive() comes before this rank leaves, or joins.
-        self.travelling: set[Any] = set()
+        self.travelling: set[Any] = set()       # see travel()
         self.process_sets: Any = None                # as given to init(): restart() gives it again
         self.restart_numbers()
         self.reporter: Any = None                    # reports to baguarun --dashboard
@@ -65,6 +64,13 @@ class _Runtime:
         self.algorithms = {}                    # class name -> AlgorithmStatistics: see job/statistics.py
         self.last_statistics = None
         self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
+
+    def travel(self, sent):
+        """Notes what others may need this rank for: sent.arrive() comes before this rank leaves, or joins.
+
+        What has arrived, sent.arrived(), needs nobody: one that was dropped with its optimizer goes here.
+        """
+        self.travelling = {sent, *(earlier for earlier in self.travelling if not earlier.arrived())}
 
     def watch(self, watcher):
         """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().

@@ -78,7 +78,7 @@ class Late:
         self._thread = threading.Thread(target=self._end, args=(window.advancing,), daemon=True)
         if window.advancing:
             self._thread.start()
-        runtime.travelling.add(self)
+        runtime.travel(self)
 
     def _end(self, operations: Iterable[Any]) -> None:
         token = account.set(self._account)
@@ -88,6 +88,11 @@ class Late:
                     operation.wait()
         finally:
             account.reset(token)
+
+    def arrived(self) -> bool:
+        """Whether arrive() would return at once. An algorithm's own operations need not tell."""
+        return not self._thread.is_alive() and all(
+            getattr(operation, "done", lambda: False)() for operation in self._window.operations.values())
 
     def arrive(self) -> None:
         """Blocks until all operations have ended, well or not."""

@@ -16,6 +16,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import Algorithm, ByteGrad, DoubleSqueeze, PowerSGD, TopK
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.torch.rank_states import with_kept
 from floats import assert_same_bits
 from two_phases import TwoPhases, named
@@ -453,6 +454,30 @@ def ends(algorithm):
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "two_phases"])
 def test_ends(run_ranks, algorithm):
     run_ranks(2, ends, arguments={"algorithm": algorithm})
+
+
+def dropped(algorithm):
+    """What has arrived of optimizers that are gone does not stay until the job ends."""
+    hvd.init()
+    kept = []
+    for _ in range(4):
+        model = make_model(start(0, False))
+        optimizer = wrap(model, algorithm=named(algorithm))
+        backward(model, dyadic(9, 0))
+        optimizer.step()
+        kept.append(len(runtime.travelling))
+        del model, optimizer
+        hvd.barrier()
+        deadline = time.monotonic() + 60
+        while not all(sent.arrived() for sent in runtime.travelling):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert max(kept) == 1, kept
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "two_phases"])
+def test_dropped(run_ranks, algorithm):
+    run_ranks(2, dropped, arguments={"algorithm": algorithm})
 
 
 class Looking(Algorithm):
