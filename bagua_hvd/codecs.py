@@ -4,11 +4,10 @@
     minmax_uint8          8                   nearest        one of 256 levels between the chunk's minimum and maximum
     sign, sign_rms        1                   biased         sign(x) times the mean, or the root mean square, of |x|
     qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
-    block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements, or
-                                                             one of 256 (16) levels between minimum and maximum
+    block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements
     rotated(bits, block)  1, 2, 3 or 4        nearest        a normal's levels of randomly rotated blocks of `block`
                                                              elements: nearly right in the mean
-    float8(format, size)  8                   nearest        an e4m3 or e5m2 number times a scale of the block
+    float8(size)          8                   nearest        an e4m3 number times a scale of the block
     float16, bfloat16     16                  nearest        x
     topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
     topk(ratio, bits=2)   10 ratio (at 0.02)  biased         of these the sign, and one of two magnitudes
@@ -166,23 +165,20 @@ def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:
     return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), float(ratio))
 
 
-def block(bits: int = 8, size: int = 256, scale: str = "absmax", stochastic: bool = False) -> Codec:
-    """Blocks of `size` elements, each with a scale of its own (float32; with "minmax" two).
+def block(bits: int = 8, size: int = 256, stochastic: bool = False) -> Codec:
+    """Blocks of `size` elements, each with a scale of its own (float32): levels symmetric about 0, up to max |x|.
 
     Args:
         bits: of an element, 8 or 4.
         size: 64, 128, 256 or 512.
-        scale: "absmax": levels symmetric about 0, up to max |x|; "minmax": levels between minimum and maximum.
         stochastic: round at random, right in the mean; else to nearest.
     Raises:
         ValueError: one is something else.
     """
     if bits not in (8, 4):
         raise ValueError(f"block(bits={bits!r}): expected 8 or 4")
-    if scale not in ("absmax", "minmax"):
-        raise ValueError(f"block(scale={scale!r}): expected 'absmax' or 'minmax'")
-    name = f"block{bits}" + ("_minmax" if scale == "minmax" else "")
-    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), _size("block(size", size, 64, 512), bool(stochastic))
+    number = getattr(lib, f"BHVD_CODEC_BLOCK{bits}")
+    return Codec(f"block{bits}", number, _size("block(size", size, 64, 512), bool(stochastic))
 
 
 def rotated(bits: int = 2, block: int = 512) -> Codec:
@@ -203,19 +199,15 @@ def rotated(bits: int = 2, block: int = 512) -> Codec:
     return Codec(f"rotated{int(bits)}", number, _size("rotated(block", block, 256, 2048))
 
 
-def float8(format: str = "e4m3", size: int = 256) -> Codec:
-    """8-bit floats of blocks of `size` elements, scaled so that the block's largest becomes the format's largest.
+def float8(size: int = 256) -> Codec:
+    """Floats of 4 bits of exponent and 3 of mantissa (e4m3) of blocks of `size` elements, scaled to the largest's 448.
 
     Args:
-        format: "e4m3", 4 bits of exponent and 3 of mantissa, without infinities; or "e5m2".
         size: 64, 128, 256 or 512.
     Raises:
-        ValueError: one is something else.
+        ValueError: it is something else.
     """
-    if format not in ("e4m3", "e5m2"):
-        raise ValueError(f"float8(format={format!r}): expected 'e4m3' or 'e5m2'")
-    number = getattr(lib, f"BHVD_CODEC_FLOAT8_{format.upper()}")
-    return Codec(f"float8_{format}", number, _size("float8(size", size, 64, 512))
+    return Codec("float8", lib.BHVD_CODEC_FLOAT8, _size("float8(size", size, 64, 512))
 
 
 def _size(argument: str, size: int, smallest: int, largest: int) -> float:

@@ -38,7 +38,7 @@ class ByteGrad(Algorithm):
             hosts: there it is the same as flat, quantized between all ranks.
         average: False for the sum.
         error_feedback: carry what quantization lost into the next step.
-        codec: of bagua_hvd.codecs, such as block(8, 256), block(4, stochastic=True) or float8("e4m3").
+        codec: of bagua_hvd.codecs, such as block(8, 256), block(4, stochastic=True) or float8().
     """
 
     safety = Safety.E1

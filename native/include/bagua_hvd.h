@@ -52,27 +52,27 @@ typedef enum bhvd_kind {
     BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
-/* Lossy encodings of floating point numbers, native/kernel/<name>.h (from 10 to 15: blocks.h, from 17 to 20: rotated.h).
- * 4 was another one's. */
+/* Lossy encodings of floating point numbers, native/kernel/<name>.h (block8, block4, float8: blocks.h; the last four:
+ * rotated.h). */
 typedef enum bhvd_codec {
-    BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
-    BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8, BHVD_CODEC_FLOAT32 = 9,
-    BHVD_CODEC_BLOCK8 = 10, BHVD_CODEC_BLOCK4 = 11, BHVD_CODEC_BLOCK8_MINMAX = 12, BHVD_CODEC_BLOCK4_MINMAX = 13,
-    BHVD_CODEC_FLOAT8_E4M3 = 14, BHVD_CODEC_FLOAT8_E5M2 = 15, BHVD_CODEC_TOPK_2BIT = 16, BHVD_CODEC_ROTATED1 = 17,
-    BHVD_CODEC_ROTATED2 = 18, BHVD_CODEC_ROTATED3 = 19, BHVD_CODEC_ROTATED4 = 20, BHVD_CODEC_COUNT = 21
+    BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3, BHVD_CODEC_QSGD = 4,
+    BHVD_CODEC_FLOAT16 = 5, BHVD_CODEC_BFLOAT16 = 6, BHVD_CODEC_FLOAT32 = 7, BHVD_CODEC_TOPK = 8,
+    BHVD_CODEC_TOPK_2BIT = 9, BHVD_CODEC_BLOCK8 = 10, BHVD_CODEC_BLOCK4 = 11, BHVD_CODEC_FLOAT8 = 12,
+    BHVD_CODEC_ROTATED1 = 13, BHVD_CODEC_ROTATED2 = 14, BHVD_CODEC_ROTATED3 = 15, BHVD_CODEC_ROTATED4 = 16,
+    BHVD_CODEC_COUNT = 17
 } bhvd_codec;
 
 /* Equal on the side that encodes and the one that decodes, but for seed and stochastic, which only encoding reads. Zeros:
  * defaults. */
 struct bhvd_codec_options {
     double parameter;           /* topk, topk_2bit: the share of elements kept, 0 < p <= 1, default 0.01; qsgd: the number
-                                 * of levels, a whole number of 1..127, default 127; from 10 to 15: elements of a block,
-                                 * 64, 128, 256 or 512, default 256; from 17 on: 256, 512, 1024 or 2048, default 512;
+                                 * of levels, a whole number of 1..127, default 127; block8, block4, float8: elements of
+                                 * a block, 64, 128, 256 or 512, default 256; rotated: 256 to 2048, default 512;
                                  * others ignore it */
     uint64_t seed;              /* of random rounding, which qsgd always does, and of the random signs of rotated1
                                  * to rotated4; equal seeds give equal bytes, so give every chunk of every step its own;
                                  * others ignore it */
-    int32_t stochastic;         /* block8, block4, block8_minmax, block4_minmax: 1, round at random; others ignore it */
+    int32_t stochastic;         /* block8, block4: 1, round at random; others ignore it */
 };
 
 /* Who exchanges with whom in d_fp_s: native/primitive/peers.h. */

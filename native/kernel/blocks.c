@@ -12,7 +12,7 @@ static size_t encoded_size(const struct blocks_format *format, bhvd_dtype dtype,
     const size_t real_size = dtype == BHVD_FLOAT64 ? sizeof(double) : sizeof(float), size = blocks_size(options->parameter);
     if (size == 0)
         return 0;
-    return CODEC_HEADER + blocks_scales_size(format, count, size, real_size) + blocks_codes_size(format, count);
+    return CODEC_HEADER + blocks_scales_size(count, size, real_size) + blocks_codes_size(format, count);
 }
 
 #define BLOCKS_DEFINITIONS(codec, name, format)                                                                     \

@@ -4,13 +4,11 @@
 #include "kernel/decode_loops.h"
 #include "kernel/range_loops.h"
 
-INLINE struct ARITHMETIC(blocks, grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count, int stochastic)
+INLINE struct ARITHMETIC(blocks, grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count)
 {
     REAL mn, mx;
     NAME(JOIN(range, ELEMENT))(from, count, &mn, &mx);
-    if (format->code == BLOCKS_RANGE)
-        return ARITHMETIC(blocks, range)(format, mn, mx, stochastic);
-    return ARITHMETIC(blocks, largest)(format, -mn > mx ? -mn : mx);
+    return ARITHMETIC(blocks, grid_of)(format, -mn > mx ? -mn : mx);
 }
 
 // The code of one element, in the lower bits.
@@ -18,10 +16,8 @@ INLINE uint8_t BLOCKS(code)(const struct blocks_format *format, const struct ARI
                             float u)
 {
     const REAL levels = (REAL)format->levels;
-    if (format->code == BLOCKS_FLOAT)
-        return blocks_float_code(format, sizeof x == sizeof(double) ? half_odd_float(x * grid->s) : (float)(x * grid->s));
-    if (format->code == BLOCKS_RANGE)
-        return (uint8_t)ARITHMETIC(blocks, bounded)(ARITHMETIC(blocks, large_rounded)(x * grid->s, stochastic, u) - grid->lb, 0, levels);
+    if (format->is_float)
+        return blocks_float_code(sizeof x == sizeof(double) ? half_odd_float(x * grid->s) : (float)(x * grid->s));
     const int q = (int)ARITHMETIC(blocks, bounded)(ARITHMETIC(blocks, rounded)((x < 0 ? -x : x) * grid->s, stochastic, u), 0, levels);
     return (uint8_t)(x < 0 ? -q : q);
 }
@@ -30,8 +26,7 @@ INLINE void BLOCKS(encode)(const struct blocks_format *format, void *dst, const 
                            const struct bhvd_codec_options *options)
 {
     const char *from = src;
-    const size_t size = blocks_size(options->parameter), numbers = blocks_numbers(format);
-    const size_t scales_size = blocks_scales_size(format, count, size, sizeof(REAL));
+    const size_t size = blocks_size(options->parameter), scales_size = blocks_scales_size(count, size, sizeof(REAL));
     char *scales = (char *)dst + CODEC_HEADER;
     uint8_t *codes = (uint8_t *)scales + scales_size;
     const int stochastic = options->stochastic != 0;
@@ -39,10 +34,9 @@ INLINE void BLOCKS(encode)(const struct blocks_format *format, void *dst, const 
     memset(scales, 0, scales_size + blocks_codes_size(format, count));
     for (size_t begin = 0; begin < count; begin += size) {
         const size_t end = count - begin < size ? count : begin + size;
-        const struct ARITHMETIC(blocks, grid) grid = BLOCKS(grid)(format, from + SIZE * begin, end - begin, stochastic);
+        const struct ARITHMETIC(blocks, grid) grid = BLOCKS(grid)(format, from + SIZE * begin, end - begin);
         const struct codec_key key = codec_key(options->seed, begin);
-        const REAL stored[] = {grid.t, grid.lb};
-        memcpy(scales + begin / size * numbers * sizeof(REAL), stored, numbers * sizeof(REAL));
+        memcpy(scales + begin / size * sizeof(REAL), &grid.t, sizeof(REAL));
         is_finite &= grid.t == grid.t;
         for (size_t i = begin; i < end && grid.s > 0; i++) {
             const uint8_t code =
@@ -70,23 +64,20 @@ INLINE struct BLOCKS(decoder) BLOCKS(decoder_of)(const struct blocks_format *for
     const size_t size = blocks_size(options->parameter);
     const char *scales = (const char *)src + CODEC_HEADER;
     return (struct BLOCKS(decoder)){
-        format, scales, (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(REAL)), size};
+        format, scales, (const uint8_t *)scales + blocks_scales_size(count, size, sizeof(REAL)), size};
 }
 
 INLINE REAL BLOCKS(decode_one)(const struct BLOCKS(decoder) *d, size_t i)
 {
     const struct blocks_format *format = d->format;
-    const size_t numbers = blocks_numbers(format), j = i % BLOCKS_GROUP;
-    REAL stored[2] = {0, 0}, x;
-    memcpy(stored, d->scales + i / d->size * numbers * sizeof(REAL), numbers * sizeof(REAL));
-    int code = format->bits == 8 ? d->codes[i] : d->codes[i / BLOCKS_GROUP * 16 + j % 16] >> (j < 16 ? 0 : 4) & 15;
-    if (format->code == BLOCKS_FLOAT)
-        x = (REAL)blocks_float_value(format, (uint8_t)code) * (stored[0] * (REAL)blocks_float_unit(format));
-    else {
-        if (format->code == BLOCKS_SIGNED && code >> (format->bits - 1))
-            code -= 1 << format->bits;
-        x = ((REAL)code + stored[1]) * stored[0];
-    }
+    const size_t j = i % BLOCKS_GROUP;
+    REAL t, x;
+    memcpy(&t, d->scales + i / d->size * sizeof(REAL), sizeof(REAL));
+    const int code = format->bits == 8 ? d->codes[i] : d->codes[i / BLOCKS_GROUP * 16 + j % 16] >> (j < 16 ? 0 : 4) & 15;
+    if (format->is_float)
+        x = (REAL)blocks_float_value((uint8_t)code) * (t * BLOCKS_FLOAT_UNIT);
+    else
+        x = (REAL)(code >> (format->bits - 1) ? code - (1 << format->bits) : code) * t;
     return x == x ? ARITHMETIC(blocks, bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN;
 }
 

@@ -1,7 +1,7 @@
 // Codecs of blocks by vectors of float32: a block is read twice, the second time from the cache. blocks_<isa>.h defines
-//     float8_codes(y, mantissa, bias)    BLOCK numbers as the codes of blocks_float_code, in bytes
-//     float8_values(bytes, mantissa)     blocks_float_value of LANES codes
-//     pair_codes(q)                      the 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point
+//     float8_codes(y)        BLOCK numbers as the codes of blocks_float_code, in bytes
+//     float8_values(bytes)   blocks_float_value of LANES codes
+//     pair_codes(q)          the 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point
 #include "kernel/blocks.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
@@ -12,26 +12,16 @@
 #endif
 
 struct quantizer {
-    vec s, lb, levels;
+    vec s, levels;
     struct codec_key key;
     int stochastic;
 };
 
-INLINE vec large_rounded(vec r, const struct quantizer *with, vec u)
-{
-    if (!with->stochastic)
-        return vec_rint(r);
-    const vec l = vec_floor(r);
-    return vec_add(l, vec_select(vec_set1(1), vec_less(u, vec_sub(r, l))));
-}
-
-// u: of stochastic rounding. Signed codes are whole numbers then when what is behind the point is left out.
+// u: of stochastic rounding. The codes are whole numbers then when what is behind the point is left out.
 INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, vec u)
 {
-    if (format->code == BLOCKS_FLOAT)
+    if (format->is_float)
         return vec_mul(x, with->s);
-    if (format->code == BLOCKS_RANGE)
-        return vec_min(vec_max(vec_sub(large_rounded(vec_mul(x, with->s), with, u), with->lb), vec_set1(0)), with->levels);
     if (!with->stochastic)
         return vec_rint(vec_mul(x, with->s));           // at most L without being told: |x| s <= L (1 + 2^-22)
     return vec_with_sign(vec_min(vec_add(vec_mul(vec_abs(x), with->s), u), with->levels), x);
@@ -41,7 +31,7 @@ INLINE vec quantize(const struct blocks_format *format, vec x, const struct quan
 INLINE void quantize_all(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
                          const struct element *element, vec *q)
 {
-    if (with->stochastic && format->code != BLOCKS_FLOAT)
+    if (with->stochastic && !format->is_float)
         vec_uniforms(with->key, index, q);
     else
         memset(q, 0, BLOCK / LANES * sizeof *q);
@@ -55,10 +45,8 @@ INLINE __m256i codes_of(const struct blocks_format *format, const char *block, c
 {
     vec q[BLOCK / LANES];
     quantize_all(format, block, with, index, element, q);
-    if (format->code == BLOCKS_FLOAT)
-        return float8_codes(q, format->mantissa, format->bias);
-    if (format->code == BLOCKS_RANGE)
-        return vec_to_u8(q);
+    if (format->is_float)
+        return float8_codes(q);
     return with->stochastic ? vec_truncated_to_i8(q) : vec_to_i8(q);
 }
 
@@ -78,7 +66,7 @@ INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m2
 INLINE void store_block(const struct blocks_format *format, uint8_t *codes, const char *block, const struct quantizer *with,
                         uint32_t index, const struct element *element)
 {
-    if (format->code != BLOCKS_SIGNED || format->bits == 8 || !with->stochastic) {
+    if (format->bits == 8 || !with->stochastic) {
         store_codes(format, codes, codes_of(format, block, with, index, element));
         return;
     }
@@ -88,21 +76,18 @@ INLINE void store_block(const struct blocks_format *format, uint8_t *codes, cons
 }
 
 INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
-                                              int stochastic, const struct element *element)
+                                              const struct element *element)
 {
     float mn, mx;
     range_find(src, count, element, &mn, &mx);
-    if (format->code == BLOCKS_RANGE)
-        return blocks_float_range(format, mn, mx, stochastic);
-    return blocks_float_largest(format, -mn > mx ? -mn : mx);
+    return blocks_float_grid_of(format, -mn > mx ? -mn : mx);
 }
 
 // stochastic: of options; a constant, lest constants be loaded for each 32 elements.
 INLINE void encode(const struct blocks_format *format, void *dst, const void *src, size_t count,
                    const struct element *element, const struct bhvd_codec_options *options, int stochastic)
 {
-    const size_t size = blocks_size(options->parameter), numbers = blocks_numbers(format);
-    const size_t scales_size = blocks_scales_size(format, count, size, sizeof(float));
+    const size_t size = blocks_size(options->parameter), scales_size = blocks_scales_size(count, size, sizeof(float));
     char *scales = (char *)dst + CODEC_HEADER;
     uint8_t *codes = (uint8_t *)scales + scales_size;
     int is_finite = 1;
@@ -114,16 +99,15 @@ INLINE void encode(const struct blocks_format *format, void *dst, const void *sr
         const size_t length = count - begin < size ? count - begin : size;
         const char *from = (const char *)src + begin * element->size;
         uint8_t *to = codes + begin * (size_t)format->bits / 8;
-        const struct blocks_float_grid grid = grid_of_block(format, from, length, stochastic, element);
-        const float stored[] = {grid.t, grid.lb};
-        memcpy(scales + begin / size * numbers * sizeof(float), stored, numbers * sizeof(float));
+        const struct blocks_float_grid grid = grid_of_block(format, from, length, element);
+        store_f32(scales + begin / size * sizeof(float), grid.t);
         is_finite &= grid.t == grid.t;
         if (!(grid.s > 0)) {
             memset(to, 0, blocks_codes_size(format, length));
             continue;
         }
-        const struct quantizer with = {vec_set1(grid.s), vec_set1(grid.lb), vec_set1((float)format->levels),
-                                       codec_key(options->seed, begin), stochastic};
+        const struct quantizer with = {vec_set1(grid.s), vec_set1((float)format->levels), codec_key(options->seed, begin),
+                                       stochastic};
         size_t i = 0;
         for (; i + BLOCK <= length; i += BLOCK)
             store_block(format, to + i * (size_t)format->bits / 8, from + i * element->size, &with, (uint32_t)(begin + i),
@@ -154,11 +138,11 @@ INLINE struct grid grid_load(const struct blocks_format *format, const void *src
     const size_t size = blocks_size(options->parameter);
     const char *scales = (const char *)src + CODEC_HEADER;
     return (struct grid){format, scales,
-                         (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(float)),
+                         (const uint8_t *)scales + blocks_scales_size(count, size, sizeof(float)),
                          __builtin_ctzll(size), vec_set1(element->largest)};
 }
 
-// Of the codes of LANES elements, from i + v LANES on: bytes, signed ones where the codes are.
+// Of the codes of LANES elements, from i + v LANES on: bytes; those of 4 bits as signed numbers.
 INLINE __m128i code_bytes(const struct grid *grid, size_t i, int v)
 {
     if (grid->format->bits == 8)
@@ -166,25 +150,16 @@ INLINE __m128i code_bytes(const struct grid *grid, size_t i, int v)
     const int at = v * LANES;
     const __m128i nibble = _mm_set1_epi8(15), pairs = vec_load_bytes(grid->codes + i / 2 + at % 16);
     const __m128i codes = _mm_and_si128(at < 16 ? pairs : _mm_srli_epi16(pairs, 4), nibble);
-    if (grid->format->code == BLOCKS_RANGE)
-        return codes;
     const __m128i sign = _mm_set1_epi8(8);
     return _mm_sub_epi8(_mm_xor_si128(codes, sign), sign);
 }
 
 INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
-    const struct blocks_format *format = grid->format;
-    const char *numbers = grid->scales + (i >> grid->shift) * blocks_numbers(format) * sizeof(float);
-    const float t = load_f32(numbers);
+    const float t = load_f32(grid->scales + (i >> grid->shift) * sizeof t);
     const __m128i bytes = code_bytes(grid, i, v);
-    vec x;
-    if (format->code == BLOCKS_FLOAT)
-        x = vec_mul(float8_values(bytes, format->mantissa), vec_set1(t * blocks_float_unit(format)));
-    else if (format->code == BLOCKS_RANGE)
-        x = vec_mul(vec_add(vec_from_u8(bytes), vec_set1(load_f32(numbers + sizeof t))), vec_set1(t));
-    else
-        x = vec_mul(vec_from_i8(bytes), vec_set1(t));
+    vec x = grid->format->is_float ? vec_mul(float8_values(bytes), vec_set1(t * BLOCKS_FLOAT_UNIT))
+                                   : vec_mul(vec_from_i8(bytes), vec_set1(t));
     // Of two operands of which one is a NaN, vec_min and vec_max give the second.
     x = vec_min(grid->largest, vec_max(vec_sub(vec_set1(0), grid->largest), x));
     return vec_canonical(x);
@@ -196,7 +171,7 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
     static void NAME(name##_encode_##element)(void *dst, const void *src, size_t count,                            \
                                               const struct bhvd_codec_options *options)                            \
     {                                                                                                              \
-        if (options->stochastic && format.code != BLOCKS_FLOAT)                                                    \
+        if (options->stochastic && !format.is_float)                                                    \
             encode(&format, dst, src, count, &element, options, 1);                                                \
         else                                                                                                       \
             encode(&format, dst, src, count, &element, options, 0);                                                \

@@ -1,6 +1,6 @@
 // What loops over vectors share, whatever the instruction set, for files that are compiled for each (build.py). vectors_<isa>.h defines, for a
 // vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul,
-// vec_rint, vec_floor, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
+// vec_rint, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
 //     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
 //     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
 //     vec_to_i8(q), vec_to_u8(q)       BLOCK small whole numbers as bytes; u8: clamped to 0..255
@@ -8,7 +8,6 @@
 //     vec_load_bytes(p)                LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
 //     vec_less(a, b)           bit i: a < b in lane i
 //     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
-//     vec_select(x, bits)      lane i, or 0 where bit i is not set
 //     vec_uniforms(key, i, u)  codec_uniform of the BLOCK elements from i on, which is a multiple of BLOCK
 //     vec_with_sign(m, x)      m, at least 0, with the sign of x
 //     wide, WIDE_ZERO, wide_low(x), wide_high(x), wide_add, wide_store    half the lanes as doubles

@@ -58,7 +58,6 @@ INLINE vec vec_abs(vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 
 #define vec_canonical canonical_nan8
 
-INLINE vec vec_floor(vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 INLINE void vec_stream(void *p, vec x) { _mm256_stream_ps(p, x); }
 INLINE uint32_t vec_less(vec a, vec b) { return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 
@@ -71,11 +70,6 @@ INLINE __m256i lane_bits(uint32_t bits)
 INLINE vec vec_negate(vec x, uint32_t bits)
 {
     return _mm256_xor_ps(x, _mm256_and_ps(_mm256_castsi256_ps(lane_bits(bits)), _mm256_set1_ps(-0.0f)));
-}
-
-INLINE vec vec_select(vec x, uint32_t bits)
-{
-    return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_srai_epi32(lane_bits(bits), 31)));
 }
 
 // 1 + u is put together of its bits, which x has from bit 7 on.

@@ -73,11 +73,9 @@ INLINE vec vec_canonical(vec x)
     return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_ps((float)NAN));
 }
 
-INLINE vec vec_floor(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 INLINE void vec_stream(void *p, vec x) { _mm512_stream_ps(p, x); }
 INLINE uint32_t vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE vec vec_negate(vec x, uint32_t bits) { return _mm512_mask_xor_ps(x, (__mmask16)bits, x, _mm512_set1_ps(-0.0f)); }
-INLINE vec vec_select(vec x, uint32_t bits) { return _mm512_maskz_mov_ps((__mmask16)bits, x); }
 
 // By the table of truth that is given as bits.
 #define AND_OR 0xea     // a & b | c

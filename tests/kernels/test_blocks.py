@@ -1,12 +1,10 @@
 """Codecs of blocks against the equations in NumPy and against bytes worked out by hand.
 
-    block8, block4                  t = max |x| / L,        L = 127, 7      q = sign(x) min(round(|x| s), L)    x' = q t
-    block8_minmax, block4_minmax    t = (mx - mn) / L,      L = 255, 15     lb = rint(mx s) - L
-                       stochastic   t = (mx - mn) / (L - 1)                 lb = ceil(mx s) - L
-                                    q = clip(round(x s) - lb, 0, L)         x' = (q + lb) t
-    float8_e4m3, float8_e5m2        t = max |x| / L,        L = 448, 57344  c = float8(x s)                     x' = c t
+    L = 127 (block8), 7 (block4), 448 (float8)      t = max |x| / L     s = 1 / t
+    block8, block4    q = sign(x) min(round(|x| s), L)    x' = q t
+    float8            c = float8(x s), e4m3               x' = c t
 
-s = 1 / t; t and s in float64, rounded once; t >= 2^-126 (float64: 2^-1022) unless 0. float8 is ml_dtypes'.
+t and s in float64, rounded once; t >= 2^-126 (float64: 2^-1022) unless 0. e4m3 is ml_dtypes'.
 """
 from typing import NamedTuple
 
@@ -23,9 +21,8 @@ from elements import BFLOAT16, ELEMENTS, FLOAT16, FLOAT32, FLOAT64, ffi, lib
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": np.finfo(np.float32).max,
            "float64": np.finfo(np.float64).max}
-FLOAT8 = {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
-LEVELS = {"block8": 127, "block4": 7, "block8_minmax": 255, "block4_minmax": 15, "float8_e4m3": 448,
-          "float8_e5m2": 57344}
+E4M3 = ml_dtypes.float8_e4m3fn
+LEVELS = {"block8": 127, "block4": 7, "float8": 448}
 SIZES = (64, 128, 256, 512)
 
 
@@ -41,17 +38,12 @@ class Blocks(NamedTuple):
         return getattr(lib, f"BHVD_CODEC_{self.name.upper()}")
 
     @property
-    def ranged(self):
-        return self.name.endswith("minmax")
-
-    @property
     def bits(self):
-        return 4 if self.name.startswith("block4") else 8
+        return 4 if self.name == "block4" else 8
 
     def layout(self, element, count):
         """Where the codes begin, and where they end."""
-        numbers = -(-count // self.size) * (2 if self.ranged else 1)
-        scales = padded(numbers * np.dtype(element.real).itemsize)
+        scales = padded(-(-count // self.size) * np.dtype(element.real).itemsize)
         return 32 + scales, 32 + scales + padded(count if self.bits == 8 else -(-count // 32) * 16)
 
     def encode(self, element, stored, seed=1):
@@ -62,7 +54,7 @@ class Blocks(NamedTuple):
 
 
 CODECS = [Blocks(name, 128, stochastic) for name in LEVELS for stochastic in (False, True)
-          if not (stochastic and name in FLOAT8)]
+          if not (stochastic and name == "float8")]
 
 
 def padded(nbytes):
@@ -70,8 +62,6 @@ def padded(nbytes):
 
 
 def rounded(codec, r, u):
-    if codec.stochastic and codec.ranged:
-        return np.floor(r) + (u < r - np.floor(r))
     return np.floor(r + u) if codec.stochastic else np.rint(r)
 
 
@@ -81,11 +71,11 @@ def steps(element, t):
     return element.real(t), element.real(1 / t)
 
 
-def float8_codes(dtype, y):
+def float8_codes(y):
     """y rounded to nearest, of two to the even one. ml_dtypes rounds float64 twice, by way of float32."""
     if y.dtype == np.float32:
-        return y.astype(dtype).view(np.uint8)
-    numbers = np.arange(128, dtype=np.uint8).view(dtype).astype(np.float64)
+        return y.astype(E4M3).view(np.uint8)
+    numbers = np.arange(128, dtype=np.uint8).view(E4M3).astype(np.float64)
     numbers = numbers[np.isfinite(numbers)]
     above = np.clip(np.searchsorted(numbers, np.abs(y)), 1, numbers.size - 1)
     between = np.abs(y) - numbers[above - 1] - (numbers[above] - np.abs(y))     # negative: the lower one is nearer
@@ -94,26 +84,19 @@ def float8_codes(dtype, y):
 
 
 def encode_block(codec, element, x, u):
-    """(numbers of the header, codes) of one block."""
-    real, levels = element.real, LEVELS[codec.name]
+    """(t, codes) of one block."""
+    levels = LEVELS[codec.name]
     zeros = np.zeros(x.size, np.uint8)
     if not np.isfinite(x).all():
-        return ([np.nan, 1] if codec.ranged else [np.nan]), zeros
-    if codec.ranged:
-        mn, mx = x.min() + real(0), x.max() + real(0)           # never -0.0
-        if mn == mx:
-            return [mn, 1], zeros
-        t, s = steps(element, (0.5 * np.float64(mx) - 0.5 * np.float64(mn)) / (0.5 * (levels - codec.stochastic)))
-        lb = (np.ceil if codec.stochastic else np.rint)(mx * s) - real(levels)
-        return [t, lb], np.clip(rounded(codec, x * s, u) - lb, 0, levels).astype(np.uint8)
+        return np.nan, zeros
     a = np.abs(x).max()
     if a == 0:
-        return [0], zeros
+        return 0, zeros
     t, s = steps(element, np.float64(a) / levels)
-    if codec.name in FLOAT8:
-        return [t], float8_codes(FLOAT8[codec.name], x * s)
+    if codec.name == "float8":
+        return t, float8_codes(x * s)
     q = np.sign(x) * np.minimum(rounded(codec, np.abs(x) * s, u), levels)
-    return [t], q.astype(np.int8).view(np.uint8)
+    return t, q.astype(np.int8).view(np.uint8)
 
 
 def encode_by_equation(codec, element, stored, seed):
@@ -121,7 +104,7 @@ def encode_by_equation(codec, element, stored, seed):
     codes_at, end = codec.layout(element, x.size)
     parts = [slice(i, i + codec.size) for i in range(0, x.size, codec.size)]
     blocks = [encode_block(codec, element, x[part], u[part]) for part in parts]
-    numbers = np.array([number for scales, _ in blocks for number in scales], element.real)
+    numbers = np.array([t for t, _ in blocks], element.real)
     encoded = np.zeros(end, np.uint8)
     encoded[16], encoded[17] = 1, np.isnan(numbers).any()
     encoded[32:32 + numbers.nbytes] = numbers.view(np.uint8)
@@ -136,22 +119,18 @@ def encode_by_equation(codec, element, stored, seed):
 def decode_by_equation(codec, element, encoded, count):
     real = element.real
     codes_at, end = codec.layout(element, count)
-    numbers = encoded[32:codes_at].view(real)
-    numbers = numbers[:-(-count // codec.size) * (2 if codec.ranged else 1)].reshape(-1, 2 if codec.ranged else 1)
-    numbers = np.repeat(numbers, codec.size, axis=0)[:count]
+    t = np.repeat(encoded[32:codes_at].view(real)[:-(-count // codec.size)], codec.size)[:count]
     codes = encoded[codes_at:end]
     if codec.bits == 4:
         pairs = codes.reshape(-1, 16)
         codes = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
     codes = codes[:count]
-    if codec.name in FLOAT8:
-        q = codes.view(FLOAT8[codec.name]).astype(real)
-    elif codec.ranged:
-        q = codes.astype(real) + numbers[:, 1]
+    if codec.name == "float8":
+        q = codes.view(E4M3).astype(real)
     else:
         q = (codes.view(np.int8) if codec.bits == 8 else (codes ^ 8).astype(np.int8) - np.int8(8)).astype(real)
     with np.errstate(over="ignore", invalid="ignore"):
-        x = np.clip(q * numbers[:, 0], -real(LARGEST[element.name]), real(LARGEST[element.name]))
+        x = np.clip(q * t, -real(LARGEST[element.name]), real(LARGEST[element.name]))
     return element.store(np.where(np.isnan(x), real(np.nan), x).astype(real))
 
 
@@ -179,15 +158,8 @@ GOLDEN = {
     "block8 zeros": ("block8", [0.0, -0.0], [floats(0), [0, 0]]),
     # t = 2: 14 is 7, -5 is -2.5, which goes to the even -2 (14 in two's complement), element 17 above element 1
     "block4": ("block4", [14, -5, *[0] * 15, 4], [floats(2), [7, 14 | 2 << 4]]),
-    # t = 1: ub = 254, lb = -1
-    "block8_minmax": ("block8_minmax", [-1, 0, 254], [floats(1, -1), [0, 1, 255]]),
-    "block8_minmax constant": ("block8_minmax", [3.5] * 3, [floats(3.5, 1), [0, 0, 0]]),
-    "block8_minmax zeros": ("block8_minmax", [-0.0, 0.0], [floats(0, 1), [0, 0]]),
-    # t = 2: ub = 3, lb = -12
-    "block4_minmax": ("block4_minmax", [6, -24, 0, *[6] * 13, -24], [floats(2, -12), [15, 0, 12, *[15] * 13]]),
     # 448 is exponent 15 and mantissa 6; 1 exponent 7; 2^-9 the smallest; 17 lies between 16 and 18, and 16 is even
-    "float8_e4m3": ("float8_e4m3", [448, -448, 1, 2**-9, 0, 17], [floats(1), [0x7E, 0xFE, 0x38, 0x01, 0, 0x58]]),
-    "float8_e5m2": ("float8_e5m2", [57344, -1, 2**-16, 2**-18], [floats(1), [0x7B, 0xBC, 0x01, 0]]),
+    "float8": ("float8", [448, -448, 1, 2**-9, 0, 17], [floats(1), [0x7E, 0xFE, 0x38, 0x01, 0, 0x58]]),
 }
 
 
@@ -208,15 +180,14 @@ def test_golden_bytes_of_random_rounding():
 
 def test_every_float8_comes_back():
     """All codes but those that no encoder writes: with the format's largest in the block t is 1."""
-    for name, dtype in FLOAT8.items():
-        values = np.arange(256, dtype=np.uint8).view(dtype)
-        values = values[np.isfinite(values.astype(np.float32))]
-        codec = Blocks(name, 64)
-        for begin in range(0, values.size, 63):
-            x = np.append(values[begin:begin + 63].astype(np.float32), np.float32(LEVELS[name]))
-            encoded = codec.encode(FLOAT32, x)
-            np.testing.assert_array_equal(encoded[64:64 + x.size - 1], values[begin:begin + 63].view(np.uint8))
-            np.testing.assert_array_equal(codec.decode(FLOAT32, encoded, x.size), x)
+    values = np.arange(256, dtype=np.uint8).view(E4M3)
+    values = values[np.isfinite(values.astype(np.float32))]
+    codec = Blocks("float8", 64)
+    for begin in range(0, values.size, 63):
+        x = np.append(values[begin:begin + 63].astype(np.float32), np.float32(LEVELS["float8"]))
+        encoded = codec.encode(FLOAT32, x)
+        np.testing.assert_array_equal(encoded[64:64 + x.size - 1], values[begin:begin + 63].view(np.uint8))
+        np.testing.assert_array_equal(codec.decode(FLOAT32, encoded, x.size), x)
 
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
@@ -237,11 +208,9 @@ def test_sizes(size):
 
 def error_bound(codec, x):
     """Of |x' - x|, rounding aside, for one block."""
-    levels, a = LEVELS[codec.name] - codec.stochastic * codec.ranged, np.abs(x).max()
-    t = ((x.max() - x.min()) if codec.ranged else a) / levels
-    if codec.name in FLOAT8:
-        share, least = {"float8_e4m3": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17)}[codec.name]
-        return np.maximum(share * np.abs(x), least * t)
+    t = np.abs(x).max() / LEVELS[codec.name]
+    if codec.name == "float8":
+        return np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * t)
     return t if codec.stochastic else t / 2
 
 

@@ -25,9 +25,7 @@ CODECS = {
     "topk(0.02, bits=2)": codecs.topk(0.02, bits=2), "block(8)": codecs.block(8),
     "block(8, stochastic=True)": codecs.block(8, stochastic=True), "block(4)": codecs.block(4),
     "block(4, stochastic=True)": codecs.block(4, stochastic=True),
-    'block(8, scale="minmax")': codecs.block(8, scale="minmax"),
-    'block(4, scale="minmax")': codecs.block(4, scale="minmax"), 'float8("e4m3")': codecs.float8("e4m3"),
-    'float8("e5m2")': codecs.float8("e5m2"), **{f"rotated({bits})": codecs.rotated(bits) for bits in (1, 2, 3, 4)},
+    "float8()": codecs.float8(), **{f"rotated({bits})": codecs.rotated(bits) for bits in (1, 2, 3, 4)},
 }
 TIMED = "encode", "decode", "copy"
 

@@ -66,8 +66,8 @@ class Codec(NamedTuple):
 
 CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) for name, *parameter in [
     ("minmax_uint8",), ("sign",), ("sign_rms",), ("qsgd",), ("qsgd", 3), ("float16",), ("bfloat16",),
-    ("float32",), ("block8",), ("block4", 64, True), ("block8_minmax", 512, True), ("block4_minmax", 128),
-    ("float8_e4m3", 128), ("float8_e5m2", 64), ("rotated1", 256), ("rotated2",), ("rotated3", 2048), ("rotated4", 1024),
+    ("float32",), ("block8",), ("block4", 64, True), ("block8", 512, True), ("block4", 128),
+    ("float8", 128), ("rotated1", 256), ("rotated2",), ("rotated3", 2048), ("rotated4", 1024),
     ("topk",), ("topk", 0.25), ("topk_2bit",),
     ("topk_2bit", 0.25),
 ]]
