@@ -158,6 +158,11 @@ void pipeline_end(struct executor_context *run, const struct pipeline *pipeline)
     // Also what this member did not do itself: from its counts the others know where it stands.
     for (int step = 0; step < HOST_COUNTS; step++)
         atomic_store(&counts_of(run, pipeline, group->rank)->done[step], pipeline->end);
+    // The root of a broadcast collects nothing, so nobody has heard of that yet: who stages next may sleep for want of it.
+    for (int i = 0; i < group->size && pipeline->steps.only_root && group->rank == pipeline->steps.root; i++) {
+        if (i != group->rank)
+            doorbell_ring(&group_link(run, group, i)->doorbell, 0);
+    }
     group->block[pipeline->lane] = pipeline->end;
 }
 

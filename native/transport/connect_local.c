@@ -13,6 +13,10 @@
 #include "base/status.h"
 #include "transport/socket.h"
 
+#ifndef MFD_NOEXEC_SEAL                 // before glibc 2.38
+#define MFD_NOEXEC_SEAL 8u
+#endif
+
 static struct sockaddr_un local_address(const char *name, socklen_t *size)
 {
     // An abstract name (leading zero byte): nothing to leave behind in a file system.
@@ -49,9 +53,11 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
         failed = connect(fd, (struct sockaddr *)&address, size);
     while (failed && errno == EINTR && clock_remaining_ms(k->deadline_ns) > 0);     // this process was stopped meanwhile
     if (failed) {
+        const int failure = errno;
         close(fd);
-        return error_set(k->error, BHVD_ERR_PEER_LOST, "rank %d on this host cannot be reached: %s", rank,
-                         strerror(errno));
+        // It listened before this rank knew its address: where nobody listens, it has ended.
+        return error_set(k->error, failure == ECONNREFUSED ? BHVD_ERR_SYSTEM : BHVD_ERR_PEER_LOST,
+                         "rank %d on this host cannot be reached: %s", rank, strerror(failure));
     }
     if (!socket_is_of_this_user(fd)) {
         close(fd);
@@ -121,6 +127,7 @@ static bhvd_status map_host_memory(struct connecting *k)
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, k->memory_fd, 0);
     if (base == MAP_FAILED)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
+    madvise(base, size, MADV_DONTDUMP);     // a core dump reads all of it, and so makes memory of what nobody has touched
     c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
     c->owns_host_memory = true;
     c->doorbell.word = host_memory_doorbell(&c->host, c->local_index);
@@ -130,7 +137,9 @@ static bhvd_status map_host_memory(struct connecting *k)
 bhvd_status local_make_memory(struct connecting *k)
 {
     size_t size = host_memory_size(k->c->local_size);
-    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
+    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC | MFD_NOEXEC_SEAL);     // where vm.memfd_noexec is 2, nothing else will do
+    if (k->memory_fd < 0 && errno == EINVAL)                                     // before Linux 6.3
+        k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
     if (k->memory_fd < 0 || ftruncate(k->memory_fd, (off_t)size) != 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make %zu bytes of shared memory: %s", size,
                          strerror(errno));

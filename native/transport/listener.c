@@ -216,6 +216,8 @@ static void *listener_main(void *arg)
     struct connector *connector = connector_create(&of_connector);
     if (handshakes && connector)
         serve(listener, handshakes, connector);
+    else
+        complain(listener, &(bool){false});
     connector_destroy(connector);
     handshake_server_destroy(handshakes);
     return NULL;

@@ -102,8 +102,9 @@ static bhvd_status poller_all(struct poller *poller, int size, int rank)
             poller->walked[poller->walked_count++] = link;
         }
         poller->liveness_count += link->liveness_fd >= 0;
-        if (poller->fd < 0 && (link->liveness_fd >= 0 || link->control.fd >= 0 || over_sockets(link)))
-            poller->fd = epoll_create1(EPOLL_CLOEXEC);
+        const bool is_needed = link->liveness_fd >= 0 || link->control.fd >= 0 || over_sockets(link);
+        if (is_needed && poller->fd < 0 && (poller->fd = epoll_create1(EPOLL_CLOEXEC)) < 0)
+            return BHVD_ERR_SYSTEM;
         status = poller_update(poller, link);
     }
     return status;

@@ -1,4 +1,6 @@
 """What can go wrong with tensors on a device. As test_staging.py, no GPU takes part."""
+import threading
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,34 @@ def test_what_cannot_be_posted(world):
         context.post(native.BARRIER, "together").wait()
 
     world.run(call)
+
+
+def test_rank_0_leaves_while_a_tensor_is_on_its_way():
+    """What a neighbour posts then is not lost, though rank 0 could have had no part in it: it ends."""
+    with World(3, "tcp") as world:
+        held, left = threading.Event(), threading.Event()
+
+        def call(rank, context):
+            if rank == 0:
+                assert held.wait(20)
+                context.shutdown()
+                left.set()
+                return
+            placement = FakePlacement()
+            array = placement.array(np.ones(1000, np.float32))
+            release = fake_cuda().hold(placement.current)
+            operation = context.post(native.D_FP_S, "average", [array.view(array)], topology=1, round=0)
+            if rank == 1:
+                held.set()
+            assert left.wait(20)
+            with pytest.raises(HorovodInternalError, match="rank 0 left the job"):
+                context.post(native.BARRIER, "barrier").wait()
+            release()
+            assert operation.ended_within(20)
+            with pytest.raises(HorovodInternalError, match="rank 0 left the job"):
+                operation.wait()
+
+        world.run(call)
 
 
 def test_shutdown_with_tensors_on_their_way(world):

@@ -134,7 +134,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     op->work.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {
         tensor_init(&op->work.tensors[t], &args->tensors[t]);
-        if (!args->gpu && op->work.tensors[t].dst != op->work.tensors[t].src)
+        if (!args->gpu && op->work.tensors[t].dst && op->work.tensors[t].dst != op->work.tensors[t].src)
             pages_prefer_huge(op->work.tensors[t].dst, op->work.tensors[t].nbytes);
     }
     request_write(&op->request, facts.number, args);

@@ -23,15 +23,16 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
 {
     struct bhvd_handle *list = NULL;
     pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_handle *posted = fifo_take_all(&ctx->posted);
-    ctx->staged.head = NULL;
+    struct bhvd_handle *lists[] = {fifo_take_all(&ctx->staged), fifo_take_all(&ctx->posted)};
     atomic_store(&ctx->posted_count, 0);
-    for (struct bhvd_handle *op = posted, *next; op && unanswered_only; op = next) {
-        next = op->next;
-        if (needs_coordinator(ctx, op))
-            continue;
-        fifo_put(&ctx->posted, op, next);
-        atomic_fetch_add(&ctx->posted_count, 1);
+    for (int i = 0; i < 2 && unanswered_only; i++) {
+        for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
+            next = op->next;
+            if (needs_coordinator(ctx, op))
+                continue;
+            fifo_put(&ctx->posted, op, next);
+            atomic_fetch_add(&ctx->posted_count, 1);
+        }
     }
     for (size_t i = 0; i < ctx->names.bucket_count; i++) {
         for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
