@@ -133,9 +133,9 @@ def device_source():
     def lines(path):
         for line in path.read_text().splitlines():
             found = re.match(r'#include (["<])(.*)[">]', line)
-            if not found:
+            if not found and line != "#pragma once":
                 yield line
-            elif found[1] == '"' and found[2] not in seen:
+            elif found and found[1] == '"' and found[2] not in seen:
                 seen.add(found[2])
                 yield from lines(ROOT / NATIVE / found[2])
 

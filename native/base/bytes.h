@@ -1,7 +1,6 @@
 // Messages as bytes: a growing buffer to write, and a bounded reader that cannot run past its end.
 // Integers travel little-endian as they lie in memory: all ranks of a job are little-endian (checked in transport/connect.c).
-#ifndef BHVD_BYTES_H
-#define BHVD_BYTES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,5 +61,3 @@ BYTES_TAKE(u32, uint32_t)
 BYTES_TAKE(i64, int64_t)
 BYTES_TAKE(f64, double)
 #undef BYTES_TAKE
-
-#endif

@@ -1,6 +1,5 @@
 // Time: one clock (monotonic) for every wait, deadlines as absolute nanoseconds.
-#ifndef BHVD_CLOCK_H
-#define BHVD_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -39,5 +38,3 @@ static inline int clock_remaining_ms(int64_t deadline_ns)
     left = (left + 999999) / 1000000;
     return left > 1000000000 ? 1000000000 : (int)left;
 }
-
-#endif

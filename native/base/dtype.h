@@ -1,6 +1,5 @@
 // The element types, listed once: enumerator, public name, storage type in C.
-#ifndef BHVD_DTYPE_H
-#define BHVD_DTYPE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -26,5 +25,3 @@ static inline bool dtype_is_floating(int dtype)
 {
     return dtype == BHVD_FLOAT16 || dtype == BHVD_FLOAT32 || dtype == BHVD_FLOAT64 || dtype == BHVD_BFLOAT16;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // An intrusive first-in, first-out list: struct FIFO(struct item) items; Zeroed memory is an empty one. `link`: the member of an item
 // that points to the next.
-#ifndef BHVD_FIFO_H
-#define BHVD_FIFO_H
+#pragma once
 
 #define FIFO(type) { type *head, **tail; }      // tail: where the next one goes; undefined while head is NULL
 
@@ -34,5 +33,3 @@
     take_from_->head = NULL;                                                \
     all_;                                                                   \
 })
-
-#endif

@@ -1,6 +1,5 @@
 // SHA-256 (FIPS 180-4) and HMAC (RFC 2104), for the handshake in transport/auth.c and nothing else.
-#ifndef BHVD_HMAC_H
-#define BHVD_HMAC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,5 +8,3 @@ enum { SHA256_SIZE = 32 };
 
 void sha256(uint8_t digest[SHA256_SIZE], const void *data, size_t size);
 void hmac_sha256(uint8_t digest[SHA256_SIZE], const void *key, size_t key_size, const void *data, size_t size);
-
-#endif

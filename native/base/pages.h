@@ -1,6 +1,5 @@
 // Pages of large memory.
-#ifndef BHVD_PAGES_H
-#define BHVD_PAGES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -9,5 +8,3 @@ enum { HUGE_PAGE = 2 << 20 };
 // Asks for huge pages where this memory has no pages yet: 512 times fewer faults when it is written the first time. Where
 // not one of them fits, or the system has none, nothing happens.
 void pages_prefer_huge(void *data, size_t nbytes);
-
-#endif

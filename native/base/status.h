@@ -1,6 +1,5 @@
 // Errors: a status for programs, a sentence for people.
-#ifndef BHVD_STATUS_H
-#define BHVD_STATUS_H
+#pragma once
 
 #include <stdarg.h>
 
@@ -22,5 +21,3 @@ static inline void error_blame(struct bhvd_error *error, bhvd_cause cause, int r
 
 // BHVD_OK and an empty sentence.
 void error_clear(struct bhvd_error *error);
-
-#endif

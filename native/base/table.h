@@ -1,6 +1,5 @@
 // A hash table of nodes that live inside the user's structs (chaining; grows by doubling; order undefined).
-#ifndef BHVD_TABLE_H
-#define BHVD_TABLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,5 +37,3 @@ static inline uint64_t table_hash(const void *data, size_t size, uint64_t seed)
 }
 
 #define TABLE_CONTAINER(node, type, member) ((type *)((char *)(node) - offsetof(type, member)))
-
-#endif

@@ -1,7 +1,6 @@
 // Threads of the core: a signal of the process is never theirs to take. Python's, and those that sigwait() waits for, would
 // come late or never on a thread that sleeps in poll().
-#ifndef BHVD_THREAD_H
-#define BHVD_THREAD_H
+#pragma once
 
 #include <pthread.h>
 #include <signal.h>
@@ -19,5 +18,3 @@ static inline int thread_create(pthread_t *thread, void *(*run)(void *), void *a
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failure;
 }
-
-#endif

@@ -6,8 +6,7 @@
 //     ..._links          over links: any transport; as schedules (schedules.h), of which several run at once
 //
 // Every function returns the run's failure when a rank is lost meanwhile; results are undefined then.
-#ifndef BHVD_COLLECTIVE_H
-#define BHVD_COLLECTIVE_H
+#pragma once
 
 #include "run/plan.h"
 #include "run/work.h"
@@ -107,5 +106,3 @@ bhvd_status broadcast_links(struct executor_context *run, struct group *group, i
 // A task. The group has a hierarchy, and the root's local index exists on every host.
 bhvd_status broadcast_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes);
-
-#endif

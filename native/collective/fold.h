@@ -1,7 +1,6 @@
 // Brings n ranks down to a power of two, p, for algorithms that pair ranks by a bit of their number. Of the first
 // 2 (n - p) ranks the even ones give their vectors to their odd neighbors and take the result from them in the end.
-#ifndef BHVD_FOLD_H
-#define BHVD_FOLD_H
+#pragma once
 
 #include "run/schedule.h"
 
@@ -61,5 +60,3 @@ static inline void fold_end(struct schedule *schedule, const struct fold *fold, 
         schedule_send(schedule, fold->neighbor, in_space(IN_VECTOR, part.begin), part.nbytes, done);
     schedule_store(schedule, part, done);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // Collectives in shared memory as pipelines (run/shared.h), for what goes on beside others. What they are given lives until they
 // are over.
-#ifndef BHVD_PIPELINES_H
-#define BHVD_PIPELINES_H
+#pragma once
 
 #include "run/shared.h"
 
@@ -55,5 +54,3 @@ struct broadcast_pipeline {
 // From the root's src to the others' dst.
 void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run, struct group *group, int lane, int root, const void *src,
                      void *dst, size_t nbytes);
-
-#endif

@@ -1,7 +1,6 @@
 // Collectives over links, as schedules (run/schedule.h) of the rank that `schedule` was made for.
 // Functions of nothing but their arguments: whoever has these can write down any rank's.
-#ifndef BHVD_SCHEDULES_H
-#define BHVD_SCHEDULES_H
+#pragma once
 
 #include "run/schedule.h"
 
@@ -26,5 +25,3 @@ void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size
 void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool loads);
 // From the root's input to everybody's output.
 void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes);
-
-#endif

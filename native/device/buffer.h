@@ -1,7 +1,6 @@
 // Memory that a device reads or writes for an operation, kept and given out again: pinned memory of the host, and memory of
 // the device itself. Sizes are powers of two, so that few serve all. Thread-safe.
-#ifndef BHVD_DEVICE_BUFFER_H
-#define BHVD_DEVICE_BUFFER_H
+#pragma once
 
 #include "device/device.h"
 
@@ -24,5 +23,3 @@ void device_buffers_free(struct bhvd_device *device);
 
 // Records the end of its use on a stream: nobody gets it before.
 int device_buffer_record(struct bhvd_device *device, struct device_buffer *buffer, void *stream);
-
-#endif

@@ -8,8 +8,7 @@
 //     nccl.c      NVIDIA's collectives, opened at run time
 //
 // Nothing here blocks but what says so. Everything may be called from any thread.
-#ifndef BHVD_DEVICE_H
-#define BHVD_DEVICE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -95,5 +94,3 @@ int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, in
                        void *stream);
 
 bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
-
-#endif

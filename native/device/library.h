@@ -1,6 +1,5 @@
 // A library of the GPU's vendor, opened at run time: nothing of it is needed to build or to import.
-#ifndef BHVD_DEVICE_LIBRARY_H
-#define BHVD_DEVICE_LIBRARY_H
+#pragma once
 
 #include "bagua_hvd.h"
 
@@ -15,5 +14,3 @@ struct library_symbol {
 // survive being unloaded. BHVD_ERR_UNSUPPORTED: the sentence names what is missing, and `remedy`.
 bhvd_status library_open(const char *soname, const char *paths, const char *remedy,
                          const struct library_symbol *symbols, size_t count, struct bhvd_error *error);
-
-#endif

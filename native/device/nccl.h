@@ -2,8 +2,7 @@
 //
 // A communicator is made and used without blocking: a call may answer NCCL_IN_PROGRESS, and nothing that comes after it may
 // rely on it before async_error says something else. All calls need the device's context (device_ops.enter).
-#ifndef BHVD_DEVICE_NCCL_H
-#define BHVD_DEVICE_NCCL_H
+#pragma once
 
 #include "bagua_hvd.h"
 
@@ -66,5 +65,3 @@ struct nccl {
 // libraries: files to try, as library_open takes them. BHVD_ERR_UNSUPPORTED: none, or too old; the sentence names package
 // and variable.
 bhvd_status nccl_open(const char *libraries, struct nccl *out, struct bhvd_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 // Memory for what is put on one stream now, to be used again after it; and copies of many spans on the device.
-#ifndef BHVD_DEVICE_SCRATCH_H
-#define BHVD_DEVICE_SCRATCH_H
+#pragma once
 
 #include "device/buffer.h"
 #include "device/spans.h"
@@ -34,5 +33,3 @@ int device_copies_begin(struct device_copies *copies, struct device_scratch *scr
 int device_copies_add(struct device_copies *copies, void *dst, const void *src, size_t nbytes);
 // code: of what was done since the begin, which is returned unless it is 0.
 int device_copies_end(struct device_copies *copies, int code);
-
-#endif

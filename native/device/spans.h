@@ -1,6 +1,5 @@
 // The table of a copy of many spans in one launch; shared with kernels.cu.
-#ifndef BHVD_DEVICE_SPANS_H
-#define BHVD_DEVICE_SPANS_H
+#pragma once
 
 #include "kernel/processor.h"
 
@@ -12,5 +11,3 @@ struct device_span {
     void *dst;
     uint64_t nbytes, first_piece;
 };
-
-#endif

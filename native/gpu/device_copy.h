@@ -3,8 +3,7 @@
 // other memory, which takes the place of the old one when the operation has ended well; or it changes them where they lie once
 // it can fail no more. So one that fails changes nothing.
 // Used by one operation at a time, by any thread.
-#ifndef BHVD_DEVICE_COPY_H
-#define BHVD_DEVICE_COPY_H
+#pragma once
 
 #include "device/device.h"
 
@@ -26,5 +25,3 @@ int device_copy_change(struct bhvd_device_array *device_copy, struct bhvd_device
 int device_copy_read_end(struct bhvd_device_array *device_copy, void *stream);
 // From now on the newest values are those in the buffer, whose `last` event says when they are there.
 void device_copy_adopt(struct bhvd_device_array *device_copy, struct bhvd_device *device, struct device_buffer *buffer);
-
-#endif

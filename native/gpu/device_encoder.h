@@ -2,8 +2,7 @@
 // of native/device/kernels.cu. Same codes, values and errors, bit for bit, as encoder.h makes on the CPU.
 //
 // Everything is put on a stream; the host waits for nothing. All int results: 0, or the driver's code.
-#ifndef BHVD_DEVICE_ENCODER_H
-#define BHVD_DEVICE_ENCODER_H
+#pragma once
 
 #include "device/scratch.h"
 #include "primitive/encoder.h"
@@ -63,5 +62,3 @@ int device_encoder_mean(const struct device_encoder *e, const struct code_layout
 bool device_encoder_recodes(const struct device_encoder *e);
 int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, size_t rank_stride,
                           int ranks, double factor, void *stream);
-
-#endif

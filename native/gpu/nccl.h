@@ -10,8 +10,7 @@
 // An execution only puts work on the device's stream from_host: it waits for the events of the framework's streams there, and
 // operations end when all is enqueued. NCCL's own errors, and those of peers, are found by looking (nccl_look): the run
 // fails, and every communicator is aborted, so that no stream hangs (decision 28).
-#ifndef BHVD_GPU_NCCL_H
-#define BHVD_GPU_NCCL_H
+#pragma once
 
 #include "run/group.h"
 #include "run/reduction.h"
@@ -87,5 +86,3 @@ void nccl_abort(struct nccl_group *const *groups, int count);
 // Before nccl_close: waits a moment for what is on the GPU. False: it has not finished, and is to be aborted.
 bool nccl_finish(struct nccl_group *group);
 void nccl_close(struct nccl_group *group);
-
-#endif

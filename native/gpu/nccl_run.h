@@ -1,6 +1,5 @@
 // What the collectives by NCCL share: an execution that only enqueues work, and its helpers. See nccl.h.
-#ifndef BHVD_GPU_NCCL_RUN_H
-#define BHVD_GPU_NCCL_RUN_H
+#pragma once
 
 #include "collective/collective.h"
 #include "device/nccl.h"
@@ -38,5 +37,3 @@ bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t
 
 enum nccl_type nccl_run_type(bhvd_dtype dtype);
 enum nccl_op nccl_run_op(bhvd_op op);
-
-#endif

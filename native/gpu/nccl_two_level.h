@@ -3,8 +3,7 @@
 //
 // Positions are those of the set that has the hierarchy x->levels; x->set has the members of this host only.
 // Nobody waits for another in a circle: what a member waits for, the others put on their streams before they wait.
-#ifndef BHVD_GPU_NCCL_LEVELS_H
-#define BHVD_GPU_NCCL_LEVELS_H
+#pragma once
 
 #include "gpu/nccl_run.h"
 
@@ -15,5 +14,3 @@ bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struc
                                   size_t nbytes);
 // src: the root's; dst: on the device. root: a position.
 bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes);
-
-#endif

@@ -6,8 +6,7 @@
 //                 D_LP_S: that of the neighbors' codes, and adds to the replicas, which lie there (gpu/device_copy.h)
 //
 // Everything else is as in gpu/staging.h. What travels is the same as when the host encodes, so each rank chooses by itself.
-#ifndef BHVD_STAGED_CODES_H
-#define BHVD_STAGED_CODES_H
+#pragma once
 
 #include "gpu/device_encoder.h"
 #include "primitive/peers.h"
@@ -62,5 +61,3 @@ int staged_codes_mix_results(const struct work *op, const struct device_encoder 
 int staged_codes_pack(const struct work *op, struct device_scratch *scratch, void **out);
 int staged_codes_target(const struct work *op, struct device_scratch *scratch, void **out);
 int staged_codes_unpack(const struct work *op, struct device_scratch *scratch, void *vector);
-
-#endif

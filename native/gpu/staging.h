@@ -12,8 +12,7 @@
 // An operation that NCCL takes (gpu/nccl.h) goes none of these ways: it is posted `direct`, announced at once, or in two
 // levels when the tensors may be read, and NCCL reads and writes them where they are. While a process set has not agreed on NCCL,
 // operations are staged.
-#ifndef BHVD_STAGING_H
-#define BHVD_STAGING_H
+#pragma once
 
 #include "device/device.h"
 #include "run/work.h"
@@ -56,5 +55,3 @@ bhvd_status staging_join(const struct staging *staging, void *stream, struct bhv
 bhvd_status staging_copy_result(const struct work *op, size_t index, void *dst, void *stream, struct bhvd_error *error);
 // The buffer goes back to the device, which uses it again when the GPU is done with it. destroy(NULL) is fine.
 void staging_destroy(struct staging *staging);
-
-#endif

@@ -1,7 +1,6 @@
 // Adam whose momentum travels, and Adam's variance among relaxed steps: bhvd_adam_momentum, bhvd_adam_step and
 // bhvd_adam_variance (bagua_hvd.h) on elements of one dtype. Bit for bit alike on all instruction sets.
-#ifndef BHVD_KERNEL_ADAM_H
-#define BHVD_KERNEL_ADAM_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -24,5 +23,3 @@ struct adam_kernels {
 
 // flat: BHVD_FLOAT32 or BHVD_FLOAT64.
 void adam_kernels_init(struct adam_kernels *kernels, bhvd_dtype flat, unsigned cpu);
-
-#endif

@@ -1,6 +1,5 @@
 // Eight elements of a floating point type as one vector of float32, bit-equal to element.h. Only for _avx2.c files.
-#ifndef BHVD_KERNEL_AVX2_H
-#define BHVD_KERNEL_AVX2_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -77,5 +76,3 @@ INLINE void store_pair_bf16(void *p, struct pair x)
     const __m256i even = _mm256_srli_epi32(rounded_bf16(x.a), 16);
     _mm256_storeu_si256(p, _mm256_blend_epi16(even, rounded_bf16(x.b), 0xaa));
 }
-
-#endif

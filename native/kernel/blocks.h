@@ -24,8 +24,7 @@
 // Wire (see codec.h): a header, then t of each block, float32 or float64, then zeros up to a multiple of 32 bytes, then the codes
 // of each element, then zeros up to a multiple of 32 bytes. 8 bits: a byte each: q as int8; or sign, exponent and mantissa.
 // 4 bits: 16 bytes for every 32 elements: byte j holds q of element j below, of j + 16 above; negative ones in two's complement.
-#ifndef BHVD_KERNEL_BLOCKS_H
-#define BHVD_KERNEL_BLOCKS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -119,5 +118,3 @@ CODEC_INLINE float blocks_float_value(uint8_t code)
     }
 BLOCKS_ARITHMETIC(float, rintf, floorf, 0x1p-126)
 BLOCKS_ARITHMETIC(double, rint, floor, 0x1p-1022)
-
-#endif

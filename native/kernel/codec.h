@@ -4,8 +4,7 @@
 // which both sides compute from codec, dtype, count and options. Numbers are little endian.
 //     0..15: the codec's own, else 0    16: version    17: flags    18..31: the codec's own, else 0
 // Codecs float16, bfloat16 and float32 have no header: their codes are the elements.
-#ifndef BHVD_KERNEL_CODEC_H
-#define BHVD_KERNEL_CODEC_H
+#pragma once
 
 #include "kernel/processor.h"
 
@@ -26,5 +25,3 @@ CODEC_INLINE void codec_header_init(uint8_t *header, uint8_t version, int is_fin
     header[CODEC_VERSION_AT] = version;
     header[CODEC_FLAGS_AT] = is_finite ? 0 : CODEC_NONFINITE;
 }
-
-#endif

@@ -15,8 +15,7 @@
 // Sources: splitmix64, Steele, Lea and Flood, OOPSLA 2014; the multipliers and shifts of the 32-bit mix were found by
 // Ettinger and others (hash-prospector). Differs: b is mixed in half way, so that seeds are no shifts of one sequence.
 // Not for secrets.
-#ifndef BHVD_KERNEL_CODEC_RANDOM_H
-#define BHVD_KERNEL_CODEC_RANDOM_H
+#pragma once
 
 #include "kernel/codec.h"
 
@@ -54,5 +53,3 @@ CODEC_INLINE float codec_uniform(struct codec_key key, uint32_t index)
     const uint32_t x = codec_word(key, index >> 5 << 4 | (index & 15));
     return (float)((x >> (index & 16) & 0xffff) << 1 | 1) * 0x1p-17f;
 }
-
-#endif

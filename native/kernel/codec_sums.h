@@ -4,8 +4,7 @@
 // in the same way.
 // A float32, float16 or bfloat16 is a double exactly, and so is its square: the sum is finite if and only if they all
 // are.
-#ifndef BHVD_KERNEL_CODEC_SUMS_H
-#define BHVD_KERNEL_CODEC_SUMS_H
+#pragma once
 
 #include "kernel/codec.h"
 
@@ -26,5 +25,3 @@ CODEC_INLINE double codec_sums_total(double parts[CODEC_SUMS])
             parts[j] += parts[j + w];
     return parts[0];
 }
-
-#endif

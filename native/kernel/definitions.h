@@ -1,6 +1,5 @@
 // Puts a codec's scalar definitions into the table.
-#ifndef BHVD_KERNEL_DEFINITIONS_H
-#define BHVD_KERNEL_DEFINITIONS_H
+#pragma once
 
 #include "kernel/kernel.h"
 
@@ -19,5 +18,3 @@
         CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, BHVD_BFLOAT16, bf16);       \
         CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, BHVD_FLOAT64, f64);         \
     } while (0)
-
-#endif

@@ -2,8 +2,7 @@
 // double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the AVX2 versions in avx2.h:
 // round to nearest even, subnormals kept, a NaN keeps its sign and leading payload and becomes quiet when narrowed.
 // Plain C that a CUDA file includes as well.
-#ifndef BHVD_KERNEL_ELEMENT_H
-#define BHVD_KERNEL_ELEMENT_H
+#pragma once
 
 #include "kernel/processor.h"
 
@@ -109,5 +108,3 @@ CODEC_INLINE void store_bf16(void *p, float x)
     const uint16_t h = bfloat16_from_float(x);
     memcpy(p, &h, sizeof h);
 }
-
-#endif

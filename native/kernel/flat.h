@@ -1,6 +1,5 @@
 // What functions share that see tensors as one flat vector (pack.c, adam_update.c).
-#ifndef BHVD_CORE_FLAT_H
-#define BHVD_CORE_FLAT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -16,5 +15,3 @@ static inline size_t flat_count(const struct bhvd_tensor *tensor)
 
 // Is there a vector of this dtype with the values of these tensors?
 bool flat_is_possible(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat);
-
-#endif

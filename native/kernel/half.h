@@ -2,8 +2,7 @@
 // infinity, infinities stay, a NaN stays one. A float64 is rounded once, not by way of float32.
 //
 // Wire: the elements, without a header; an empty chunk is no bytes.
-#ifndef BHVD_KERNEL_HALF_H
-#define BHVD_KERNEL_HALF_H
+#pragma once
 
 #include "kernel/element.h"
 
@@ -21,5 +20,3 @@ CODEC_INLINE float half_odd_float(double x)
 
 CODEC_INLINE float load_odd_f64(const void *p) { return half_odd_float(load_f64(p)); }
 CODEC_INLINE void store_wide_f64(void *p, float x) { store_f64(p, x); }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // The table is filled in rising order (scalar, then avx2, then avx512 where it pays): the last one that the CPU can run
 // stays. No kernel allocates, blocks or keeps state. NaN: sum/product propagate; min/max return NaN when either is NaN.
-#ifndef BHVD_KERNEL_H
-#define BHVD_KERNEL_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -94,5 +93,3 @@ void kernel_table_init(struct kernel_table *table, unsigned cpu);
 
 // All codecs of the table.
 void codec_kernels_init(struct kernel_table *table, unsigned cpu);
-
-#endif

@@ -1,6 +1,5 @@
 // For loops that are written once and compiled for several instruction sets.
-#ifndef BHVD_KERNEL_LOOPS_H
-#define BHVD_KERNEL_LOOPS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -31,5 +30,3 @@ typedef uint64_t any_u64 ANY_ALIGNMENT;
 typedef int64_t any_i64 ANY_ALIGNMENT;
 typedef float any_f32 ANY_ALIGNMENT;
 typedef double any_f64 ANY_ALIGNMENT;
-
-#endif

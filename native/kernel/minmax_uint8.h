@@ -22,8 +22,7 @@
 // Wire (see codec.h): a header, then count codes of one byte, then zeros up to a multiple of 32 bytes.
 //     0: mn, as an element    sizeof(element): mx
 // mn and mx are never -0.0. An empty chunk is its header alone, with mn = mx = 0.
-#ifndef BHVD_MINMAX_UINT8_H
-#define BHVD_MINMAX_UINT8_H
+#pragma once
 
 #include <math.h>
 
@@ -68,5 +67,3 @@ enum { MINMAX_UINT8_VERSION = 2 };      // 1 is BAGUA's own formula
     }
 MINMAX_UINT8_ARITHMETIC(float, rintf, 0x1p126)
 MINMAX_UINT8_ARITHMETIC(double, rint, 0x1p1022)
-
-#endif

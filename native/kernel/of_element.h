@@ -1,7 +1,6 @@
 // What loops over elements of one type are written with. The includer defines ISA, the suffix of all names, and ELEMENT, the type: f32,
 // f16, bf16 or f64.
-#ifndef BHVD_KERNEL_OF_ELEMENT_H
-#define BHVD_KERNEL_OF_ELEMENT_H
+#pragma once
 
 #include <float.h>
 
@@ -36,5 +35,3 @@
 #define ARITHMETIC__(codec, real, name) codec##_##real##_##name
 #define ARITHMETIC_(codec, real, name) ARITHMETIC__(codec, real, name)
 #define ARITHMETIC(codec, name) ARITHMETIC_(codec, REAL, name)
-
-#endif

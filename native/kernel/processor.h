@@ -1,7 +1,6 @@
 // What C and CUDA each need before arithmetic that both compile. NVRTC has no standard headers: their lines are left out
 // when the source for it is put together (build.py), so their few names stand here.
-#ifndef BHVD_KERNEL_PROCESSOR_H
-#define BHVD_KERNEL_PROCESSOR_H
+#pragma once
 
 #include <math.h>
 #include <stddef.h>
@@ -26,6 +25,4 @@ typedef unsigned long long uint64_t;
 #else
 #define CODEC_INLINE static inline
 #define CODEC_CONSTANT static const
-#endif
-
 #endif

@@ -18,8 +18,7 @@
 // Wire (see codec.h): a header, then n for each block, float32 or float64, then zeros up to a multiple of 32 bytes,
 // then q for each element, int8, then zeros up to a multiple of 32 bytes.
 //     18: s
-#ifndef BHVD_KERNEL_QSGD_H
-#define BHVD_KERNEL_QSGD_H
+#pragma once
 
 #include <math.h>
 
@@ -71,5 +70,3 @@ CODEC_INLINE size_t qsgd_norms_size(size_t count, size_t real_size)
     }
 QSGD_ARITHMETIC(float, floorf, 0x1p126)
 QSGD_ARITHMETIC(double, floor, 0x1p1022)
-
-#endif

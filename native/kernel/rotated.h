@@ -35,8 +35,7 @@
 // 16 k + j in the bits from b k on of word j. Numbers: q, and the sign above it. 3 bits: q in two parts of 2 bits each, then the
 // signs in one of 1 bit.
 // Plain C that a CUDA file includes as well.
-#ifndef BHVD_KERNEL_ROTATED_H
-#define BHVD_KERNEL_ROTATED_H
+#pragma once
 
 #include "kernel/codec_random.h"
 #include "kernel/element.h"
@@ -150,5 +149,3 @@ CODEC_INLINE double rotated_factor(float largest)
     memcpy(&factor, &bits, sizeof factor);
     return factor;
 }
-
-#endif

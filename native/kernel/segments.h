@@ -7,8 +7,7 @@
 // seed: the caller's; rank: the position in the process set; pass: 0, a rank's own values, 1, a mean that it owns; begin: the
 // place of the segment's first element in the operation's vector. Decoding needs no seed: ranks may give different ones. Codecs that
 // rotate: encoder.h.
-#ifndef BHVD_KERNEL_SEGMENTS_H
-#define BHVD_KERNEL_SEGMENTS_H
+#pragma once
 
 #include "kernel/processor.h"
 
@@ -52,5 +51,3 @@ CODEC_INLINE uint64_t segments_mix(uint64_t h, uint64_t v)
     h = (h ^ h >> 27) * 0x94d049bb133111ebu;
     return h ^ h >> 31;
 }
-
-#endif

@@ -12,8 +12,7 @@
 // Wire (see codec.h): a header, then the bits, element i at bit i mod 8 of byte i / 8, 1 for negative, then zeros up to
 // a multiple of 32 bytes.
 //     0: a, float32 or float64
-#ifndef BHVD_KERNEL_SIGN_H
-#define BHVD_KERNEL_SIGN_H
+#pragma once
 
 #include <math.h>
 
@@ -32,5 +31,3 @@ CODEC_INLINE double sign_scale(double total, size_t count, int squares)
         return 0;
     return squares ? sqrt(total / (double)count) : total / (double)count;
 }
-
-#endif

@@ -13,8 +13,7 @@
 // Source: sparsified SGD with memory, Stich et al., arXiv:1809.07599.
 //
 // Wire (see codec.h): a header, then k indices, uint32, rising, then the k elements in the same order.
-#ifndef BHVD_KERNEL_TOPK_H
-#define BHVD_KERNEL_TOPK_H
+#pragma once
 
 #include <math.h>
 #include <stdlib.h>
@@ -321,5 +320,3 @@ INLINE void topk_encode(void *dst, const void *src, size_t count, double paramet
     }
     codec_header_init(dst, TOPK_VERSION, pairs.is_finite);
 }
-
-#endif

@@ -17,8 +17,7 @@
 //     k l bits                    the l low bits of each index
 //     2 k bits                    of each element: 1 for hi, 2 for a negative sign
 // Bits from the lowest of a byte on. That are l + 4 to l + 5 bits an element: 10 at p = 0.02, where topk has 64.
-#ifndef BHVD_KERNEL_TOPK_2BIT_H
-#define BHVD_KERNEL_TOPK_2BIT_H
+#pragma once
 
 #include "kernel/topk.h"
 
@@ -198,5 +197,3 @@ INLINE int topk_2bit_next(struct topk_2bit_reader *reader, const struct topk_ele
     }
     return 0;
 }
-
-#endif

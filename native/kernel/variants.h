@@ -1,7 +1,6 @@
 // The families of kernels. Each fills its part of the table with the scalar definitions, <family>_kernels_init; <family>_kernels_init_<isa>
 // overwrite what they improve. The only place where kernels ask which processor they are compiled for.
-#ifndef BHVD_KERNEL_VARIANTS_H
-#define BHVD_KERNEL_VARIANTS_H
+#pragma once
 
 #include "kernel/adam.h"
 #include "kernel/kernel.h"
@@ -56,5 +55,3 @@ static inline unsigned variants_cpu_features(void) { return 0; }
 CODECS_AVX2(DECLARE_AVX2)
 ARITHMETIC_FAMILIES(DECLARE_AVX2)
 CODECS_AVX512(DECLARE_AVX512)
-
-#endif

@@ -13,8 +13,7 @@
 //     wide, WIDE_ZERO, wide_low(x), wide_high(x), wide_add, wide_store    half the lanes as doubles
 //     wide_add_square(sum, x)  sum + x x, of which the product is exact: x comes from a float32
 // and for each element type f32, f16, bf16 the vector functions of struct element below.
-#ifndef BHVD_KERNEL_VECTORS_H
-#define BHVD_KERNEL_VECTORS_H
+#pragma once
 
 #include <float.h>
 
@@ -157,5 +156,3 @@ INLINE double sums_total(struct sums sums)
             parts[j] += parts[j + w];
     return parts[0];
 }
-
-#endif

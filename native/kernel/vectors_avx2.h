@@ -1,6 +1,5 @@
 // Vectors of float32 for AVX2, under the names that loops written once for all vectors use. See vectors.h.
-#ifndef BHVD_KERNEL_VECTORS_AVX2_H
-#define BHVD_KERNEL_VECTORS_AVX2_H
+#pragma once
 
 #include "kernel/avx2.h"
 
@@ -162,5 +161,3 @@ typedef __m256d wide;
 
 INLINE wide wide_low(vec x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
 INLINE wide wide_high(vec x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
-
-#endif

@@ -1,6 +1,5 @@
 // Vectors of float32 for AVX-512, under the names that loops written once for all vectors use. See vectors.h.
-#ifndef BHVD_KERNEL_VECTORS_AVX512_H
-#define BHVD_KERNEL_VECTORS_AVX512_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -146,5 +145,3 @@ typedef __m512d wide;
 
 INLINE wide wide_low(vec x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 INLINE wide wide_high(vec x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
-
-#endif

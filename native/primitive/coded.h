@@ -1,6 +1,5 @@
 // What the low-precision primitives share: codes of an encoder in their schedules.
-#ifndef BHVD_CODED_H
-#define BHVD_CODED_H
+#pragma once
 
 #include "primitive/encoder.h"
 #include "primitive/primitive.h"
@@ -10,5 +9,3 @@
 size_t coded_size(const void *encoder, size_t count);
 // Has these codes sent and received, instead of making any.
 void coded_use_ready(struct codes *codes, struct plan *plan, const struct ready_codes *ready);
-
-#endif

@@ -6,8 +6,7 @@
 //
 // What a codec that rounds at random gets as its seed: kernel/segments.h. One that rotates (struct kernel_transform) gets that of
 // rank 0's values on all ranks and in both passes, so that codes of ranks which were given the same seed can be added as they are.
-#ifndef BHVD_ENCODER_H
-#define BHVD_ENCODER_H
+#pragma once
 
 #include "kernel/kernel.h"
 #include "kernel/segments.h"
@@ -61,5 +60,3 @@ static inline uint64_t encoder_own_seed(const struct encoder *e, enum encoder_pa
 }
 
 static inline size_t encoder_align(size_t size) { return (size + 63) / 64 * 64; }
-
-#endif

@@ -21,8 +21,7 @@
 // p(p(i)) = i always: both sides of a pair name each other. Source of the even schedule: Gan et al., BAGUA,
 // arXiv:2107.01499, whose decentralized algorithm does not take odd n. Of EXPONENTIAL: Ying et al., arXiv:2110.13363, whose
 // one-peer graph is directed (i sends to i + 2^k); pairs keep the mean without weights.
-#ifndef BHVD_PEERS_H
-#define BHVD_PEERS_H
+#pragma once
 
 #include "bagua_hvd.h"
 
@@ -44,5 +43,3 @@ struct shares {
 
 // own, sizes: ranks of this participant, and of each of the peers.
 struct shares peers_shares(bhvd_topology topology, const struct peers *peers, int own, const int *sizes);
-
-#endif

@@ -5,8 +5,7 @@
 // does, and its members end alike. What takes part then is hosts, in the order of their first members.
 //     C_LP_S          encodes between hosts only. One host: as flat, encoded between all ranks.
 //     D_FP_S, D_LP_S  the peers are hosts, and a host's value is the mean of its members'. One host: it has no peer.
-#ifndef BHVD_PRIMITIVE_H
-#define BHVD_PRIMITIVE_H
+#pragma once
 
 #include "collective/collective.h"
 #include "run/plan.h"
@@ -44,5 +43,3 @@ bhvd_status c_lp_s(struct executor_context *run, struct group *group, struct wor
 bhvd_status d_fp_s(struct executor_context *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error);
 bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error);
-
-#endif

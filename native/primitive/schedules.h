@@ -2,8 +2,7 @@
 // encoded by a codec, or (D_FP_S) as they are.
 //
 // Segments are worked on side by side, so that one is on the wire while another is encoded, and a third decoded.
-#ifndef BHVD_PRIMITIVE_SCHEDULES_H
-#define BHVD_PRIMITIVE_SCHEDULES_H
+#pragma once
 
 #include "kernel/segments.h"
 #include "run/schedule.h"
@@ -39,5 +38,3 @@ void schedule_scatter_gather(struct schedule *schedule, const struct codes *code
 // Everyone sends the code of its whole vector, one chunk, to its peers, and combines it with theirs. own: k is 0. received, results: k
 // is the place among the peers. peers NULL: everyone, in rank order; this rank's place is left out.
 void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count);
-
-#endif

@@ -1,7 +1,6 @@
 // What is under way: a running schedule (plan.h), or what is more than one (two_level.h). All are looked at whenever links are, and
 // waited for by nobody but whoever runs one. Thread: the engine's.
-#ifndef BHVD_EXECUTOR_H
-#define BHVD_EXECUTOR_H
+#pragma once
 
 #include "run/run.h"
 
@@ -45,5 +44,3 @@ uint64_t executor_oldest(const struct executor_context *run);
 int executor_awaited(const struct executor_context *run);
 static inline bool executor_is_busy(const struct executor_context *run) { return run->executor.tasks.head; }
 void executor_fini(struct executor_context *run);
-
-#endif

@@ -1,7 +1,6 @@
 // Memory of executions, kept from one to the next: fusion buffers, in which several tensors lie as one vector, and scratch.
 // Engine only.
-#ifndef BHVD_FUSION_H
-#define BHVD_FUSION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,5 +30,3 @@ void fusion_return(struct fusion *fusion, struct fusion_buffer *buffer);       /
 enum { FUSION_IDLE_MS = 10000 };
 void fusion_trim(struct fusion *fusion, int64_t now_ns);
 void fusion_fini(struct fusion *fusion);
-
-#endif

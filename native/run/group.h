@@ -1,6 +1,5 @@
 // A group: the ranks that execute something together, each with a position. What a process set is to an execution.
-#ifndef BHVD_GROUP_H
-#define BHVD_GROUP_H
+#pragma once
 
 #include "run/run.h"
 
@@ -30,5 +29,3 @@ static inline struct link *group_link(struct executor_context *run, const struct
 {
     return &run->connections.links[group->ranks[index]];
 }
-
-#endif

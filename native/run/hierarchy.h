@@ -12,8 +12,7 @@
 // So data is reduced within the hosts first, each of `shards` local members takes its share across the hosts, and the
 // result spreads within the hosts. The hosts may hold different numbers of members; there are as many shards as the
 // smallest host has members, so that a shard has an owner on every host.
-#ifndef BHVD_HIERARCHY_H
-#define BHVD_HIERARCHY_H
+#pragma once
 
 #include "run/group.h"
 
@@ -47,5 +46,3 @@ void hierarchy_find(const struct hierarchy *h, int position, int *host, int *ind
 // Cuts `nbytes` into the shards: part[i] for every local member, in rank order, 0 from index `shards` on. The same on
 // all hosts. Shards are whole cache lines, but for the last; what is too little to be cut is the first's.
 void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part);
-
-#endif

@@ -1,6 +1,5 @@
 // How an engine without work waits: it spins, then yields its core, then sleeps in poll() on its doorbell and its sockets.
-#ifndef BHVD_PAUSE_H
-#define BHVD_PAUSE_H
+#pragma once
 
 #include "run/run.h"
 
@@ -24,5 +23,3 @@ void pause_processor(void);
 void pause_set_doorbell(struct executor_context *run, enum doorbell_state state);
 // The sleep. links_too: not after a failure, when nobody reads the sockets any more. looking: it is only a moment long.
 void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, bool looking);
-
-#endif

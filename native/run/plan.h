@@ -11,8 +11,7 @@
 //                        nobody looks at them once run->failure is set, and link_fini does not look at transfers either.
 //     who makes a plan   leaves it empty when it returns an error.
 // Thread: the engine's.
-#ifndef BHVD_PLAN_H
-#define BHVD_PLAN_H
+#pragma once
 
 #include "run/span.h"
 #include "run/group.h"
@@ -58,5 +57,3 @@ bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*e
 // Starts a schedule, waits until it is over, and frees it.
 bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
                              const struct operands *operands);
-
-#endif

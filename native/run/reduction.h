@@ -1,6 +1,5 @@
 // How values of several ranks become one.
-#ifndef BHVD_REDUCTION_H
-#define BHVD_REDUCTION_H
+#pragma once
 
 #include "kernel/kernel.h"
 
@@ -21,5 +20,3 @@ struct executor_context;
 struct work;
 // How the values of so many ranks become one.
 struct reduction reduction_by(const struct executor_context *run, const struct work *op, bhvd_dtype dtype, int size);
-
-#endif

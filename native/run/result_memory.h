@@ -1,6 +1,5 @@
 // Memory of the results that the core allocates.
-#ifndef BHVD_RUN_RESULT_MEMORY_H
-#define BHVD_RUN_RESULT_MEMORY_H
+#pragma once
 
 #include <stddef.h>
 
@@ -17,5 +16,3 @@ void result_memory_release(void *data);
 
 // Keeps nothing any more of what was released until now.
 void result_memory_trim(void);
-
-#endif

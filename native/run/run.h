@@ -3,8 +3,7 @@
 //
 // While an execution waits, its owner's business must go on: those are the callbacks, a few functions that the owner supplies.
 // Thread: the engine's, but for what says otherwise.
-#ifndef BHVD_RUN_H
-#define BHVD_RUN_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -137,5 +136,3 @@ int64_t run_gpu_timeout_ns(const struct executor_context *run);
 void run_look(struct executor_context *run);
 // Fails the run when nothing has moved for too long that the schedules under way wait for.
 void run_look_at_schedules(struct executor_context *run);
-
-#endif

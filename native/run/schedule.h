@@ -7,8 +7,7 @@
 //
 // Messages between two ranks are numbered in the order in which each writes them: the k-th send of one is the k-th receive of
 // the other. A step waits only for earlier ones of its list, so a schedule cannot wait for itself.
-#ifndef BHVD_SCHEDULE_H
-#define BHVD_SCHEDULE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -109,5 +108,3 @@ int schedule_decode(struct schedule *schedule, struct place code, size_t nbytes,
 int schedule_combine(struct schedule *schedule, struct place from, struct place own, size_t nbytes, struct part values, int after);
 // Both have been done. STEP_NONE for either: the other.
 int schedule_both(struct schedule *schedule, int one, int other);
-
-#endif

@@ -10,8 +10,7 @@
 //
 // A collective's way through the staging buffers is a *pipeline*. Those of one lane follow each other in the same order on all members;
 // those of different lanes know nothing of each other. What runs to its end uses lane 0, what goes on beside others one of the rest.
-#ifndef BHVD_SHARED_H
-#define BHVD_SHARED_H
+#pragma once
 
 #include "run/span.h"
 #include "run/group.h"
@@ -90,5 +89,3 @@ void shared_stage(struct executor_context *run, const struct reduction *reductio
 // not in its staging buffer. dst may be own, or lie in the own staging buffer at the same offset.
 void shared_reduce(struct executor_context *run, const struct group *group, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes);
-
-#endif

@@ -1,6 +1,5 @@
 // A vector that lies in pieces, and its packing into one.
-#ifndef BHVD_SPAN_H
-#define BHVD_SPAN_H
+#pragma once
 
 #include <string.h>
 
@@ -50,5 +49,3 @@ const void *span_source(const struct span_list *list, size_t offset, size_t nbyt
 // span_store puts it where it belongs then, and does nothing when it is there already.
 void *span_target(const struct span_list *list, size_t offset, size_t nbytes, void *scratch);
 void span_store(const struct span_list *list, size_t offset, size_t nbytes, const void *from);
-
-#endif

@@ -9,8 +9,7 @@
 //
 // Within a host all members do the same in the same order: piece after piece is reduced, and once `depth` of them have begun, the
 // first is spread before the next is reduced. What has nothing to reduce begins all pieces at once.
-#ifndef BHVD_TWO_LEVEL_H
-#define BHVD_TWO_LEVEL_H
+#pragma once
 
 #include "run/plan.h"
 #include "run/shared.h"
@@ -59,5 +58,3 @@ void *two_level_create(struct executor_context *run, size_t size, const struct t
                        size_t nbytes, size_t count, size_t most);
 // Makes the plan this task. Not complete: there was no memory for what the collective needs; the run fails, and the task is gone.
 bhvd_status two_level_plan(struct executor_context *run, struct two_level *l, bool is_complete, struct plan *plan);
-
-#endif

@@ -1,7 +1,6 @@
 // The vector that an allreduce over links works on: the tensors packed into a fusion buffer, or, when there is only
 // one, its own output, so that nothing is packed.
-#ifndef BHVD_VECTOR_H
-#define BHVD_VECTOR_H
+#pragma once
 
 #include "run/span.h"
 #include "run/reduction.h"
@@ -24,5 +23,3 @@ static inline size_t vector_chunk(size_t nbytes, size_t element, int index, int 
     size_t count = nbytes / element, at = (size_t)index, longer = count % (size_t)size;
     return (count / (size_t)size * at + (at < longer ? at : longer)) * element;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // What an operation is to do, as its execution sees it: tensors and parameters. It belongs to whoever made it (core/context/operation.h).
-#ifndef BHVD_WORK_H
-#define BHVD_WORK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,5 +72,3 @@ static inline double work_sum_factor(const struct work *work, int size)
 
 // Allocates the result of a tensor posted with dst NULL and points dst at it.
 bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0);
-
-#endif

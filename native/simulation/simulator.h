@@ -3,8 +3,7 @@
 // A host has one line, which its messages share one after the other, out and in; one core, which does local steps and handles
 // messages in the order in which they can be; between two hosts there is a latency, and nothing is lost. A message that comes
 // before it is expected waits in its socket. Not modelled: several streams, urgent messages that overtake, congestion windows.
-#ifndef BHVD_SIMULATOR_H
-#define BHVD_SIMULATOR_H
+#pragma once
 
 #include "bagua_hvd.h"
 #include "run/schedule.h"
@@ -24,5 +23,3 @@ struct simulated {
 // seconds: [size], when each rank is done. BHVD_ERR_SYSTEM: no memory; BHVD_ERR_UNSUPPORTED: more than SIMULATOR_STEPS_MAX
 // steps; BHVD_ERR_MISMATCH: some rank waits for ever.
 bhvd_status simulate(const struct simulated *simulated, const struct bhvd_network *network, double *seconds);
-
-#endif

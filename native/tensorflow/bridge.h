@@ -3,12 +3,9 @@
  * Put hands a tensor to Python (core.python_put) as soon as it exists; Python's reducer communicates it in place. Wait
  * takes what all puts yielded, asks Python (core.python_wait) to finish, and yields the same memory, now with results.
  */
-#ifndef BHVD_TENSORFLOW_BRIDGE_H
-#define BHVD_TENSORFLOW_BRIDGE_H
+#pragma once
 
 #include "tensorflow/tf_api.h"
 
 /* Registers them; false: *status says why not. */
 bool bridge_register(TF_Status *status);
-
-#endif

@@ -1,6 +1,5 @@
 /* The memory of a tensor that Python holds while the core reads and writes it. */
-#ifndef BHVD_TENSORFLOW_BRIDGE_MEMORY_H
-#define BHVD_TENSORFLOW_BRIDGE_MEMORY_H
+#pragma once
 
 struct bridge_memory {
     void *owner;
@@ -11,5 +10,3 @@ struct bridge_memory *bridge_memory_create(void *owner, void (*release)(struct b
 
 /* Lets go of it. Any thread. For Python, which calls it once for every put. */
 void bhvd_tf_release(struct bridge_memory *memory);
-
-#endif

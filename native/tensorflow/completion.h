@@ -4,8 +4,7 @@
  * thread, and so every collective whose input is there gets posted, in whatever order the ranks reach them.
  * docs/decisions: 0009-tensorflow-ops.md.
  */
-#ifndef BHVD_TENSORFLOW_COMPLETION_H
-#define BHVD_TENSORFLOW_COMPLETION_H
+#pragma once
 
 #include "tensorflow/core.h"
 #include "tensorflow/tf_api.h"
@@ -39,5 +38,3 @@ void completion_add(struct completion *completion);
 void completion_wait(struct completion *completion);
 /* Blocks until no operation is in progress. */
 void completion_drain(void);
-
-#endif

@@ -4,8 +4,7 @@
  * (bagua_hvd/tensorflow/native_ops.py) fills the table once, and sets the context after every init() and shutdown().
  * These are the only globals of the project's C: TensorFlow gives kernels no other place to find them.
  */
-#ifndef BHVD_TENSORFLOW_CORE_H
-#define BHVD_TENSORFLOW_CORE_H
+#pragma once
 
 #include "bagua_hvd.h"
 
@@ -47,5 +46,3 @@ bhvd_context *core_acquire(struct core_job *job);
 void core_release(void);
 
 #define CORE_NOT_INITIALIZED "Horovod has not been initialized; use hvd.init()."
-
-#endif

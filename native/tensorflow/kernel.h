@@ -1,6 +1,5 @@
 /* What the kernels share: reading attributes, tensors as the core sees them, failing. */
-#ifndef BHVD_TENSORFLOW_KERNEL_H
-#define BHVD_TENSORFLOW_KERNEL_H
+#pragma once
 
 #include "tensorflow/core.h"
 #include "tensorflow/tf_api.h"
@@ -47,5 +46,3 @@ void kernel_same_shapes(TF_ShapeInferenceContext *ctx, TF_Status *status);
 void kernel_other_rows(TF_ShapeInferenceContext *ctx, TF_Status *status);
 void kernel_scalar_shape(TF_ShapeInferenceContext *ctx, TF_Status *status);
 void kernel_no_shapes(TF_ShapeInferenceContext *ctx, TF_Status *status);
-
-#endif

@@ -2,13 +2,10 @@
  *
  * A program runs again and again with the same sizes, so blocks are kept for the next run.
  */
-#ifndef BHVD_TENSORFLOW_STAGING_H
-#define BHVD_TENSORFLOW_STAGING_H
+#pragma once
 
 #include <stddef.h>
 
 /* A block of at least nbytes, 64-byte aligned; NULL: no memory. */
 void *staging_acquire(size_t nbytes);
 void staging_release(void *block);      /* release(NULL) is fine */
-
-#endif

@@ -3,8 +3,7 @@
  * No TensorFlow header is included and nothing is linked: one binary serves every version whose C API has these
  * functions. Prototypes as in tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h of TensorFlow 2.16 and later.
  */
-#ifndef BHVD_TENSORFLOW_TF_API_H
-#define BHVD_TENSORFLOW_TF_API_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -114,5 +113,3 @@ const char *tf_api_load(void);
 
 /* The address of a symbol of an already loaded library, or NULL. */
 void *tf_api_symbol(const char *library, const char *symbol);
-
-#endif

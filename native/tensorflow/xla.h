@@ -1,8 +1,5 @@
 /* The custom calls that stand for the ops in programs compiled by XLA. */
-#ifndef BHVD_TENSORFLOW_XLA_H
-#define BHVD_TENSORFLOW_XLA_H
+#pragma once
 
 /* Registers them. NULL on success, else what the installed TensorFlow lacks for that. */
 const char *xla_calls_register(void);
-
-#endif

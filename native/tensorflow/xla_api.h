@@ -1,6 +1,5 @@
 /* XLA's registry of custom calls, found in the loaded TensorFlow by its C++ names. */
-#ifndef BHVD_TENSORFLOW_XLA_API_H
-#define BHVD_TENSORFLOW_XLA_API_H
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@ const char *xla_register(const char *name, xla_function *function);
 
 /* Makes the program fail. */
 void xla_fail(xla_status *status, const char *message);
-
-#endif

@@ -10,8 +10,7 @@
 // mistake cannot pass the handshake on to another port. The secret never travels. What follows is not encrypted (docs/security.md).
 //
 // A side sends its proof before it has verified the other's, so both learn that their secrets differ.
-#ifndef BHVD_AUTH_H
-#define BHVD_AUTH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -59,5 +58,3 @@ bhvd_status auth_receive_hello(struct auth *auth, const uint8_t peer_hello[AUTH_
 // BHVD_ERR_AUTH.
 bhvd_status auth_receive_proof(const struct auth *auth, const uint8_t peer_proof[AUTH_PROOF_SIZE],
                                struct bhvd_error *error);
-
-#endif

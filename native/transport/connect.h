@@ -1,6 +1,5 @@
 // Connects a rank to all others: who is where, which transport between which pair, everything authenticated.
-#ifndef BHVD_CONNECT_H
-#define BHVD_CONNECT_H
+#pragma once
 
 #include "transport/connections.h"
 
@@ -24,5 +23,3 @@ bool connections_have_arrivals(const struct connections *c);
 
 // The inproc world's part: fills c from the world's memory.
 bhvd_status inproc_connect(struct connections *c, void *world, struct bhvd_error *error);
-
-#endif

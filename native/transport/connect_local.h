@@ -1,7 +1,6 @@
 // Connections between ranks of one host: a UNIX socket for each pair, which passes the host's memory and the doorbells and
 // then stays to tell when the peer dies. Used by connect.c only, with what both know while they connect.
-#ifndef BHVD_CONNECT_LOCAL_H
-#define BHVD_CONNECT_LOCAL_H
+#pragma once
 
 #include <string.h>
 
@@ -64,5 +63,3 @@ bhvd_status local_make_memory(struct connecting *k);
 
 // Gives the link to `peer`, which is `local_index` of this host, its rings and doorbell; doorbell_fd becomes the link's.
 void connections_use_rings(struct connections *c, int peer, int local_index, int doorbell_fd);
-
-#endif

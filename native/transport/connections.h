@@ -1,6 +1,5 @@
 // What a rank has to talk to all others.
-#ifndef BHVD_CONNECTIONS_H
-#define BHVD_CONNECTIONS_H
+#pragma once
 
 #include "bagua_hvd.h"
 #include "transport/host_memory.h"
@@ -23,5 +22,3 @@ struct connections {
     bool has_communicator;
     union mpi_handle communicator;  // transport "mpi": of this context alone
 };
-
-#endif

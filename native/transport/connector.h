@@ -1,7 +1,6 @@
 // Connects to other ranks without waiting: who has one waits, for what it names and whatever else. Several links at a time; of one link
 // the channels are connected one after the other. An attempt that fails is repeated for as long as that may help. One thread.
-#ifndef BHVD_CONNECTOR_H
-#define BHVD_CONNECTOR_H
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -77,5 +76,3 @@ void connector_add(struct connector *connector, struct call *call);
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns);
 // After the wait, with these entries, until it is NULL: the next whose link is connected, or cannot be. The receiver's.
 struct arrival *connector_next(struct connector *connector, const struct pollfd *polls);
-
-#endif

@@ -5,8 +5,7 @@
 // the rank is awake, one eventfd write when it sleeps. No wake-up is lost, because publishing and the state word are
 // sequentially consistent on both sides: the sleeper stores the state and then looks again, the ringer publishes and
 // then loads the state.
-#ifndef BHVD_DOORBELL_H
-#define BHVD_DOORBELL_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -35,5 +34,3 @@ void doorbell_ring(struct doorbell *doorbell, int lazy);
 void doorbell_drain(struct doorbell *doorbell);
 // Whether somebody has rung since then.
 bool doorbell_is_rung(const struct doorbell *doorbell);
-
-#endif

@@ -2,8 +2,7 @@
 // slow, silent or hostile one delays nobody, is dropped after HANDSHAKE_STRANGER_MS, and their number is bounded. One more evicts a
 // random one that has not proven the secret, so that a flood cannot keep a rank out, which comes again (connector.h). Nothing is said
 // to who says nothing. It never waits itself: who has one waits, for what it names and whatever else. One thread.
-#ifndef BHVD_HANDSHAKE_SERVER_H
-#define BHVD_HANDSHAKE_SERVER_H
+#pragma once
 
 #include <poll.h>
 #include <stddef.h>
@@ -47,5 +46,3 @@ int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *po
 // BHVD_ERR_TIMEOUT: nobody any more. BHVD_ERR_SYSTEM, with errno: so too, and this process has had no descriptor or memory to accept
 // one for HANDSHAKE_LACKING_MS.
 bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct authenticated *out);
-
-#endif

@@ -2,8 +2,7 @@
 // areas in which collectives stage blocks. One mapping; pages that nobody touches cost nothing.
 //
 // shm: a memfd made by the host's first rank and passed over UNIX sockets. inproc: anonymous memory of the process.
-#ifndef BHVD_HOST_MEMORY_H
-#define BHVD_HOST_MEMORY_H
+#pragma once
 
 #include <stddef.h>
 
@@ -37,5 +36,3 @@ struct ring *host_memory_control_ring(const struct host_memory *memory, int from
 struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
 struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int lane, int index);
 unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int lane, int index, int staging_buffer);
-
-#endif

@@ -11,8 +11,7 @@
 // execution that has not started here nothing is read: its window (core/negotiation/member.h) says that nobody needs what is behind. Of a
 // pairwise operation (core/negotiation/pairwise.h), which has no place in the order of executions, what comes before it has started here
 // is taken, too. Thread: the engine's owner only.
-#ifndef BHVD_LINK_H
-#define BHVD_LINK_H
+#pragma once
 
 #include "base/bytes.h"
 #include "base/fifo.h"
@@ -183,5 +182,3 @@ int64_t link_silence_ns(struct link *link, int64_t now_ns);
 
 // True when something is under way that no descriptor tells of: it moves while this rank looks, and nothing would wake it.
 bool link_needs_looking(const struct link *link);
-
-#endif

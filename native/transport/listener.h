@@ -4,8 +4,7 @@
 //
 // Of two ranks it is the higher that connects, so two that need each other at once do not meet in the listener. Arrivals are in a
 // list, and an eventfd tells of them. What an arrival is for is the taker's affair (connect.c), who is one thread.
-#ifndef BHVD_LISTENER_H
-#define BHVD_LISTENER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -44,5 +43,3 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
 bool listener_has_arrivals(const struct listener *listener);
 // NULL: nobody is there. The receiver's.
 struct arrival *listener_take(struct listener *listener);
-
-#endif

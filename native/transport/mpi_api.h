@@ -8,8 +8,7 @@
 //     Open MPI                            libmpi.so.40        handles are pointers to objects of the library
 //
 // Calls return MPI's code; MPI_DONE is success. Thread: any, one at a time (MPI_THREAD_SERIALIZED at least).
-#ifndef BHVD_MPI_API_H
-#define BHVD_MPI_API_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,5 +39,3 @@ int mpi_irecv(void *dst, int nbytes, int peer, int tag, union mpi_handle communi
 // received may be NULL; else the bytes of a receive that is complete.
 int mpi_test(union mpi_handle *request, int *complete, int *received);
 int mpi_cancel(union mpi_handle *request);
-
-#endif

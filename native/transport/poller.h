@@ -6,8 +6,7 @@
 // The kernel is asked to tell of input until it tells of some that nobody expects yet; then not before it is expected: an engine
 // that sleeps must sleep, and one that computes must compute. It is asked to tell of room only when there was none.
 // Thread: the engine's owner only; any may sleep on `fd`.
-#ifndef BHVD_POLLER_H
-#define BHVD_POLLER_H
+#pragma once
 
 #include "transport/link.h"
 
@@ -34,5 +33,3 @@ bhvd_status poller_update(struct poller *poller, struct link *link);
 // One look, a system call: notes the links over sockets for which there is something to do. Returns how many of the others
 // have lost their peer, and which.
 int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS]);
-
-#endif

@@ -8,8 +8,7 @@
 // of unauthenticated ones is bounded. Disagreement (two sizes, a rank twice, rank >= size) and the first rank whose
 // time runs out end the scope: every rank that waits in it gets the sentence. A rank whose connection breaks leaves its
 // scope.
-#ifndef BHVD_RENDEZVOUS_H
-#define BHVD_RENDEZVOUS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ struct rendezvous_address {
 bhvd_status rendezvous_exchange(const struct rendezvous_address *address, const char *scope, int rank, int size,
                                 const struct rendezvous_blob *mine, struct rendezvous_blob *all, int64_t deadline_ns,
                                 struct bhvd_error *error);
-
-#endif

@@ -4,8 +4,7 @@
 //     client to server   magic, rank, size, patience_ms, limit_ms, scope_size, blob_size (u32 each), scope, blob
 //     server to client   magic, status, body_size (u32 each), body
 //                        BHVD_OK: for each rank its blob_size (u32) and blob; else the sentence
-#ifndef BHVD_RENDEZVOUS_WIRE_H
-#define BHVD_RENDEZVOUS_WIRE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,5 +57,3 @@ static inline struct rendezvous_duration rendezvous_duration(int64_t ms)
     snprintf(d.text, sizeof d.text, ms < 10000 ? "%.2g s" : "%.0f s", (double)ms / 1000);
     return d;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // A ring: a byte pipe in memory that two ranks share, one writer and one reader. Under both inproc and shm.
-#ifndef BHVD_RING_H
-#define BHVD_RING_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -18,5 +17,3 @@ struct ring {
 // Moves at most `size` bytes and returns how many; 0: full, or empty.
 size_t ring_write(struct ring *ring, size_t capacity, const void *src, size_t size);
 size_t ring_read(struct ring *ring, size_t capacity, void *dst, size_t size);
-
-#endif

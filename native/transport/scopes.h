@@ -1,7 +1,6 @@
 // What the rendezvous server keeps (rendezvous.h): scopes, in each of which ranks wait until all are there, and which ranks have
 // ended. Who they are, and how they are told, is the server's. One thread; scopes_rank_ended is for any.
-#ifndef BHVD_SCOPES_H
-#define BHVD_SCOPES_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -39,5 +38,3 @@ void scopes_rank_ended(struct scopes *all, int rank, int exit_code);
 void scopes_answer_hopeless(struct scopes *all);
 // No guest is left.
 void scopes_fini(struct scopes *all);
-
-#endif

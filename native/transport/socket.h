@@ -3,8 +3,7 @@
 // Every descriptor made here is close-on-exec and non-blocking; every wait ends at a deadline (base/clock.h), restarts
 // after a signal, and writing to a dead peer never raises SIGPIPE. The functions that move bytes only return a status:
 // their callers know what was being said to whom, and write the sentence.
-#ifndef BHVD_SOCKET_H
-#define BHVD_SOCKET_H
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -60,5 +59,3 @@ size_t socket_window(int fd);
 // Move exactly `size` bytes. BHVD_ERR_TIMEOUT or BHVD_ERR_PEER_LOST: an unknown part of them was moved.
 bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns);
 bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns);
-
-#endif

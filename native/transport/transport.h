@@ -4,8 +4,7 @@
 //     shm      the same rings in a shared memfd       (ranks of one host)
 //     tcp      sockets                                (between hosts)
 //     mpi      an existing MPI                        (between hosts, in jobs that mpirun started)
-#ifndef BHVD_TRANSPORT_H
-#define BHVD_TRANSPORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ struct channel {
 };
 
 extern const struct channel_ops channel_ring_ops, channel_tcp_ops, channel_mpi_ops;
-
-#endif

@@ -1,6 +1,5 @@
 /* What fake_nccl.c needs of the fake driver. */
-#ifndef FAKE_CUDA_H
-#define FAKE_CUDA_H
+#pragma once
 
 /* Calls fn(arg) in the order of the stream, on its thread. */
 void fake_cuda_call(void *stream, void (*fn)(void *), void *arg);
@@ -10,5 +9,3 @@ void *fake_cuda_visible(const void *p);
 void fake_cuda_wait_for_device(void);
 /* Whether this thread has a current context. */
 int fake_cuda_is_current(void);
-
-#endif

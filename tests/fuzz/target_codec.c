@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct bhvd_codec_options options = {.parameter = choice};
     if (codec == BHVD_CODEC_TOPK || codec == BHVD_CODEC_TOPK_2BIT)
         options.parameter = choice / 255.0;
-    if (codec >= BHVD_CODEC_BLOCK8 && codec <= BHVD_CODEC_FLOAT8_E5M2) {
+    if (codec >= BHVD_CODEC_BLOCK8 && codec <= BHVD_CODEC_FLOAT8) {
         options.parameter = 64 << (choice & 3);
         options.stochastic = choice >> 2 & 1;
     }

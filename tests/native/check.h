@@ -6,8 +6,7 @@
 //     CHECK_STR_EQ(a, b)                      CHECK_STR_CONTAINS(text, part)
 //
 // The first check that fails prints where and what, and ends the program with 1; checks work on every thread.
-#ifndef BHVD_CHECK_H
-#define BHVD_CHECK_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -128,5 +127,3 @@ int main(int argc, char **argv)
     }
     return 0;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // A GPU of its own for every rank of a job (job.h): stand-ins for the driver and NCCL, tests/device/fake_cuda.c and
 // fake_nccl.c, in a library that lies beside the program. No GPU takes part.
-#ifndef BHVD_TEST_GPU_H
-#define BHVD_TEST_GPU_H
+#pragma once
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -128,5 +127,3 @@ static void run_on_gpus(struct job job)
     run_this_job(&job);
     gpu_close_all();
 }
-
-#endif

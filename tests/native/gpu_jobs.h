@@ -1,7 +1,6 @@
 // What ranks with GPUs of their own do in tests of NCCL, and the words for it: operations of every kind whose values are known,
 // and what the stand-in for NCCL does wrong. Users of this header need not use all of it.
-#ifndef BHVD_TEST_GPU_JOBS_H
-#define BHVD_TEST_GPU_JOBS_H
+#pragma once
 
 #include <sys/socket.h>
 
@@ -281,5 +280,3 @@ static void nccl_fails(struct job *job, int rank, bhvd_context *ctx)
     CHECK_STR_CONTAINS(error.message, "NCCL 2.21.5 with CUDA 13.0 on GPU");
     CHECK_STR_CONTAINS(error.message, "remote process exited or there was a network error: the stand-in was told to fail");
 }
-
-#endif

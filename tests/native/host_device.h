@@ -1,6 +1,5 @@
 // The host's memory as a device: everything is done at once, in the order of the calls. It has no kernels.
-#ifndef BHVD_TEST_HOST_DEVICE_H
-#define BHVD_TEST_HOST_DEVICE_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,5 +107,3 @@ static struct bhvd_device *host_device_create(void)
         abort();
     return device;
 }
-
-#endif

@@ -7,8 +7,7 @@
 // what its peers sent, answers), with or without the program's next step before it. Executions end at once: what is
 // tested is who is told what, and in which order. Depth first; a state that was seen is not entered again, and one is
 // reached anew by doing the actions that lead to it, since contexts cannot be copied.
-#ifndef BHVD_TEST_INTERLEAVINGS_H
-#define BHVD_TEST_INTERLEAVINGS_H
+#pragma once
 
 #include "check.h"
 
@@ -358,5 +357,3 @@ static void explore_all(struct scenario which)
     free(seen);
     bhvd_inproc_world_destroy(world);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // A job of a few ranks, each a thread of the test program with a context of its own, on a transport of one's choice.
-#ifndef BHVD_TEST_JOB_H
-#define BHVD_TEST_JOB_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -106,5 +105,3 @@ static void finish(bhvd_handle *handle, bhvd_status expected)
     CHECK_STATUS(bhvd_wait(handle, -1, &error), expected);
     bhvd_handle_drop(handle);
 }
-
-#endif

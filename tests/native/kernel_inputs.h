@@ -1,8 +1,7 @@
 // What the tests of kernels share: inputs that break kernels, memory that shows a read or a write out of bounds, and
 // how a setting is named in a report.
 // Sources are allocated to the byte, so that AddressSanitizer sees a read past the end; writes past it hit guard bytes.
-#ifndef KERNEL_INPUTS_H
-#define KERNEL_INPUTS_H
+#pragma once
 
 #include <float.h>
 #include <math.h>
@@ -155,5 +154,3 @@ static const char *where(const struct setting *at)
              bhvd_dtype_name((bhvd_dtype)at->dtype), (int)at->fill, at->count, at->offset);
     return text;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // Messages of an execution, in the order in which they are posted.
-#ifndef BHVD_TEST_MESSAGES_H
-#define BHVD_TEST_MESSAGES_H
+#pragma once
 
 #include "transport/link.h"
 
@@ -13,5 +12,3 @@ static inline void post_recv(struct link *link, uint32_t execution, struct trans
 {
     link_recv_numbered(link, execution, link_number_recv(link, execution), transfer, buffer, size, NULL);
 }
-
-#endif

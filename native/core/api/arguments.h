@@ -1,6 +1,5 @@
 // What one rank can check by itself of an operation that is to be posted. Whether ranks agree is the coordinator's affair.
-#ifndef BHVD_ARGUMENTS_H
-#define BHVD_ARGUMENTS_H
+#pragma once
 
 #include "gpu/nccl.h"
 
@@ -14,5 +13,3 @@ struct set_facts {
 // *facts: filled when all is well. Names are not looked up.
 bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                             struct bhvd_error *error);
-
-#endif

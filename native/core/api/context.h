@@ -1,6 +1,5 @@
 // The life of a context, in the steps that tests need one by one.
-#ifndef BHVD_API_CONTEXT_H
-#define BHVD_API_CONTEXT_H
+#pragma once
 
 #include "bagua_hvd.h"
 
@@ -9,5 +8,3 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
 // What needs the connections: coordinator, relay, heartbeats. BHVD_ERR_SYSTEM: no memory.
 bhvd_status context_prepare(bhvd_context *ctx);
 void context_free(bhvd_context *ctx);
-
-#endif

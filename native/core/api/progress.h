@@ -1,7 +1,6 @@
 // The engine: what makes operations progress. One at a time holds ctx->engine_lock and runs it: the progress thread, or,
 // when that is asleep, a thread that waits for its operation (so a blocking call costs no hand-over between threads).
-#ifndef BHVD_PROGRESS_H
-#define BHVD_PROGRESS_H
+#pragma once
 
 #include "core/context/context.h"
 
@@ -14,5 +13,3 @@ void progress_stop(bhvd_context *ctx);
 void progress_posted(bhvd_context *ctx, bool blocking);
 // Waits for the end of the operation, making progress on this thread when nobody else does.
 void progress_wait(struct bhvd_handle *operation, int64_t deadline_ns);
-
-#endif

@@ -1,6 +1,5 @@
 // Agreements, found by name and by id, in the order of their use. Engine only.
-#ifndef BHVD_CACHED_LIST_H
-#define BHVD_CACHED_LIST_H
+#pragma once
 
 #include "core/message/operation_key.h"
 
@@ -43,5 +42,3 @@ static inline void cached_release(struct cached **user)
         (*user)->user = NULL;
     *user = NULL;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // A list of numbers, into which each operation puts its own when it ends. One thread waits for many operations by it.
-#ifndef BHVD_COMPLETIONS_H
-#define BHVD_COMPLETIONS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,5 +12,3 @@ struct completion;
 bool completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number, bhvd_status *status);
 // To be called when the operation's state says that it ended: puts the slot's number into its list, if it has one. Thread-safe.
 void completions_ended(struct completion *_Atomic *slot);
-
-#endif

@@ -3,8 +3,7 @@
 //     posting side    any thread, under `post_lock`: posted operations, names in progress, failure
 //     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
 //     process sets    written by the engine, read by any thread, under `sets_lock`; so is, under its own, who stalls
-#ifndef BHVD_CONTEXT_H
-#define BHVD_CONTEXT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -87,5 +86,3 @@ bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *form
     __attribute__((format(printf, 3, 4)));
 // The run has failed: nothing can be posted any more, nothing agreed on is executed, and every operation ends with this error.
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 // Agreed operations that this rank executes together, in the one order of the job.
-#ifndef BHVD_EXECUTION_H
-#define BHVD_EXECUTION_H
+#pragma once
 
 #include "run/schedule.h"
 #include "run/work.h"
@@ -16,5 +15,3 @@ struct execution {
     int count;
     struct work *works[];       // of operations
 };
-
-#endif

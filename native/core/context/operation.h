@@ -1,7 +1,6 @@
 // An operation: what bhvd_post was given, from posting to its end. It is the public bhvd_handle.
 // Held by the caller's handle and, while it runs, by the engine.
-#ifndef BHVD_OPERATION_H
-#define BHVD_OPERATION_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -86,5 +85,3 @@ static inline int64_t operation_split(const struct bhvd_handle *op, const struct
 {
     return op->splits ? op->splits[i] : tensor->dim0 / size;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // Process sets: which ranks take part. Set 0 holds all ranks; ids are equal on all ranks, because sets are added and
 // removed in the one order of executions.
-#ifndef BHVD_PROCESS_SET_H
-#define BHVD_PROCESS_SET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ void process_set_remove(struct process_set_table *table, uint32_t id);
 void process_set_table_fini(struct process_set_table *table);
 // Position of a global rank in the set, -1 when it is not a member.
 int process_set_index(const struct process_set *set, int global_rank);
-
-#endif

@@ -1,6 +1,5 @@
 // NCCL's communicators of all process sets: a set agrees on one in its first execution on GPUs. Engine only.
-#ifndef BHVD_COMMUNICATORS_H
-#define BHVD_COMMUNICATORS_H
+#pragma once
 
 #include "core/context/context.h"
 
@@ -13,5 +12,3 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
 // The set ends, or all do: waits a moment for what is on the GPU.
 void communicators_close(bhvd_context *ctx, struct process_set *set);
 void communicators_close_all(bhvd_context *ctx);
-
-#endif

@@ -1,7 +1,6 @@
 // The engine: moves what can be moved, and executes what is agreed on. Whoever calls this holds ctx->engine_lock
 // (progress.h).
-#ifndef BHVD_ENGINE_H
-#define BHVD_ENGINE_H
+#pragma once
 
 #include "core/context/context.h"
 
@@ -21,5 +20,3 @@ bool engine_has_next(const bhvd_context *ctx);
 void engine_execute_next(bhvd_context *ctx);
 // Has any been agreed on, or started, that is not over?
 bool engine_is_busy(const bhvd_context *ctx);
-
-#endif

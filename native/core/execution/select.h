@@ -1,6 +1,5 @@
 // Runs executions.
-#ifndef BHVD_SELECT_H
-#define BHVD_SELECT_H
+#pragma once
 
 #include "core/context/context.h"
 #include "run/plan.h"
@@ -11,5 +10,3 @@ bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution,
 
 // The same of an operation whose neighbors are there (pairwise.h).
 bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error);
-
-#endif

@@ -9,8 +9,7 @@
 //
 // Members say which execution they are at, and the coordinator which is the earliest of all: whoever waits in a later one
 // knows that it is not the one whose limit counts.
-#ifndef BHVD_HEARTBEAT_H
-#define BHVD_HEARTBEAT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,5 +48,3 @@ bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_re
 
 // Is some rank still at an execution before the one that runs here? All ranks that this one waits for can be busy then.
 bool heartbeat_others_are_earlier(const bhvd_context *ctx);
-
-#endif

@@ -1,6 +1,5 @@
 // The stall check.
-#ifndef BHVD_STALL_H
-#define BHVD_STALL_H
+#pragma once
 
 #include "bagua_hvd.h"
 #include "base/bytes.h"
@@ -12,5 +11,3 @@ struct link;
 void stall_check(bhvd_context *ctx);
 // A coordinator's frame says that the others wait for this rank.
 bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
-
-#endif

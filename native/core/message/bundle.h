@@ -3,8 +3,7 @@
 // announce is one item, however each cut it into messages.
 //
 //     groups, each: the set of ranks that it is from, u32 size, items (frame.h)
-#ifndef BHVD_BUNDLE_H
-#define BHVD_BUNDLE_H
+#pragma once
 
 #include "core/message/rank_set.h"
 
@@ -32,5 +31,3 @@ static inline bool bundle_is_empty(const struct bundle *bundle) { return !bundle
 // The message, in bundle->out, until bundle_clear.
 const struct bytes *bundle_write(struct bundle *bundle);
 void bundle_clear(struct bundle *bundle);
-
-#endif

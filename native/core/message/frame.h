@@ -1,6 +1,5 @@
 // Frames that ranks send each other on their control channels, and the items in those of the negotiation.
-#ifndef BHVD_FRAME_H
-#define BHVD_FRAME_H
+#pragma once
 
 #define JOIN_NAME "join"        // every rank's join has this name
 
@@ -24,5 +23,3 @@ enum item_tag {
 };
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
-
-#endif

@@ -1,7 +1,6 @@
 // How cached agreements travel, in requests and in responses: as runs of consecutive ids, since ids were given in the order
 // in which the operations were first agreed on, and a program repeats itself. Wire: u8 ITEM_CACHED, u32 id, u32 count.
-#ifndef BHVD_ID_RANGE_H
-#define BHVD_ID_RANGE_H
+#pragma once
 
 #include "base/bytes.h"
 
@@ -17,5 +16,3 @@ struct id_range {
 void id_range_put(struct id_range *range, struct bytes *out, uint32_t id);
 // After the tag. Marks the reader as failed when it is malformed.
 struct id_range id_range_take(struct bytes_reader *r);
-
-#endif

@@ -1,6 +1,5 @@
 // What names an operation on all ranks, and how messages name its kind.
-#ifndef BHVD_OPERATION_KEY_H
-#define BHVD_OPERATION_KEY_H
+#pragma once
 
 #include <string.h>
 
@@ -38,5 +37,3 @@ bool operation_needs_tensors(bhvd_kind kind);
 // The kind's word in error messages: "ALLREDUCE" and "Allreduce".
 const char *operation_kind_name(bhvd_kind kind, bhvd_op op);
 const char *operation_kind_word(bhvd_kind kind);
-
-#endif

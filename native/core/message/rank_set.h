@@ -1,6 +1,5 @@
 // A set of global ranks, as bits. On the wire: u32 ranges, for each: u32 first, u32 count; rising, and apart.
-#ifndef BHVD_RANK_SET_H
-#define BHVD_RANK_SET_H
+#pragma once
 
 #include "base/bytes.h"
 
@@ -31,5 +30,3 @@ int rank_set_next(const struct rank_set *set, int rank);
 void rank_set_put(struct bytes *out, const struct rank_set *set);
 // Marks the reader as failed when it is malformed, or names a rank that the job does not have.
 void rank_set_take(struct bytes_reader *r, struct rank_set *set);
-
-#endif

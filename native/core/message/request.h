@@ -3,8 +3,7 @@
 //     u32 process set's number, u16 name size, name, u8 kind, u8 op, u8 codec, f64 codec parameter, u8 exchange,
 //     u8 topology, i64 round, u8 hierarchical, i64 device, i64 root rank, f64 prescale, f64 postscale, u32 tensors, for each: u8 dtype,
 //     u8 ndim, i64 dims[ndim];  u32 splits, i64 splits[]
-#ifndef BHVD_REQUEST_H
-#define BHVD_REQUEST_H
+#pragma once
 
 #include <stdint.h>
 
@@ -67,5 +66,3 @@ bool request_lists(const struct request *request, int rank);
 // BHVD_OK when two ranks ask for the same operation; else BHVD_ERR_MISMATCH with Horovod's sentence and the facts.
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,
                             struct bhvd_error *error);
-
-#endif

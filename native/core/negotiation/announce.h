@@ -1,6 +1,5 @@
 // What a member tells the coordinator: requests, through the tree.
-#ifndef BHVD_ANNOUNCE_H
-#define BHVD_ANNOUNCE_H
+#pragma once
 
 #include "core/context/operation.h"
 #include "core/message/frame.h"
@@ -10,5 +9,3 @@ void announce_put_full(bhvd_context *ctx, struct bytes *out, enum item_tag tag, 
 bhvd_status announce(bhvd_context *ctx, const struct bytes *items);
 // Announces one in full, as one that has revoked it from its neighbors.
 bhvd_status announce_revoked(bhvd_context *ctx, struct bhvd_handle *op);
-
-#endif

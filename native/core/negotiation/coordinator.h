@@ -5,8 +5,7 @@
 //     ready.c          answers what became complete
 //     pending.c        an operation that waits for members; do they agree?
 //     response.c       answers as they are written and sent
-#ifndef BHVD_COORDINATOR_H
-#define BHVD_COORDINATOR_H
+#pragma once
 
 #include "core/negotiation/coordinator_state.h"
 
@@ -27,5 +26,3 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set);
 
 // Calls visit for every operation that is not complete. visit may end it.
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg);
-
-#endif

@@ -1,6 +1,5 @@
 // The coordinator's state (coordinator.h). Empty on other ranks. Engine only.
-#ifndef BHVD_COORDINATOR_STATE_H
-#define BHVD_COORDINATOR_STATE_H
+#pragma once
 
 #include "base/clock.h"
 #include "base/fifo.h"
@@ -57,5 +56,3 @@ static inline void coordinator_time_end(bhvd_context *ctx, int64_t begin_ns)
     if (begin_ns)
         ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - begin_ns);
 }
-
-#endif

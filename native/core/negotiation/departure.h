@@ -1,7 +1,6 @@
 // How ranks leave without losing responses: a rank that is done or has failed, the coordinator, and relays. A relay stays until its
 // children have left. When the coordinator leaves, its CLOSING reaches each rank of a tree behind all its responses. Engine only.
-#ifndef BHVD_DEPARTURE_H
-#define BHVD_DEPARTURE_H
+#pragma once
 
 #include "bagua_hvd.h"
 #include "base/bytes.h"
@@ -20,5 +19,3 @@ bhvd_status departure_take_goodbye(bhvd_context *ctx, struct link *link, struct 
 bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
 // Waits no longer for a parent that says nothing after the coordinator left.
 void departure_look(bhvd_context *ctx, int64_t now_ns);
-
-#endif

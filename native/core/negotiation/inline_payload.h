@@ -5,8 +5,7 @@
 //
 // What some member asks for in another way (in full, since it is new or has changed; not at all, since it has joined) is
 // executed as ever: then nobody's values are used.
-#ifndef BHVD_INLINE_PAYLOAD_H
-#define BHVD_INLINE_PAYLOAD_H
+#pragma once
 
 #include "collective/collective.h"
 #include "core/context/operation.h"
@@ -46,5 +45,3 @@ static inline bool inline_payload_is_whole(const struct pending *pending) { retu
 void inline_payload_put_sum(const struct executor_context *run, const struct pending *pending, struct bytes *out);
 // Member: keeps the sum that its response brought. False: it does not fit the operation, or no memory.
 bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item);
-
-#endif

@@ -15,8 +15,7 @@
 // alltoall: of each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
 // member sends to any: so a response of its own to each member, of n numbers, not n^2 to all; join: the rank that joined last; others:
 // nothing.
-#ifndef BHVD_MEMBER_H
-#define BHVD_MEMBER_H
+#pragma once
 
 #include "core/context/operation.h"
 
@@ -25,5 +24,3 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted);
 // The coordinator's frames, also when it is this rank itself: a response; "I do not know this id, say it in full".
 bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader payload);
 bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader payload);
-
-#endif

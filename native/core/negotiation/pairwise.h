@@ -12,8 +12,7 @@
 // waits for a later number revokes too, and asks the coordinator. The coordinator compares requests of revoking ranks at once,
 // because the other ranks may never ask. A neighbor that has started a later number fails the job: the program is wrong.
 // Thread: the engine's.
-#ifndef BHVD_PAIRWISE_H
-#define BHVD_PAIRWISE_H
+#pragma once
 
 #include "base/bytes.h"
 #include "core/negotiation/response_cache.h"
@@ -62,5 +61,3 @@ void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
 struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
 // Warns about neighbors that are late, and ends the job when that was asked for.
 void pairwise_check_stalls(bhvd_context *ctx);
-
-#endif

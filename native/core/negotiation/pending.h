@@ -1,7 +1,6 @@
 // An operation that some members of a process set asked the coordinator for and others not yet; and, once all have,
 // whether they ask for the same and what goes together with what. No communication.
-#ifndef BHVD_PENDING_H
-#define BHVD_PENDING_H
+#pragma once
 
 #include "core/context/process_set.h"
 #include "core/message/request.h"
@@ -49,5 +48,3 @@ bool pending_is_fusable(const struct pending *one, const struct pending *other);
 void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest);
 // The largest number of rows of the tensor that any member of an alltoall sends to any.
 int64_t pending_longest(const struct pending *pending, uint32_t tensor);
-
-#endif

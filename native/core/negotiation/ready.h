@@ -1,6 +1,5 @@
 // Operations that all members have asked for: those that cannot be done are refused, the others fused, and answered.
-#ifndef BHVD_READY_H
-#define BHVD_READY_H
+#pragma once
 
 #include "core/negotiation/coordinator_state.h"
 
@@ -9,5 +8,3 @@ void ready_put(struct coordinator *c, struct pending *pending);
 // Answers all that are ready. In time linear in their number.
 bhvd_status ready_respond(bhvd_context *ctx);
 void ready_fini(struct coordinator *c);
-
-#endif

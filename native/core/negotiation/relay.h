@@ -8,8 +8,7 @@
 //     CLOSING   the coordinator has left, and this is its reason: the end of all DOWNs (departure.c)
 //
 // A relay that wants to leave says so by an item of its own, LEFT, and stays until its children have left.
-#ifndef BHVD_RELAY_H
-#define BHVD_RELAY_H
+#pragma once
 
 #include "core/message/bundle.h"
 #include "core/message/frame.h"
@@ -48,5 +47,3 @@ bhvd_status relay_flush(bhvd_context *ctx);
 
 bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
-
-#endif

@@ -1,7 +1,6 @@
 // The coordinator's answers, written and sent: an operation, or several to be executed as one, to all members; an error
 // to all or to one. Members read them in member.c.
-#ifndef BHVD_RESPONSE_H
-#define BHVD_RESPONSE_H
+#pragma once
 
 #include "core/negotiation/coordinator_state.h"
 
@@ -21,5 +20,3 @@ bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_
 
 // "I do not know this id, say it in full."
 bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id);
-
-#endif

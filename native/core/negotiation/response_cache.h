@@ -1,8 +1,7 @@
 // The response cache: what was agreed once for a name need not be said again. Ids are handed out by the coordinator and
 // never reused, so a stale one can be recognized and answered with "say it in full"; no rank needs to know what another
 // has forgotten. Both sides keep at most `capacity` entries, least recently used out first. Engine only.
-#ifndef BHVD_RESPONSE_CACHE_H
-#define BHVD_RESPONSE_CACHE_H
+#pragma once
 
 #include "base/bytes.h"
 #include "core/context/cached_list.h"
@@ -47,5 +46,3 @@ uint32_t coordinator_cache_store(struct response_cache *cache, struct request *c
 void coordinator_cache_use(struct response_cache *cache, struct coordinator_entry *entry);
 // Forgets all entries of a process set that is removed.
 void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process_set);
-
-#endif

@@ -1,7 +1,6 @@
 // Does what the coordinator answered fit what this rank asked? A rank believes nothing that would make it read or write
 // out of bounds, not even of a peer that knows the secret: that one may be broken, or of another version.
-#ifndef BHVD_RESPONSE_CHECK_H
-#define BHVD_RESPONSE_CHECK_H
+#pragma once
 
 #include "core/context/execution.h"
 #include "core/context/operation.h"
@@ -19,5 +18,3 @@ bool response_agrees(const struct process_set *set, const struct bhvd_handle *op
 bool response_continues(const struct execution *execution, const struct bhvd_handle *op);
 // Can zeros stand in for this rank's part?
 bool response_has_zeros(const struct request *request);
-
-#endif

@@ -1,6 +1,5 @@
 // Frames of the negotiation to one peer.
-#ifndef BHVD_SEND_H
-#define BHVD_SEND_H
+#pragma once
 
 #include "bagua_hvd.h"
 #include "base/bytes.h"
@@ -8,5 +7,3 @@
 
 // Sends a frame of the negotiation to a rank, unless that has left.
 bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy);
-
-#endif

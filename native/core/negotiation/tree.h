@@ -1,8 +1,7 @@
 // The shape of the tree in which ranks negotiate: of its parent and of those below it a rank knows everything, of the
 // others nothing. Within a host, ranks form a tree of a given fan-out, and so do the first ranks of the hosts; rank 0 is
 // the root. A star is a tree of unlimited fan-out: all others are the root's children, and nobody relays.
-#ifndef BHVD_TREE_H
-#define BHVD_TREE_H
+#pragma once
 
 #include "core/message/rank_set.h"
 
@@ -44,5 +43,3 @@ void tree_fini(struct tree *tree);
 struct tree_child *tree_child(struct tree *tree, int rank);
 // The child that is, or relays for, this rank; NULL: it is not below.
 struct tree_child *tree_child_towards(struct tree *tree, int rank);
-
-#endif

@@ -1,7 +1,6 @@
 // How many executions may be on their way at once, the newest included: a figure in each response of the coordinator, so the same on
 // all ranks (run/plan.h runs them, docs/decisions/engine.md says why no two ranks wait for each other).
-#ifndef BHVD_WINDOW_H
-#define BHVD_WINDOW_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ static inline int window_of(const size_t *nbytes, int count)
     }
     return window;
 }
-
-#endif

@@ -1,8 +1,7 @@
 // What the core has to say to people: records in a queue, which a thread of the process takes (Python's, for its logging).
 // Who speaks goes on at once. Nothing here calls out of the core, and the lock guards a list and nothing else: it is the
 // innermost one, so a thread that speaks with the engine's lock held waits for no other, and for Python's least of all.
-#ifndef BHVD_LOG_H
-#define BHVD_LOG_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -38,5 +37,3 @@ void log_put(struct log *log, bhvd_log_level level, const char *file, int line, 
 void log_put_format(struct log *log, bhvd_log_level level, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 #define log_say(ctx, level, ...) log_put_format(&(ctx)->log, level, __FILE__, __LINE__, __VA_ARGS__)
-
-#endif

@@ -1,7 +1,6 @@
 // The timeline: a Chrome trace of what the coordinator sees, valid JSON after every event. Rank 0 writes it.
 // One "process" per operation name. Engine only; every call does nothing while no timeline is open.
-#ifndef BHVD_TIMELINE_H
-#define BHVD_TIMELINE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ void timeline_operation_begin(struct timeline *timeline, const struct operation_
 void timeline_operation_end(struct timeline *timeline, const struct operation_key *key, const struct bytes *request, bool failed);
 // The coordinator answers.
 void timeline_cycle(struct timeline *timeline);
-
-#endif
