@@ -65,7 +65,7 @@ class _Runtime:
         self.last_statistics = None
         self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
 
-    def travel(self, sent):
+    def travel(self, sent: Any) -> None:
         """Notes what others may need this rank for: sent.arrive() comes before this rank leaves, or joins.
 
         What has arrived, sent.arrived(), needs nobody: one that was dropped with its optimizer goes here.
