@@ -3,10 +3,24 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items):
-    if not (shutil.which("gcc") or shutil.which("cc")):
-        here = Path(__file__).parent
-        for item in items:
-            if here in item.path.parents:
+    for item in items:
+        if HERE in item.path.parents:
+            if not (shutil.which("gcc") or shutil.which("cc")):
                 item.add_marker(pytest.mark.skip(reason="no C compiler for the stand-in of a GPU"))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(func_only=True))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    """Before a time limit runs: the compiler takes half a minute for the kernels, and several on a busy machine."""
+    import device_arrays  # needs torch
+    import nvrtc
+
+    device_arrays.fake_cuda_path()
+    if nvrtc.library():
+        device_arrays.emulation()

@@ -25,6 +25,7 @@ from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import device, device_kernels, native
 from bagua_hvd.core.device import KERNELS, Device, DeviceView, Placement
 from bagua_hvd.core.exceptions import HorovodInternalError
+from locks import locked
 from world import DTYPES, storage
 
 ROOT = Path(__file__).parents[2]
@@ -34,16 +35,12 @@ DEVICES = 8                 # of the stand-in, as fake_cuda.c has it
 _HOST_SOURCES = [HERE / "fake_cuda.c", HERE / "fake_nccl.c"]
 
 
-def compiled(output, command, sources):
-    """Runs the compiler unless `output` is newer than all sources. Several processes may want it at once."""
-    output = BUILT / output
-    if not output.exists() or any(path.stat().st_mtime > output.stat().st_mtime for path in sources):
-        BUILT.mkdir(parents=True, exist_ok=True)
-        mine = output.with_suffix(f".{os.getpid()}")
-        done = subprocess.run([*command, "-o", str(mine)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        mine.rename(output)
-    return output
+def run_compiler(command, output):
+    """Writes `output`, whole or not at all."""
+    unfinished = output.with_suffix(".unfinished")
+    done = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    unfinished.rename(output)
 
 
 @functools.cache
@@ -52,7 +49,12 @@ def fake_cuda_path():
     compiler = shutil.which("gcc") or shutil.which("cc")
     command = [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
                f"-I{ROOT / 'native'}", *map(str, _HOST_SOURCES), "-pthread", "-lm"]
-    return str(compiled("fake_cuda.so", command, [*_HOST_SOURCES, HERE / "fake_cuda.h"]))
+    output = BUILT / "fake_cuda.so"
+    with locked(BUILT):
+        changed = max(path.stat().st_mtime for path in [*_HOST_SOURCES, HERE / "fake_cuda.h"])
+        if not output.exists() or changed > output.stat().st_mtime:
+            run_compiler(command, output)
+    return str(output)
 
 
 class FakeCuda:
@@ -334,12 +336,12 @@ class Emulation:
         parts = (source, ptx.RUNTIME.read_text(), Path(ptx.__file__).read_text(), *command, *edited)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         self.path = BUILT / f"kernels-{digest}.so"
-        if not self.path.exists():
-            BUILT.mkdir(parents=True, exist_ok=True)
-            code = self.path.with_suffix(f".{os.getpid()}.c")
-            code.write_text(ptx.translate(edited[0] if edit else nvrtc.compiled(source, "compute_90").ptx))
-            compiled(self.path.name, [*command, str(code), "-lm"], [])
-            code.unlink()
+        with locked(BUILT):
+            if not self.path.exists():
+                code = self.path.with_suffix(".c")
+                code.write_text(ptx.translate(edited[0] if edit else nvrtc.compiled(source, "compute_90").ptx))
+                run_compiler([*command, str(code), "-lm"], self.path)
+                code.unlink()
         self._library = ctypes.CDLL(str(self.path))
         self._library.ptx_launch.restype = ctypes.c_char_p
 

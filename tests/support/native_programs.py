@@ -7,7 +7,6 @@ the core, to reach what is static in it, takes the place of that file.
 For another processor: CC is a cross compiler, _PYTHON_HOST_PLATFORM says `linux-aarch64` to build.py, and
 BHVD_NATIVE_RUNNER is the emulator, such as `qemu-aarch64-static -L /usr/aarch64-linux-gnu`.
 """
-import fcntl
 import functools
 import os
 import runpy
@@ -17,11 +16,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from locks import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("cffi", reason="build.py needs cffi")
@@ -46,15 +46,6 @@ ENVIRONMENT = {
     "TSAN_OPTIONS": "halt_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-
-
-@contextmanager
-def _locked(folder):
-    """One process at a time builds a configuration (pytest-xdist, two developers)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _make(output, command, inputs):
@@ -103,7 +94,7 @@ def core(configuration):
     jobs = [(source, [*build.FLAGS, *build.ISA_FLAGS.get(isa, []), *extra], isa)
             for isa, sources in build.SOURCES.items() for source in sources]
     archive = folder_of(configuration) / "core.a"
-    with _locked(folder_of(configuration)), ThreadPoolExecutor(PARALLEL_COMPILES) as pool:
+    with locked(folder_of(configuration)), ThreadPoolExecutor(PARALLEL_COMPILES) as pool:
         futures = [pool.submit(_compile, configuration, *job) for job in jobs]
         errors = [str(future.exception()) for future in futures if future.exception()]
         if errors:
@@ -123,7 +114,7 @@ def program(configuration, source, helpers=()):
     archive, errors = core(configuration)
     assert not errors, errors
     extra = CONFIGURATIONS[configuration]
-    with _locked(folder_of(configuration)):
+    with locked(folder_of(configuration)):
         objects = [_compile(configuration, source.relative_to(ROOT), [*build.FLAGS, *extra])]
         objects += [_compile(configuration, helper.relative_to(ROOT),
                              [*build.FLAGS, *(flag for flag in extra if "coverage" not in flag)]) for helper in helpers]
@@ -137,7 +128,7 @@ def program(configuration, source, helpers=()):
 def shared_library(configuration, name, sources):
     """The path of a shared library `name`, made anew if need be; it lies beside the programs. sources: paths."""
     extra = CONFIGURATIONS[configuration]
-    with _locked(folder_of(configuration)):
+    with locked(folder_of(configuration)):
         objects = [_compile(configuration, source.relative_to(ROOT), [*build.FLAGS, "-fPIC", *extra])
                    for source in sources]
         output = folder_of(configuration) / name
@@ -154,7 +145,7 @@ def sanitized_module():
         return unavailable, None
     output = folder_of("asan") / "module"
     flags = shlex.join(CONFIGURATIONS["asan"])
-    with _locked(folder_of("asan")):
+    with locked(folder_of("asan")):
         command = [sys.executable, "setup.py", "-q", "build_clib", "-t", output / "temp", "-b", output / "clib",
                    "build_ext", "-t", output / "temp", "-b", output]
         done = subprocess.run([*map(str, command)], cwd=ROOT, env={**os.environ, "CFLAGS": flags, "LDFLAGS": flags},
@@ -176,7 +167,7 @@ def runner(configuration):
     if not COMPILER[0]:
         return "no C compiler (gcc or cc) on this machine", [], {}
     folder = folder_of(configuration)
-    with _locked(folder):
+    with locked(folder):
         source, probe = folder / "probe.c", folder / "probe"
         source.write_text("int main(void) { return 0; }\n")
         # What the driver of a fuzzer supplies is not there.
