@@ -14,13 +14,13 @@ static bool has_id(const struct table_node *node, const void *id)
     return TABLE_CONTAINER(node, struct cached, by_id)->id == *(const uint32_t *)id;
 }
 
-struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key)
+void *cached_list_find(const struct cached_list *list, const struct operation_key *key)
 {
-    struct table_node *node = table_find(&list->by_name, operation_hash(key), has_key, key);
+    struct table_node *node = list->oldest ? table_find(&list->by_name, operation_hash(key), has_key, key) : NULL;
     return node ? TABLE_CONTAINER(node, struct cached, by_name) : NULL;
 }
 
-struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id)
+void *cached_list_find_id(const struct cached_list *list, uint32_t id)
 {
     struct table_node *node = table_find(&list->by_id, id_hash(id), has_id, &id);
     return node ? TABLE_CONTAINER(node, struct cached, by_id) : NULL;
@@ -60,32 +60,34 @@ bool cached_list_insert(struct cached_list *list, struct cached *entry)
     return true;
 }
 
-void cached_list_remove(struct cached_list *list, struct cached *entry)
+void cached_list_forget(struct cached_list *list, struct cached *entry)
 {
+    if (entry->user)
+        cached_release(entry->user);
     table_remove(&list->by_name, &entry->by_name);
     table_remove(&list->by_id, &entry->by_id);
     unlink_entry(list, entry);
+    list->free(entry);
 }
 
-bool cached_list_make_room(struct cached_list *list, size_t capacity, const struct operation_key *key,
-                           void (*forget)(struct cached_list *list, struct cached *entry))
+bool cached_list_make_room(struct cached_list *list, size_t capacity, const struct operation_key *key)
 {
     struct cached *entry = cached_list_find(list, key);
     if (entry)
-        forget(list, entry);
+        cached_list_forget(list, entry);
     if (list->by_id.count < capacity)
         return true;
     for (entry = list->oldest; entry && entry->user;)
         entry = entry->newer;
     if (entry)
-        forget(list, entry);
+        cached_list_forget(list, entry);
     return entry != NULL;
 }
 
-void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry))
+void cached_list_fini(struct cached_list *list)
 {
     while (list->oldest)
-        forget(list, list->oldest);
+        cached_list_forget(list, list->oldest);
     free(list->by_name.buckets);
     free(list->by_id.buckets);
 }

@@ -15,20 +15,19 @@ struct cached {
 struct cached_list {
     struct table by_name, by_id;
     struct cached *oldest, *newest;
+    void (*free)(void *entry);
 };
 
-// NULL: none.
-struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key);
-struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id);
+// The entry, which begins with a struct cached. NULL: none.
+void *cached_list_find(const struct cached_list *list, const struct operation_key *key);
+void *cached_list_find_id(const struct cached_list *list, uint32_t id);
 // Its id and key are set; it becomes the newest. False: no memory.
 bool cached_list_insert(struct cached_list *list, struct cached *entry);
 void cached_list_use(struct cached_list *list, struct cached *entry);        // it becomes the newest
 // Forgets the name and, where the list is full, what was not used for the longest time. False: all are in use.
-bool cached_list_make_room(struct cached_list *list, size_t capacity, const struct operation_key *key,
-                           void (*forget)(struct cached_list *list, struct cached *entry));
-void cached_list_remove(struct cached_list *list, struct cached *entry);
-// forget: removes the entry, and frees it.
-void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry));
+bool cached_list_make_room(struct cached_list *list, size_t capacity, const struct operation_key *key);
+void cached_list_forget(struct cached_list *list, struct cached *entry);     // removes and frees it
+void cached_list_fini(struct cached_list *list);
 
 static inline void cached_hold(struct cached *entry, struct cached **user)
 {

@@ -205,14 +205,14 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
 static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
-    struct coordinator_entry *entry = coordinator_cache_find_id(ctx->cache, id);
+    struct coordinator_entry *entry = cached_list_find_id(&ctx->cache->coordinator, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator->asking = rank;
     if (index < 0)
         return response_send_stale(ctx, rank, id);
     if (!entry->cached.user)                    // the first rank that asks: the others' asking makes it no newer
-        coordinator_cache_use(ctx->cache, entry);
+        cached_list_use(&ctx->cache->coordinator, &entry->cached);
     return take_request(ctx, rank, entry->requests[index], entry);
 }
 
@@ -278,7 +278,7 @@ static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, s
     if (!item.values || count != 1)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = take_cached_request(ctx, ranks[0], item.id);
-    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(ctx->cache, item.id);
+    const struct coordinator_entry *entry = status ? NULL : cached_list_find_id(&ctx->cache->coordinator, item.id);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
@@ -429,7 +429,12 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
     error_set(&removed.error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight",
               process_set);
     coordinator_visit(ctx, visit_removed, &removed);
-    coordinator_cache_forget_set(ctx->cache, process_set);
+    struct cached_list *cache = &ctx->cache->coordinator;
+    for (struct cached *entry = cache->oldest, *newer; entry; entry = newer) {
+        newer = entry->newer;
+        if (entry->key.process_set == process_set)
+            cached_list_forget(cache, entry);
+    }
     pairwise_release(ctx, set, set->persistent);
     return BHVD_OK;
 }

@@ -22,11 +22,11 @@ static struct bhvd_handle *user_of(const struct cache_entry *entry)
 static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *range, struct bhvd_handle *op)
 {
     struct operation_key key = operation_key_of(op);
-    struct cache_entry *entry = ctx->cache->capacity ? response_cache_find(ctx->cache, &key) : NULL;
+    struct cache_entry *entry = ctx->cache->capacity ? cached_list_find(&ctx->cache->own, &key) : NULL;
     if (entry && !entry->cached.user && entry->request.size == op->request.size &&
         memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
         cached_hold(&entry->cached, &op->cached);
-        response_cache_use(ctx->cache, entry);
+        cached_list_use(&ctx->cache->own, &entry->cached);
         ctx->counters.cache_hits++;
         if (inline_payload_takes(ctx, op)) {
             inline_payload_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
@@ -76,13 +76,13 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
 
 bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
 {
-    struct cache_entry *entry = response_cache_find_id(ctx->cache, bytes_take_u32(&r));
+    struct cache_entry *entry = cached_list_find_id(&ctx->cache->own, bytes_take_u32(&r));
     struct bhvd_handle *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
     if (r.failed || (op && op->phase >= OPERATION_ANSWERED))    // by this very id
         return BHVD_ERR_SYSTEM;
     if (op) {
-        response_cache_forget(ctx->cache, entry);
+        cached_list_forget(&ctx->cache->own, &entry->cached);
         announce_put_full(ctx, &out, ITEM_RENEWED, op);
     } else {
         bytes_put_u8(&out, ITEM_RENEWED);
@@ -226,7 +226,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
 // NULL: ended here meanwhile, as everywhere: its process set was removed.
 static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
 {
-    struct cache_entry *entry = response_cache_find_id(ctx->cache, id);
+    struct cache_entry *entry = cached_list_find_id(&ctx->cache->own, id);
     struct bhvd_handle *op = entry ? user_of(entry) : NULL;
     if (op) {
         op->agreed = entry->agreed;

@@ -39,21 +39,9 @@ struct persistent {
 
 // ---------------------------------------------------------------------------------------------------------- the tables
 
-// a persistent operation begins with what all agreements have.
-static struct persistent *persistent_of(struct cached *agreement) { return (struct persistent *)agreement; }
-
-static struct persistent *find(const struct pairwise *pairwise, const struct operation_key *key)
+static void persistent_free(void *agreement)
 {
-    return pairwise->all.oldest ? persistent_of(cached_list_find(&pairwise->all, key)) : NULL;
-}
-
-static struct persistent *find_id(const struct pairwise *pairwise, uint32_t id)
-{
-    return persistent_of(cached_list_find_id(&pairwise->all, id));
-}
-
-static void persistent_free(struct persistent *persistent)
-{
+    struct persistent *persistent = agreement;
     operation_drop(persistent->op);
     bytes_fini(&persistent->request);
     free(persistent);
@@ -84,24 +72,24 @@ static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent
     return op;
 }
 
-static void forget_agreement(struct cached_list *list, struct cached *agreement)
-{
-    cached_list_remove(list, agreement);
-    persistent_free(persistent_of(agreement));
-}
-
 static void forget(struct pairwise *pairwise, struct persistent *persistent)
 {
     operation_drop(take_out(pairwise, persistent));
-    forget_agreement(&pairwise->all, &persistent->agreement);
+    cached_list_forget(&pairwise->all, &persistent->agreement);
 }
 
-struct pairwise *pairwise_create(void) { return calloc(1, sizeof(struct pairwise)); }
+struct pairwise *pairwise_create(void)
+{
+    struct pairwise *pairwise = calloc(1, sizeof *pairwise);
+    if (pairwise)
+        pairwise->all.free = persistent_free;
+    return pairwise;
+}
 
 void pairwise_destroy(struct pairwise *pairwise)
 {
     if (pairwise)
-        cached_list_fini(&pairwise->all, forget_agreement);
+        cached_list_fini(&pairwise->all);
     free(pairwise);
 }
 
@@ -139,7 +127,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
     struct pairwise *pairwise = ctx->pairwise;
     const struct operation_key key = operation_key_of(op);
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    struct persistent *persistent = find(pairwise, &key);
+    struct persistent *persistent = cached_list_find(&pairwise->all, &key);
     if (persistent)
         forget(pairwise, persistent);
     persistent = calloc(1, sizeof *persistent);
@@ -183,10 +171,10 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
 static void end_agreement(bhvd_context *ctx, struct persistent *persistent)
 {
     if (!persistent->is_revoked) {
-        struct cache_entry *entry = response_cache_find(ctx->cache, &persistent->agreement.key);
+        struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->agreement.key);
         signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number);
         if (entry && !entry->cached.user)
-            response_cache_forget(ctx->cache, entry);
+            cached_list_forget(&ctx->cache->own, &entry->cached);
     }
     persistent->is_revoked = true;
     if (!persistent->op)
@@ -206,7 +194,7 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *pe
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
 {
     const struct operation_key key = operation_key_of(op);
-    struct persistent *persistent = find(ctx->pairwise, &key);
+    struct persistent *persistent = cached_list_find(&ctx->pairwise->all, &key);
     if (!persistent)
         return PAIRWISE_NONE;
     if (persistent->is_revoked || !is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
@@ -223,7 +211,7 @@ void pairwise_revoke_all(bhvd_context *ctx)
 {
     for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
-        end_agreement(ctx, persistent_of(agreement));
+        end_agreement(ctx, (struct persistent *)agreement);
     }
 }
 
@@ -240,7 +228,7 @@ static struct neighbor *neighbor_of(struct persistent *persistent, int rank)
 bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), number = bytes_take_u32(&payload);
-    struct persistent *persistent = find_id(ctx->pairwise, id);
+    struct persistent *persistent = cached_list_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
         return BHVD_ERR_SYSTEM;
@@ -272,7 +260,7 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
-    struct persistent *persistent = find_id(ctx->pairwise, id);
+    struct persistent *persistent = cached_list_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
         return BHVD_ERR_SYSTEM;
@@ -309,7 +297,7 @@ void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
     for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
         if (agreement->key.process_set == process_set)
-            forget(ctx->pairwise, persistent_of(agreement));
+            forget(ctx->pairwise, (struct persistent *)agreement);
     }
 }
 

@@ -24,7 +24,8 @@ struct coordinator_entry {
 
 struct response_cache {
     size_t capacity;                        // of each list
-    struct cached_list own, coordinator;
+    struct cached_list own;                 // of struct cache_entry
+    struct cached_list coordinator;         // of struct coordinator_entry
     uint32_t next_id;
 };
 
@@ -32,17 +33,8 @@ struct response_cache {
 struct response_cache *response_cache_create(int capacity);
 void response_cache_destroy(struct response_cache *cache);
 
-struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key);
-struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id);
 // Replaces what was known about the name. NULL: no room (all in progress) or no memory; then it is just not cached.
 struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
                                          const int64_t *agreed, size_t agreed_count);
-void response_cache_forget(struct response_cache *cache, struct cache_entry *entry);
-void response_cache_use(struct response_cache *cache, struct cache_entry *entry);
-
-struct coordinator_entry *coordinator_cache_find_id(struct response_cache *cache, uint32_t id);
 // Takes references to the requests. Returns the new id, 0 when it could not be stored.
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);
-void coordinator_cache_use(struct response_cache *cache, struct coordinator_entry *entry);
-// Forgets all entries of a process set that is removed.
-void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process_set);
