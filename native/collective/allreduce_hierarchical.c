@@ -8,6 +8,7 @@
 // over a host's link, and that in 2 (n-1) hops instead of 2 (h-1).
 #include <stdlib.h>
 
+#include "base/size.h"
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 #include "run/hierarchy.h"
@@ -103,7 +104,7 @@ static size_t shard_room(const struct shards *x)
     if (x->two_level.count > 1)
         return x->between.shard_nbytes;
     hierarchy_cut(x->h, x->list.nbytes, x->pieces[0].part);
-    return (x->pieces[0].part[0] + 63) / 64 * 64;
+    return size_round_up(x->pieces[0].part[0], CACHE_LINE);
 }
 
 static bool pieces_init(struct executor_context *run, struct shards *x)

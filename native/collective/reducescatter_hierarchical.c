@@ -4,6 +4,7 @@
 // Wire: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
+#include "base/size.h"
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 #include "collective/schedules.h"
@@ -100,7 +101,7 @@ bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor_contex
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;
-    const size_t slice = part[0] < most ? (part[0] + 63) / 64 * 64 : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
+    const size_t slice = part[0] < most ? size_round_up(part[0], CACHE_LINE) : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
     struct reducescatter *r = two_level_create(run, sizeof *r, &FORM, h->local, part[0] * (size_t)group->size, count, DEPTH);
     if (!r)
         return run->failure.status;

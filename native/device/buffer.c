@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/size.h"
+
 enum { BUFFER_SMALLEST = 1 << 16 };
 
 static void buffer_free(struct bhvd_device *device, struct device_buffer *buffer)
@@ -40,9 +42,7 @@ static int buffer_create(struct bhvd_device *device, enum device_memory memory, 
 int device_buffer_acquire(struct bhvd_device *device, enum device_memory memory, size_t nbytes,
                           struct device_buffer **out)
 {
-    size_t size = BUFFER_SMALLEST;
-    while (size < nbytes)
-        size *= 2;
+    const size_t size = size_double_up(nbytes, BUFFER_SMALLEST);
     pthread_mutex_lock(&device->lock);
     struct device_buffer **at = &device->free_buffers;
     while (*at && ((*at)->memory != memory || (*at)->size != size ||

@@ -1,8 +1,7 @@
 // The collectives of nccl.h. Data lies on the device; where a rank's memory is the host's (a joined rank's zeros in an
 // allreduce, results that an algorithm wants on the host), a scratch buffer on the device stands in for it.
+#include "base/size.h"
 #include "gpu/nccl_two_level.h"
-
-enum { ALIGNMENT = 256 };               // of tensors in the fusion buffer, for vectors in NCCL's kernels
 
 // ---------------------------------------------------------------------------------------------------------- memory
 
@@ -82,8 +81,6 @@ static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct re
     return status;
 }
 
-static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
-
 // Of a proxy, whose memory goes with it when the operation ends: so that is waited for.
 static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor *tensor)
 {
@@ -119,7 +116,7 @@ static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned cha
             if (op->tensors[t].dtype != dtype)
                 continue;
             status = copy_one(x, &copies, op, t, fused, packs);
-            fused += aligned(op->tensors[t].nbytes);
+            fused += size_round_up(op->tensors[t].nbytes, NCCL_ALIGNMENT);
         }
     }
     return status ? status : nccl_run_checked(x, device_copies_end(&copies, 0));
@@ -139,7 +136,7 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
             if (fused->tensors[t].dtype != reduction->dtype || !fused->tensors[t].nbytes)
                 continue;
             only_nbytes = fused->tensors[t].nbytes;
-            nbytes += aligned(only_nbytes);
+            nbytes += size_round_up(only_nbytes, NCCL_ALIGNMENT);
             tensors++;
         }
     }

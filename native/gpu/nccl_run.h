@@ -8,6 +8,8 @@
 #include "gpu/staging.h"
 #include "run/hierarchy.h"
 
+enum { NCCL_ALIGNMENT = 256 };          // of tensors and shards in a buffer, for vectors in NCCL's kernels
+
 struct nccl_run {
     struct executor_context *run;
     struct group *set;                  // the communicator's members: in two levels those of this host

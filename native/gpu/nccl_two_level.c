@@ -4,10 +4,9 @@
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
 #include "gpu/nccl_two_level.h"
 
-enum {
-    SHARD_MAX_BYTES = 4 << 20,          // what a member has on the wire at a time
-    ALIGNMENT = 256                     // of shards, for vectors in NCCL's kernels
-};
+#include "base/size.h"
+
+enum { SHARD_MAX_BYTES = 4 << 20 };     // what a member has on the wire at a time
 
 // The host may use the buffer when the stream has come to where it was marked: to be waited for.
 static bhvd_status mark(struct nccl_run *x, struct device_buffer *pinned)
@@ -43,7 +42,7 @@ static size_t longest_piece(const struct hierarchy *h) { return (size_t)SHARD_MA
 static size_t shard_of(const struct hierarchy *h, size_t nbytes)
 {
     const size_t shards = (size_t)h->shards, shard = (nbytes + shards - 1) / shards;
-    return shard >= SHARD_MAX_BYTES ? SHARD_MAX_BYTES : (shard + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return shard >= SHARD_MAX_BYTES ? SHARD_MAX_BYTES : size_round_up(shard, NCCL_ALIGNMENT);
 }
 
 size_t nccl_two_level_room(const struct hierarchy *h, size_t nbytes)

@@ -3,16 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "base/status.h"
 #include "device/scratch.h"
 
-enum {
-    ALIGNMENT = 64,                     // of each tensor in a buffer: whole cache lines, and vectors in kernels
-    SMALL_BYTES = 1 << 20               // below: a copy of its own takes longer to start than to pack; above, memory is dearer
-};
+enum { SMALL_BYTES = 1 << 20 };         // below: a copy of its own takes longer to start than to pack; above, memory is dearer
 
 static bool is_small(const struct tensor *tensor) { return tensor->nbytes < SMALL_BYTES; }
-static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 static bool allocates_result(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL; }
 
 // Rows of the longest part of a reducescatter.
@@ -47,12 +44,12 @@ static void lay_out(struct work *op, const struct bhvd_args *args, int set_size,
             if (is_small(tensor) != small)
                 continue;
             unsigned char *const src = at;
-            at += aligned(tensor->nbytes);
+            at += size_round_up(tensor->nbytes, CACHE_LINE);
             tensor->src = src;
             if (tensor->dst && !args->tensors[t].dst_on_host)
                 tensor->dst = op->kind == BHVD_REDUCESCATTER ? at : src;
             if (op->kind == BHVD_REDUCESCATTER)
-                at += aligned(part_nbytes(tensor, set_size));
+                at += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
             op->staging->small_count += (size_t)small;
         }
         if (small)
@@ -154,9 +151,9 @@ bhvd_status staging_create(struct work *op, const struct bhvd_args *args, int se
     size_t nbytes = 0;
     for (size_t t = 0; t < op->tensor_count && !direct; t++) {
         const struct tensor *tensor = &op->tensors[t];
-        nbytes += aligned(tensor->nbytes);
+        nbytes += size_round_up(tensor->nbytes, CACHE_LINE);
         if (op->kind == BHVD_REDUCESCATTER)
-            nbytes += aligned(part_nbytes(tensor, set_size));
+            nbytes += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
     }
     unsigned char *at;
     bhvd_status status = staging_open(op, args, nbytes, &at, error);

@@ -57,7 +57,8 @@ static bool make_room(struct c_lp_s *x, struct room *room)
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const struct kernel_transform *transform = encoder_transform(&x->encoder);
     const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
-    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(sums * sizeof(float));
+    const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
+    const size_t floats = size_round_up(sums * sizeof(float), CACHE_LINE);
     unsigned char *memory = fusion_acquire(&x->run->fusion, values + floats + encoder_scratch_size(&x->encoder, longest));
     if (!memory) {
         run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);

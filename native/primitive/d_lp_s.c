@@ -57,7 +57,8 @@ struct room {
 static bool make_room(struct d_lp_s *x, struct room *room)
 {
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
-    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
+    const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
+    const size_t floats = size_round_up(longest * sizeof(float), CACHE_LINE);
     unsigned char *memory =
         fusion_acquire(&x->run->fusion, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
     if (!memory) {
@@ -294,7 +295,7 @@ static bool lay_out(struct executor_context *run, struct host_ring *ring)
 {
     struct codes *codes = &ring->all.codes;
     const size_t longest = segments_part(&codes->cut, 0, 0).count, spans = ring->all.list.count;
-    const size_t mean = encoder_align(longest * codes->element);
+    const size_t mean = size_round_up(longest * codes->element, CACHE_LINE);
     ring->code_nbytes = encoder_stride(&ring->all.encoder, longest);
     codes->encodes = true;
     codes->decodes = false;

@@ -17,13 +17,13 @@ struct encoder encoder_init(const struct kernel_table *kernels, const struct wor
 
 size_t encoder_scratch_size(const struct encoder *e, size_t count)
 {
-    return encoder_align(count * e->element) + encoder_align(count * sizeof(float));
+    return size_round_up(count * e->element, CACHE_LINE) + size_round_up(count * sizeof(float), CACHE_LINE);
 }
 
 void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count)
 {
     e->value = scratch;
-    e->wide = (float *)(scratch + encoder_align(count * e->element));
+    e->wide = (float *)(scratch + size_round_up(count * e->element, CACHE_LINE));
 }
 
 size_t encoder_size(const struct encoder *e, size_t count)
@@ -31,7 +31,7 @@ size_t encoder_size(const struct encoder *e, size_t count)
     return count ? e->codec->encoded_size(e->dtype, count, &e->options) : 0;
 }
 
-size_t encoder_stride(const struct encoder *e, size_t count) { return encoder_align(encoder_size(e, count)); }
+size_t encoder_stride(const struct encoder *e, size_t count) { return size_round_up(encoder_size(e, count), CACHE_LINE); }
 
 // error -= decoded, where that is finite: a NaN or Inf is for the user to see in the result, once; fed back it would never
 // go away.

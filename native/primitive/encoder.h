@@ -8,6 +8,7 @@
 // rank 0's values on all ranks and in both passes, so that codes of ranks which were given the same seed can be added as they are.
 #pragma once
 
+#include "base/size.h"
 #include "kernel/kernel.h"
 #include "kernel/segments.h"
 #include "run/work.h"
@@ -58,5 +59,3 @@ static inline uint64_t encoder_own_seed(const struct encoder *e, enum encoder_pa
 {
     return encoder_transform(e) ? encoder_seed(e->options.seed, 0, ENCODER_VALUES) : encoder_seed(e->options.seed, e->rank, pass);
 }
-
-static inline size_t encoder_align(size_t size) { return (size + 63) / 64 * 64; }

@@ -1,5 +1,7 @@
 #include "primitive/schedules.h"
 
+#include "base/size.h"
+
 // Three segments keep processor and wire of neighbors busy. On a long line as much must be under way as it holds, and as much again,
 // since slots are freed in their order.
 enum { SLOTS = 3, SLOTS_MAX = 64, SLOTS_NBYTES = 8 << 20 };
@@ -15,7 +17,7 @@ static size_t slots_for(const struct wire *wire, size_t nbytes)
 
 void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct wire *wire)
 {
-    const size_t stride = (longest + 63) / 64 * 64, slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
+    const size_t stride = size_round_up(longest, CACHE_LINE), slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
     const size_t most = slot ? slots_for(wire, slot) : SLOTS_MAX;
     codes->slots = segments < most ? segments : most;
     codes->own = (struct code_lay){IN_SCRATCH, 0, stride, slot, true};

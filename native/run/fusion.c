@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/size.h"
 
 enum { SMALLEST = 8192, TOO_LARGE = 8 };
 
@@ -12,9 +13,7 @@ static bool grow(struct fusion_buffer *buffer, size_t size)
     buffer->used_ns = clock_now_ns();
     if (buffer->size >= size && buffer->data)
         return true;
-    size_t rounded = SMALLEST;
-    while (rounded < size)          // few different sizes, so that one that is kept fits again: fresh memory costs page faults
-        rounded *= 2;
+    const size_t rounded = size_double_up(size, SMALLEST);
     free(buffer->data);
     buffer->data = aligned_alloc(64, rounded);
     buffer->size = buffer->data ? rounded : 0;

@@ -2,12 +2,10 @@
 
 #include <stdlib.h>
 
+#include "base/size.h"
 #include "run/vector.h"
 
-enum {
-    URGENT_BYTES = 64 << 10,
-    LOCAL_BYTES = 256 << 10     // that local steps work on before links are looked at again
-};
+enum { URGENT_BYTES = 64 << 10 };
 
 // A step on its way.
 struct step_state {
@@ -38,15 +36,14 @@ static unsigned char *at(const struct running_schedule *running, struct place pl
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
-static size_t aligned(size_t size) { return (size + 63) / 64 * 64; }
-
 // Lays the vector out, in the place of the result where there is only one, and the scratch.
 static bool take_memory(struct running_schedule *running)
 {
     const size_t *nbytes = running->schedule.space_nbytes;
     const struct span_list *list = running->operands.list;
     const bool packed = list && (list->count != 1 || !list->spans[0].dst);
-    const size_t vector = !list || packed ? aligned(nbytes[IN_VECTOR]) : 0, total = vector + aligned(nbytes[IN_SCRATCH]);
+    const size_t vector = !list || packed ? size_round_up(nbytes[IN_VECTOR], CACHE_LINE) : 0;
+    const size_t total = vector + size_round_up(nbytes[IN_SCRATCH], CACHE_LINE);
     if (total && !fusion_borrow(&running->run->fusion, total, &running->memory))
         return false;
     running->spaces[IN_INPUT] = (unsigned char *)running->operands.input;

@@ -19,6 +19,8 @@
 #include "run/schedule.h"
 #include "run/executor.h"
 
+enum { LOCAL_BYTES = 256 << 10 };       // that a task works on in memory before links are looked at again
+
 static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
 
 // What a schedule works on. What it does not use may be left 0.

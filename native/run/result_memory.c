@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/pages.h"
+#include "base/size.h"
 
 // Pages that are new to a process cost more than what is copied into them, and a training asks for the same sizes in every
 // step: freed blocks are kept for the next result of about their size.
@@ -61,7 +62,7 @@ static struct block *allocate(size_t size)
 
 void *result_memory_acquire(size_t nbytes)
 {
-    const size_t size = (nbytes + RESULT_MEMORY_ALIGNMENT - 1) / RESULT_MEMORY_ALIGNMENT * RESULT_MEMORY_ALIGNMENT;
+    const size_t size = size_round_up(nbytes, RESULT_MEMORY_ALIGNMENT);
     struct block *block = NULL;
     if (nbytes > SIZE_MAX / 2)
         return NULL;

@@ -1,6 +1,7 @@
 #include "run/shared.h"
 
 #include "base/clock.h"
+#include "base/size.h"
 
 enum {
     LONG_BYTES = 8 << 20,       // a longer result is not in the caches when it is used
@@ -222,8 +223,6 @@ void shared_put(struct executor_context *run, unsigned char *dst, const void *sr
     }
 }
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-
 void shared_stage(struct executor_context *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
                   size_t nbytes)
 {
@@ -232,7 +231,7 @@ void shared_stage(struct executor_context *run, const struct reduction *reductio
     _Alignas(64) unsigned char scaled[SHARED_L1_BYTES];
     const unsigned char *src;
     unsigned char *unused;
-    for (size_t n; (n = span_cursor_next(cursor, scales ? min_size(nbytes, SHARED_L1_BYTES) : nbytes, &src, &unused));
+    for (size_t n; (n = span_cursor_next(cursor, scales ? size_min(nbytes, SHARED_L1_BYTES) : nbytes, &src, &unused));
          nbytes -= n, dst += n) {
         if (scales)
             reduction->scale(scaled, src, reduction->prescale, n / element);
@@ -252,7 +251,7 @@ void shared_reduce(struct executor_context *run, const struct group *group, cons
     const size_t element = bhvd_dtype_size(reduction->dtype);
     _Alignas(64) unsigned char partial[SHARED_L1_BYTES];
     while (nbytes) {
-        size_t n = min_size(nbytes, SHARED_L1_BYTES), count = n / element;
+        size_t n = size_min(nbytes, SHARED_L1_BYTES), count = n / element;
         // The last addition goes to dst; only then may the own values, which dst can be, be overwritten.
         const unsigned char *sum = values_of(run, group, 0, block, offset, own);
         if (group->size == 1)

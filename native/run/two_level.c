@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-enum { LOCAL_BYTES = 256 << 10 };       // that are worked on within the host before links are looked at again
-
 struct inter_host {
     struct plan plan;
     struct task *running;               // NULL: none, or over

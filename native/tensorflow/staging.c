@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/size.h"
+
 /* Blocks that are not in use may hold this much; more is given back to the system. */
 #define MAX_KEPT_NBYTES ((size_t)1 << 30)
 #define ALIGNMENT 64
@@ -31,7 +33,7 @@ void *staging_acquire(size_t nbytes)
     pthread_mutex_unlock(&lock);
     if (!header) {
         /* aligned_alloc takes whole multiples of the alignment. */
-        size_t size = (sizeof *header + nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        size_t size = size_round_up(sizeof *header + nbytes, ALIGNMENT);
         header = aligned_alloc(ALIGNMENT, size);
         if (!header)
             return NULL;

@@ -25,10 +25,7 @@
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
-enum {
-    RETRY_MS = 50,
-    PROBED = 2                          // hosts, whose lines to rank 0 are measured
-};
+enum { PROBED = 2 };                    // hosts, whose lines to rank 0 are measured
 
 // ------------------------------------------------------------------------------------------------------------ cards
 
@@ -229,7 +226,7 @@ static bhvd_status connect_local_again(struct connecting *k, int rank)
         if (status != BHVD_ERR_PEER_LOST || clock_remaining_ms(k->deadline_ns) == 0)
             return status;
         error_clear(k->error);
-        poll(NULL, 0, RETRY_MS);
+        poll(NULL, 0, CONNECTOR_RETRY_MS);
     }
 }
 
@@ -275,7 +272,7 @@ static bhvd_status await_all(struct connecting *k)
         else if (clock_remaining_ms(k->deadline_ns) == 0 && missing > k->c->rank)
             status = error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
                                k->options->start_timeout_ms / 1000.0);
-        else if (poll(&doorbell, 1, clock_remaining_ms(k->deadline_ns) ? clock_remaining_ms(k->deadline_ns) : RETRY_MS) > 0)
+        else if (poll(&doorbell, 1, clock_remaining_ms(k->deadline_ns) ? clock_remaining_ms(k->deadline_ns) : CONNECTOR_RETRY_MS) > 0)
             doorbell_drain(&k->c->doorbell);
     }
     return status;

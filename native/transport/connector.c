@@ -10,10 +10,8 @@
 #include "transport/socket.h"
 
 enum {
-    RETRY_MS = 50,
     REFUSED_MS = 1000,                  // after a refusal: by then another rank may have told why the peer ended
     SYSTEM_MS = 5000,                   // this process lacks descriptors or memory, perhaps for a moment
-    FAR_NS = 2000000,                   // a round trip to another site
     FAR_STREAMS = 4
 };
 
@@ -70,7 +68,7 @@ void arrival_destroy(struct arrival *arrival)
 
 // The kernel lets one connection have about 4 MB under way, which fills a link of 1 Gbit/s with a round trip of up to 30 ms. With
 // several connections a lost packet slows down only one of them.
-static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= FAR_NS ? FAR_STREAMS : 1; }
+static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= SOCKET_FAR_NS ? FAR_STREAMS : 1; }
 
 // The rank is not there any more: nobody is, or another program that has its port now.
 static bool is_somebody_else(bhvd_status status, int failure)
@@ -101,7 +99,7 @@ static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd
     const int patience = patience_ms(a->call, error->status, failure);
     const int64_t now_ns = clock_now_ns();
     a->failing_since_ns = a->failing_since_ns ? a->failing_since_ns : now_ns;
-    pause_until(a, now_ns + RETRY_MS * INT64_C(1000000));
+    pause_until(a, now_ns + CONNECTOR_RETRY_MS * INT64_C(1000000));
     const int64_t end_ns = failure ? a->call->connect_deadline_ns : a->call->deadline_ns;
     if (now_ns < end_ns && (patience < 0 || now_ns < a->failing_since_ns + (int64_t)patience * 1000000))
         return false;

@@ -8,7 +8,10 @@
 #include "transport/auth.h"
 #include "transport/link.h"
 
-enum { CONNECTOR_POLLS_MAX = 64 };      // links that are connected at a time; others wait for their turn
+enum {
+    CONNECTOR_POLLS_MAX = 64,           // links that are connected at a time; others wait for their turn
+    CONNECTOR_RETRY_MS = 50
+};
 
 // CHANNEL_STREAM + i is stream i.
 enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };

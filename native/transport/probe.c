@@ -16,8 +16,7 @@ enum {
     LONGEST_NBYTES = 1 << 20,
     STRETCHED_NS = 3000000,         // what the machines and the network do meanwhile counts for little then
     PATIENCE_NS = 150000000,        // round trips are long: what has been seen must do
-    FAR_NS = 2000000,               // a round trip for which the kernels' windows, small at first, are seen as pauses ...
-    PAUSES = 8,                     // ... of this part of it, and more
+    PAUSES = 8,                     // pauses of this part of a long round trip, and more, are the kernels' windows, small at first
     PIECE_NBYTES = 4096             // read at once
 };
 
@@ -120,7 +119,7 @@ static bhvd_status receive_train(int fd, uint32_t wanted, int64_t pause_ns, int6
 bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *byte_ps)
 {
     const uint32_t enough = 0;
-    const int64_t began_ns = clock_now_ns(), pause_ns = round_trip_ns >= FAR_NS ? round_trip_ns / PAUSES : INT64_MAX;
+    const int64_t began_ns = clock_now_ns(), pause_ns = round_trip_ns >= SOCKET_FAR_NS ? round_trip_ns / PAUSES : INT64_MAX;
     struct stretch sum = {0};
     bhvd_status status = BHVD_OK;
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){1}, sizeof(int));

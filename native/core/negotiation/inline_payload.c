@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "core/context/cached_list.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
@@ -36,7 +37,7 @@ struct inline_payload inline_payload_take(struct bytes_reader *r)
     return item;
 }
 
-static size_t stride_of(size_t nbytes) { return (nbytes + 63) / 64 * 64; }
+static size_t stride_of(size_t nbytes) { return size_round_up(nbytes, CACHE_LINE); }
 
 bool inline_payload_add(struct pending *pending, int member, const struct inline_payload *item)
 {
