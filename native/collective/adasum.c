@@ -92,17 +92,17 @@ bhvd_status allreduce_adasum(struct executor_context *run, struct group *group, 
     const struct place mine = in_space(IN_VECTOR, 0), theirs = in_space(IN_SCRATCH, 0);
     const struct part all = {0, list->nbytes};
     struct adasum x = {run, reduction->dtype, list};
-    struct schedule schedule;
-    schedule_init(&schedule, group->size, group->rank);
-    int done = schedule_load(&schedule, all, STEP_NONE);
+    struct plan plan = {0};
+    struct schedule *schedule = plan_begin(&plan, group);
+    int done = schedule_load(schedule, all, STEP_NONE);
     for (int distance = 1; distance < group->size; distance *= 2) {
-        const int peer = group->rank ^ distance, sent = schedule_send(&schedule, peer, mine, list->nbytes, done),
-                  came = schedule_receive(&schedule, peer, theirs, list->nbytes, done);
+        const int peer = group->rank ^ distance, sent = schedule_send(schedule, peer, mine, list->nbytes, done),
+                  came = schedule_receive(schedule, peer, theirs, list->nbytes, done);
         const bool lower = !(group->rank & distance);
-        done = schedule_recode(&schedule, mine, list->nbytes, lower ? mine : theirs, lower ? theirs : mine, all,
-                               schedule_both(&schedule, sent, came));
+        done = schedule_recode(schedule, mine, list->nbytes, lower ? mine : theirs, lower ? theirs : mine, all,
+                               schedule_both(schedule, sent, came));
     }
-    schedule_store(&schedule, all, schedule_scale(&schedule, mine, list->nbytes, done));
-    return schedule_execute(run, group, &schedule,
-                            &(struct operands){.reduction = *reduction, .list = list, .act = combine_vectors, .arg = &x});
+    schedule_store(schedule, all, schedule_scale(schedule, mine, list->nbytes, done));
+    plan.operands = (struct operands){.reduction = *reduction, .list = list, .act = combine_vectors, .arg = &x};
+    return plan_execute(run, &plan);
 }

@@ -78,11 +78,3 @@ void allgather_schedule(struct schedule *schedule, const struct wire *wire, cons
     else
         schedule_allgather_direct(schedule, part);
 }
-
-bhvd_status allgather_links(struct executor_context *run, struct group *group, const void *src, void *dst, const size_t *part)
-{
-    struct schedule schedule;
-    schedule_init(&schedule, group->size, group->rank);
-    allgather_schedule(&schedule, &run->wire, part);
-    return schedule_execute(run, group, &schedule, &(struct operands){.input = src, .output = dst});
-}

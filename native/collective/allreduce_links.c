@@ -71,11 +71,3 @@ void allreduce_plan(struct plan *plan, const struct executor_context *run, const
     allreduce_schedule(plan_begin(plan, group), run->allreduce_path, &run->wire, list->nbytes, bhvd_dtype_size(reduction->dtype));
     plan->operands = (struct operands){.reduction = *reduction, .list = list};
 }
-
-bhvd_status allreduce_links(struct executor_context *run, struct group *group, const struct reduction *reduction,
-                            const struct span_list *list)
-{
-    struct plan plan = {0};
-    allreduce_plan(&plan, run, group, reduction, list);
-    return plan_execute(run, &plan);
-}

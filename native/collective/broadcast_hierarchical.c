@@ -2,7 +2,6 @@
 // shows every piece to its host when it has come, and gone on. A host receives the vector once, however many members it holds.
 #include "collective/collective.h"
 #include "collective/pipelines.h"
-#include "collective/schedules.h"
 #include "run/hierarchy.h"
 #include "run/two_level.h"
 
@@ -30,8 +29,8 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
     (void)run;
     if (b->h->index != b->index)
         return BHVD_OK;
-    schedule_broadcast(plan_begin(plan, b->h->cross), b->host, piece.nbytes);
-    plan->operands = (struct operands){.input = b->h->host == b->host ? b->src + piece.begin : NULL, .output = b->dst + piece.begin};
+    const void *src = b->h->host == b->host ? b->src + piece.begin : NULL;
+    broadcast_plan(plan, b->h->cross, b->host, src, b->dst + piece.begin, piece.nbytes);
     return BHVD_OK;
 }
 

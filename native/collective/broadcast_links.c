@@ -21,10 +21,8 @@ void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes)
     }
 }
 
-bhvd_status broadcast_links(struct executor_context *run, struct group *group, int root, const void *src, void *dst, size_t nbytes)
+void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes)
 {
-    struct schedule schedule;
-    schedule_init(&schedule, group->size, group->rank);
-    schedule_broadcast(&schedule, root, nbytes);
-    return schedule_execute(run, group, &schedule, &(struct operands){.input = src, .output = dst});
+    schedule_broadcast(plan_begin(plan, group), root, nbytes);
+    plan->operands = (struct operands){.input = src, .output = dst};
 }

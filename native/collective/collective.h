@@ -29,10 +29,7 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 // In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
 bhvd_status allreduce_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
-// By the best of the three over links, or the one that run->allreduce_path forces.
-bhvd_status allreduce_links(struct executor_context *run, struct group *group, const struct reduction *reduction,
-                            const struct span_list *list);
-// The same as a plan. The list lives as long as its task.
+// By the best of the three over links, or the one that run->allreduce_path forces. The list lives as long as the plan's task.
 void allreduce_plan(struct plan *plan, const struct executor_context *run, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list);
 // path: the one over links that is asked for; any other: the cheapest of the three there.
@@ -88,8 +85,6 @@ bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor_contex
 // part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.
 bhvd_status allgather_shared(struct executor_context *run, struct group *group, const void *src,
                              const struct span_list *dst, const size_t *part);
-bhvd_status allgather_links(struct executor_context *run, struct group *group, const void *src, void *dst,
-                               const size_t *part);
 // A task. The group has a hierarchy.
 bhvd_status allgather_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const void *src, void *dst,
                                    const size_t *part);
@@ -101,8 +96,7 @@ bhvd_status alltoall_shared(struct executor_context *run, struct group *group, c
 // root: position in the group. The root's dst may equal src.
 bhvd_status broadcast_shared(struct executor_context *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes);
-bhvd_status broadcast_links(struct executor_context *run, struct group *group, int root, const void *src, void *dst,
-                           size_t nbytes);
+void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes);
 // A task. The group has a hierarchy, and the root's local index exists on every host.
 bhvd_status broadcast_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes);

@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "collective/collective.h"
+#include "collective/schedules.h"
 #include "device/nccl.h"
 #include "gpu/device_encoder.h"
 #include "gpu/staging.h"
@@ -146,23 +147,30 @@ static void decide(const struct member *members, const struct group *set, struct
 // Every member's bytes to all, over the CPU transports.
 static bhvd_status exchange(struct executor_context *run, struct group *set, const void *mine, void *all, size_t nbytes)
 {
+    struct plan plan = {0};
     size_t *part = malloc((size_t)set->size * sizeof *part);
     if (!part)
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
     for (int i = 0; i < set->size; i++)
         part[i] = nbytes;
     struct span whole = {NULL, all, nbytes * (size_t)set->size};
-    bhvd_status status = set->shared
-                             ? allgather_shared(run, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
-                             : allgather_links(run, set, mine, all, part);
+    bhvd_status status = BHVD_OK;
+    if (set->shared)
+        status = allgather_shared(run, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
+    else
+        allgather_schedule(plan_begin(&plan, set), &run->wire, part);
     free(part);
-    return status;
+    plan.operands = (struct operands){.input = mine, .output = all};
+    return plan.made ? plan_execute(run, &plan) : status;
 }
 
 static bhvd_status share(struct executor_context *run, struct group *set, void *bytes, size_t nbytes)
 {
-    return set->shared ? broadcast_shared(run, set, 0, bytes, bytes, nbytes)
-                       : broadcast_links(run, set, 0, bytes, bytes, nbytes);
+    struct plan plan = {0};
+    if (set->shared)
+        return broadcast_shared(run, set, 0, bytes, bytes, nbytes);
+    broadcast_plan(&plan, set, 0, bytes, bytes, nbytes);
+    return plan_execute(run, &plan);
 }
 
 // The communicator: the first member makes its id, all join it.

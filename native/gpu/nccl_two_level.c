@@ -86,8 +86,12 @@ static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, con
 {
     bhvd_status status = nccl_run_wait(x, piece->pinned->ready);
     struct span span = {piece->pinned->data, piece->pinned->data, piece->shard};
-    return status ? status : allreduce_links(x->run, x->levels->cross, &all->across,
-                                             &(struct span_list){&span, 1, 1, piece->shard});
+    struct span_list list = {&span, 1, 1, piece->shard};
+    struct plan plan = {0};
+    if (status)
+        return status;
+    allreduce_plan(&plan, x->run, x->levels->cross, &all->across, &list);
+    return plan_execute(x->run, &plan);
 }
 
 static bhvd_status end(struct nccl_run *x, const struct piece *piece)
@@ -147,11 +151,14 @@ static bhvd_status broadcast_within(struct nccl_run *x, int root, const void *sr
 static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source, unsigned char *data, size_t nbytes,
                                     struct device_buffer *pinned)
 {
+    struct plan plan = {0};
     bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
     if (!status)
         status = nccl_run_wait(x, pinned->ready);       // for what is sent, or until the room is free
-    if (!status)
-        status = broadcast_links(x->run, x->levels->cross, host, pinned->data, pinned->data, nbytes);
+    if (status)
+        return status;
+    broadcast_plan(&plan, x->levels->cross, host, pinned->data, pinned->data, nbytes);
+    status = plan_execute(x->run, &plan);
     if (status || is_source)
         return status;
     status = nccl_run_copy(x, data, pinned->data, nbytes);

@@ -240,13 +240,6 @@ static struct task *task_of(struct executor_context *run, const struct group *gr
     return &running->task;
 }
 
-bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
-                             const struct operands *operands)
-{
-    struct task *task = task_of(run, group, schedule, operands);
-    return task ? task_execute(run, task) : run->failure.status;
-}
-
 // -------------------------------------------------------------------------------------------------------------- plans
 
 struct schedule *plan_begin(struct plan *plan, const struct group *group)

@@ -56,6 +56,3 @@ void plan_fini(struct executor_context *run, struct plan *plan);
 // Starts it, or its task. ended: as of a task, and the plan is the caller's still; NULL: *out is to be dropped. BHVD_ERR_SYSTEM: no memory.
 bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
                        struct task **out);
-// Starts a schedule, waits until it is over, and frees it.
-bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
-                             const struct operands *operands);

@@ -229,8 +229,7 @@ static bhvd_status execute_broadcast(struct executor_context *run, struct group 
         return broadcast_shared(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
     if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
         return broadcast_hierarchical(plan, run, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    schedule_broadcast(plan_begin(plan, group), root, tensor->nbytes);
-    plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
+    broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes);
     return BHVD_OK;
 }
 
