@@ -23,11 +23,10 @@ struct allgather {
     const struct hierarchy *h;
     const unsigned char *src;
     unsigned char *dst;
-    size_t *part, *place;               // by position: bytes, and where it begins in dst
+    size_t *place;                      // by position: where its part begins in dst
     size_t slice, slices;               // bytes, whole segments; of every part
     struct round *rounds;
-    size_t *local_part;                 // of a piece: what each local member spreads, and where it belongs
-    struct span_list list;
+    size_t *local_part;                 // of a piece: what each local member spreads
     struct allgather_pipeline spreading;
 };
 
@@ -37,7 +36,7 @@ static struct round round_of(const struct allgather *g, size_t piece) { return g
 static struct part slice_of(const struct allgather *g, size_t piece, int position)
 {
     const size_t offset = piece % g->slices * g->slice;
-    return (struct part){offset, shared_piece(g->part[position], offset, g->slice)};
+    return (struct part){offset, shared_piece(g->two_level.part[position], offset, g->slice)};
 }
 
 // Whose part a local member spreads; -1: nobody's.
@@ -75,55 +74,49 @@ static struct pipeline *spread(struct executor_context *run, struct two_level *l
     struct allgather *g = (struct allgather *)l;
     const struct round round = round_of(g, piece);
     const unsigned char *mine = g->dst;
-    g->list.nbytes = 0;
+    l->list.nbytes = 0;
     for (int i = 0; i < l->local->size; i++) {
         const int source = source_of(g, round, i);
         const struct part slice = source >= 0 ? slice_of(g, piece, source) : (struct part){0, 0};
         unsigned char *place = source >= 0 ? g->dst + g->place[source] + slice.begin : NULL;
         g->local_part[i] = slice.nbytes;
-        g->list.spans[i] = (struct span){NULL, place, slice.nbytes};
-        g->list.nbytes += slice.nbytes;
+        l->list.spans[i] = (struct span){NULL, place, slice.nbytes};
+        l->list.nbytes += slice.nbytes;
         if (i == l->local->rank && slice.nbytes)
             mine = source == g->group->rank ? g->src + slice.begin : place;
     }
-    allgather_begin(&g->spreading, run, l->local, l->lane, mine, &g->list, g->local_part);
+    allgather_begin(&g->spreading, run, l->local, l->lane, mine, &l->list, g->local_part);
     return &g->spreading.pipeline;
 }
 
-static void destroy(struct executor_context *run, struct two_level *l)
-{
-    struct allgather *g = (struct allgather *)l;
-    (void)run;
-    span_list_fini(&g->list);
-    free(g->part);
-    free(g->rounds);
-}
+static const struct two_level_form FORM = {.cross = cross, .spread = spread};
 
-static const struct two_level_form FORM = {.cross = cross, .spread = spread, .destroy = destroy};
-
-// NULL: no memory. Its own host first.
-static struct round *rounds_of(const struct hierarchy *h, int ranks, size_t *count)
+// Its own host first. rounds NULL: only counts them.
+static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
 {
-    struct round *rounds = malloc((size_t)ranks * sizeof *rounds);
-    *count = 0;
-    for (int step = 0; step < h->hosts && rounds; step++) {
+    size_t count = 0;
+    for (int step = 0; step < h->hosts; step++) {
         const int host = (h->host + h->hosts - step) % h->hosts;
-        for (int first = 0; first < hierarchy_members_of(h, host); first += h->local->size)
-            rounds[(*count)++] = (struct round){host, first};
+        for (int first = 0; first < hierarchy_members_of(h, host); first += h->local->size, count++)
+            if (rounds)
+                rounds[count] = (struct round){host, first};
     }
-    return rounds;
+    return count;
 }
 
-// Lays out what is by member. False: no memory.
-static bool lay_out(struct allgather *g, const size_t *part)
+// Lays out what is by member, and the rounds. False: no memory.
+static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
 {
-    const size_t n = (size_t)g->group->size, members = (size_t)g->h->local->size;
-    g->part = malloc((2 * n + members) * sizeof *g->part);
-    g->list = (struct span_list){.spans = malloc(members * sizeof(struct span)), .count = members, .capacity = members};
-    if (!g->part || !g->list.spans)
+    struct two_level *l = &g->two_level;
+    const size_t n = (size_t)g->group->size, members = (size_t)l->local->size;
+    l->part = malloc((2 * n + members) * sizeof *part + rounds * sizeof *g->rounds);
+    l->list = (struct span_list){.spans = malloc(members * sizeof(struct span)), .count = members, .capacity = members};
+    if (!l->part || !l->list.spans)
         return false;
-    g->place = parts_keep(g->part, part, n);
+    g->place = parts_keep(l->part, part, n);
     g->local_part = g->place + n;
+    g->rounds = (struct round *)(void *)(g->local_part + members);
+    rounds_of(g->h, g->rounds);
     return true;
 }
 
@@ -131,22 +124,18 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct executor_context *r
                                    const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
-    size_t longest = 0, total = 0, count;
+    size_t longest = 0, total = 0;
     for (int i = 0; i < group->size; total += part[i++])
         longest = part[i] > longest ? part[i] : longest;
-    struct round *rounds = rounds_of(h, group->size, &count);
-    const size_t slice = two_level_piece(longest, SLICES), slices = (longest + slice - 1) / slice;
-    struct allgather *g = two_level_create(run, sizeof *g, &FORM, h->local, total, count * slices, count * slices);
-    if (!g) {
-        free(rounds);
+    const size_t slice = two_level_piece(longest, SLICES), slices = (longest + slice - 1) / slice, rounds = rounds_of(h, NULL);
+    struct allgather *g = two_level_create(run, sizeof *g, &FORM, h->local, total, rounds * slices, rounds * slices);
+    if (!g)
         return run->failure.status;
-    }
     g->group = group;
     g->h = h;
     g->src = src;
     g->dst = dst;
     g->slice = slice;
     g->slices = slices;
-    g->rounds = rounds;
-    return two_level_plan(run, &g->two_level, rounds && lay_out(g, part), plan);
+    return two_level_plan(run, &g->two_level, lay_out(g, part, rounds), plan);
 }

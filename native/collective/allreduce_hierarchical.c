@@ -29,9 +29,7 @@ struct shards {
     const struct hierarchy *h;
     struct reduction within;
     struct between between;
-    struct span_list list;
     struct span_cursor cursor;
-    struct fusion_buffer memory;        // the shards
     struct reducescatter_pipeline reducing;
     struct allgather_pipeline spreading;
     struct piece pieces[BETWEEN_DEPTH];
@@ -85,43 +83,34 @@ static struct pipeline *spread(struct executor_context *run, struct two_level *l
     return &x->spreading.pipeline;
 }
 
-static void destroy(struct executor_context *run, struct two_level *l)
-{
-    struct shards *x = (struct shards *)l;
-    for (size_t i = 0; i < l->depth; i++) {
-        free(x->pieces[i].part);
-        span_list_fini(&x->pieces[i].list);
-    }
-    fusion_return(&run->fusion, &x->memory);
-    span_list_fini(&x->list);
-}
-
-static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .destroy = destroy};
+static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread};
 
 // Of the largest shard.
 static size_t shard_room(const struct shards *x)
 {
     if (x->two_level.count > 1)
         return x->between.shard_nbytes;
-    hierarchy_cut(x->h, x->list.nbytes, x->pieces[0].part);
-    return size_round_up(x->pieces[0].part[0], CACHE_LINE);
+    hierarchy_cut(x->h, x->two_level.list.nbytes, x->two_level.part);
+    return size_round_up(x->two_level.part[0], CACHE_LINE);
 }
 
-static bool pieces_init(struct executor_context *run, struct shards *x)
+// Room for the pieces under way: a shard, and behind it the spans. False: no memory.
+static bool lay_out(struct executor_context *run, struct shards *x)
 {
-    const size_t depth = x->two_level.depth, spans = x->list.count;
-    for (size_t i = 0; i < depth; i++) {
-        struct piece *piece = &x->pieces[i];
-        piece->part = malloc((size_t)x->h->local->size * sizeof *piece->part);
-        piece->list = (struct span_list){.spans = malloc(spans * sizeof(struct span)), .capacity = spans};
-        if (!piece->part || !piece->list.spans)
-            return false;
-    }
-    const size_t room = shard_room(x);
-    if (!fusion_borrow(&run->fusion, depth * room, &x->memory))
+    struct two_level *l = &x->two_level;
+    const size_t members = (size_t)l->local->size, spans = l->list.count;
+    l->part = malloc(l->depth * members * sizeof *l->part);
+    if (!l->part)
         return false;
-    for (size_t i = 0; i < depth; i++)
-        x->pieces[i].shard.dst = (unsigned char *)x->memory.data + i * room;
+    const size_t shard = shard_room(x), room = shard + size_round_up(spans * sizeof(struct span), CACHE_LINE);
+    if (!fusion_borrow(&run->fusion, l->depth * room, &l->memory))
+        return false;
+    for (size_t i = 0; i < l->depth; i++) {
+        struct piece *piece = &x->pieces[i];
+        piece->shard.dst = (unsigned char *)l->memory.data + i * room;
+        piece->list = (struct span_list){.spans = (struct span *)(void *)(piece->shard.dst + shard), .capacity = spans};
+        piece->part = l->part + i * members;
+    }
     return true;
 }
 
@@ -136,10 +125,10 @@ bhvd_status hierarchical_plan(struct plan *plan, struct executor_context *run, s
     x->h = h;
     x->within = *within;
     x->between = *between;
-    x->list = *list;
+    x->two_level.list = *list;
     *list = (struct span_list){0};
-    x->cursor = span_cursor_at(&x->list, 0);
-    return two_level_plan(run, &x->two_level, pieces_init(run, x), plan);
+    x->cursor = span_cursor_at(&x->two_level.list, 0);
+    return two_level_plan(run, &x->two_level, lay_out(run, x), plan);
 }
 
 // ----------------------------------------------------------------------------------------------------------- allreduce

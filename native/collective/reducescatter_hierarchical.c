@@ -23,11 +23,9 @@ struct reducescatter {
     struct reduction within, across;
     const unsigned char *src;
     unsigned char *dst;
-    size_t *part, *place;               // by position: bytes, and where it begins in src
+    size_t *place;                      // by position: where its part begins in src
     size_t slice;                       // bytes, whole cache lines
-    struct fusion_buffer memory;        // the sums of the pieces under way
     size_t *local_part, *cross_part;    // of a piece: by local member, what all hosts' members with its index get; by host
-    struct span_list list;              // of the piece, in the order of the local members that the slices go through
     struct reducescatter_pipeline reducing;
 };
 
@@ -35,29 +33,30 @@ struct reducescatter {
 static struct part slice_of(const struct reducescatter *r, size_t piece, int member)
 {
     const size_t offset = piece * r->slice;
-    return (struct part){r->place[member] + offset, shared_piece(r->part[member], offset, r->slice)};
+    return (struct part){r->place[member] + offset, shared_piece(r->two_level.part[member], offset, r->slice)};
 }
 
 static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
 {
-    return (unsigned char *)r->memory.data + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
+    return (unsigned char *)r->two_level.memory.data + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
 }
 
 static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t piece)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     const struct hierarchy *h = r->h;
-    r->list.count = r->list.nbytes = 0;
+    struct span_list *list = &l->list;      // in the order of the local members that the slices go through
+    list->count = list->nbytes = 0;
     for (int index = 0; index < l->local->size; index++) {
         r->local_part[index] = 0;
         for (int host = 0; host < h->hosts; host++) {
             const struct part slice = slice_of(r, piece, hierarchy_member(h, host, index));
-            r->list.spans[r->list.count++] = (struct span){r->src + slice.begin, NULL, slice.nbytes};
-            r->list.nbytes += slice.nbytes;
+            list->spans[list->count++] = (struct span){r->src + slice.begin, NULL, slice.nbytes};
+            list->nbytes += slice.nbytes;
             r->local_part[index] += slice.nbytes;
         }
     }
-    reducescatter_begin(&r->reducing, run, l->local, l->lane, &r->within, &r->list, sums_of(r, piece), r->local_part);
+    reducescatter_begin(&r->reducing, run, l->local, l->lane, &r->within, list, sums_of(r, piece), r->local_part);
     return &r->reducing.pipeline;
 }
 
@@ -72,28 +71,21 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
     return BHVD_OK;
 }
 
-static void destroy(struct executor_context *run, struct two_level *l)
-{
-    struct reducescatter *r = (struct reducescatter *)l;
-    fusion_return(&run->fusion, &r->memory);
-    span_list_fini(&r->list);
-    free(r->part);
-}
-
-static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .destroy = destroy};
+static const struct two_level_form FORM = {.reduce = reduce, .cross = cross};
 
 // Lays out what is by member, and room for the sums. False: no memory.
 static bool lay_out(struct executor_context *run, struct reducescatter *r, const struct group *group, const size_t *part)
 {
+    struct two_level *l = &r->two_level;
     const size_t n = (size_t)group->size, hosts = (size_t)r->h->hosts;
-    r->part = malloc((2 * n + (size_t)r->h->local->size + hosts) * sizeof *r->part);
-    r->list = (struct span_list){.spans = malloc(n * sizeof(struct span)), .capacity = n};
-    if (!r->part || !r->list.spans)
+    l->part = malloc((2 * n + (size_t)l->local->size + hosts) * sizeof *part);
+    l->list = (struct span_list){.spans = malloc(n * sizeof(struct span)), .capacity = n};
+    if (!l->part || !l->list.spans)
         return false;
-    r->place = parts_keep(r->part, part, n);
+    r->place = parts_keep(l->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    return !r->two_level.depth || fusion_borrow(&run->fusion, r->two_level.depth * hosts * r->slice, &r->memory);
+    return !l->depth || fusion_borrow(&run->fusion, l->depth * hosts * r->slice, &l->memory);
 }
 
 bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor_context *run, struct group *group,

@@ -41,8 +41,8 @@ struct d_lp_s {
     const struct work *op;
     struct encoder encoder;
     struct codes codes;
-    struct span_list list, results;     // of values, and of results
-    size_t begin;                       // element of the operation's vector that the first value is
+    struct span_list list, results;     // of values, and of results: the operation's, or values are a part of its vector ...
+    size_t begin;                       // ... from this element on
     struct peers peers;
     double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's, hosts counted for their ranks
 };
@@ -213,7 +213,6 @@ struct host_ring {
     int leaders[PEERS_MAX];             // of the peers: positions in the group
     struct reduction mean;
     struct span_list list;              // of the piece that is being reduced, from values to their mean
-    struct fusion_buffer memory;
     size_t code_nbytes;                 // bytes that a code has at most
     struct allreduce_pipeline reducing;
     struct broadcast_pipeline spreading;
@@ -279,22 +278,14 @@ static void end(struct executor_context *run, struct two_level *l, size_t number
     combine(&piece->x, &(struct part){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
 }
 
-static void destroy(struct executor_context *run, struct two_level *l)
-{
-    struct host_ring *ring = (struct host_ring *)l;
-    fusion_return(&run->fusion, &ring->memory);
-    span_list_fini(&ring->list);
-    span_list_fini(&ring->all.list);
-    span_list_fini(&ring->all.results);
-}
-
-static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end, .destroy = destroy};
+static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end};
 
 // Room for means and codes. False: no memory.
 static bool lay_out(struct executor_context *run, struct host_ring *ring)
 {
+    struct two_level *l = &ring->two_level;
     struct codes *codes = &ring->all.codes;
-    const size_t longest = segments_part(&codes->cut, 0, 0).count, spans = ring->all.list.count;
+    const size_t longest = segments_part(&codes->cut, 0, 0).count, spans = l->list.count;
     const size_t mean = size_round_up(longest * codes->element, CACHE_LINE);
     ring->code_nbytes = encoder_stride(&ring->all.encoder, longest);
     codes->encodes = true;
@@ -304,20 +295,20 @@ static bool lay_out(struct executor_context *run, struct host_ring *ring)
     codes->results = (struct code_lay){IN_OUTPUT, ring->code_nbytes, ring->code_nbytes, 0, false};
     codes->received.each = ring->code_nbytes;
     const size_t room = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    ring->list = (struct span_list){.spans = malloc(spans * sizeof(struct span)), .capacity = spans};
-    if (!ring->list.spans || !fusion_borrow(&run->fusion, ring->two_level.depth * room, &ring->memory))
+    if (!fusion_borrow(&run->fusion, l->depth * room + spans * sizeof(struct span), &l->memory))
         return false;
-    for (size_t i = 0; i < ring->two_level.depth; i++) {
-        unsigned char *place = (unsigned char *)ring->memory.data + i * room;
+    unsigned char *place = l->memory.data;
+    for (size_t i = 0; i < l->depth; i++, place += room) {
         ring->pieces[i].mean = (struct span){place, place, 0};
         ring->pieces[i].codes = place + mean;
     }
+    ring->list = (struct span_list){.spans = (struct span *)(void *)place, .capacity = spans};
     return true;
 }
 
-// Takes the lists.
+// Takes the list.
 static bhvd_status plan_hosts(struct executor_context *run, struct group *group, const struct work *op, struct span_list *list,
-                              struct span_list *results, struct plan *plan)
+                              struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     struct group *local = h ? h->local : group;
@@ -331,9 +322,8 @@ static bhvd_status plan_hosts(struct executor_context *run, struct group *group,
     }
     for (int p = 0; p < x.peers.count; p++)
         ring->leaders[p] = hierarchy_member(h, x.peers.index[p], 0);
-    x.list = *list;
-    x.results = *results;
-    *list = *results = (struct span_list){0};
+    x.list = x.results = ring->two_level.list = *list;
+    *list = (struct span_list){0};
     ring->all = x;
     ring->group = group;
     ring->mean = reduction_of(&run->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
@@ -347,27 +337,25 @@ static void d_lp_s_free(void *arg)
 {
     struct d_lp_s *x = arg;
     span_list_fini(&x->list);
-    span_list_fini(&x->results);
     free(x);
 }
 
 bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error)
 {
-    struct span_list list = {0}, results = {0};
+    struct span_list list = {0};
     bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     for (size_t t = 0; t < op->tensor_count && !status; t++) {
-        if (!span_list_add(&list, &op->tensors[t]) || !span_list_add(&results, &op->tensors[t]))
+        if (!span_list_add(&list, &op->tensors[t]))
             status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        status = plan_hosts(run, group, op, &list, &results, plan);
+        status = plan_hosts(run, group, op, &list, plan);
     } else if (!status && list.nbytes) {
         struct d_lp_s *x = malloc(sizeof *x);
         if (x) {
             *x = d_lp_s_of(run, op, group->size, group->rank);
-            x->list = list;
-            x->results = results;
+            x->list = x->results = list;
             plan->release = d_lp_s_free;
             make_plan(x, group, ready, plan);
             return BHVD_OK;
@@ -375,6 +363,5 @@ bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct wor
         status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
     span_list_fini(&list);
-    span_list_fini(&results);
     return status;
 }

@@ -147,8 +147,9 @@ static void destroy(struct executor_context *run, struct task *task)
     leave_lane(l);
     for (size_t i = 0; i < l->depth; i++)
         end_inter_host(run, &l->inter_hosts[i]);
-    if (l->form->destroy)
-        l->form->destroy(run, l);
+    fusion_return(&run->fusion, &l->memory);
+    span_list_fini(&l->list);
+    free(l->part);
     free(l->inter_hosts);
     free(l);
 }

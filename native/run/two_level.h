@@ -25,8 +25,6 @@ struct two_level_form {
     bhvd_status (*cross)(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan);
     // It has been spread; may be NULL.
     void (*end)(struct executor_context *run, struct two_level *l, size_t piece);
-    // Frees what the collective has of its own, as far as it has got it; may be NULL.
-    void (*destroy)(struct executor_context *run, struct two_level *l);
 };
 
 // The first member of whoever has one.
@@ -43,6 +41,10 @@ struct two_level {
     struct inter_host *inter_hosts;     // by piece modulo depth
     struct pipeline *pipeline;          // of a piece that is being reduced or spread; NULL: none is
     bool is_reducing;
+    // Of the collective, which need not have them; freed with the task.
+    struct fusion_buffer memory;
+    struct span_list list;
+    size_t *part;
 };
 
 // So many bytes, whole segments, that a vector is at most `most` pieces of them.
