@@ -23,8 +23,6 @@
 // numbers of them. Every shard of the vector (run/hierarchy.h) is a vector of its own, whose owners exchange it;
 // error states lie at the places of the elements. Wire: as above with n hosts, per host, and N elements within hosts for
 // the mean and for its way back.
-#include <stdlib.h>
-
 #include "primitive/coded.h"
 #include "run/hierarchy.h"
 
@@ -34,7 +32,6 @@ struct c_lp_s {
     struct codes codes;
     struct span_list list;              // values, and where results go; of codes that others have made: none
     int size, rank;
-    bool scatters;                      // else it gathers from all
     size_t begin;                       // of the vector in the operation's, for seeds
     double prescale, factor;            // factor: what the sum is multiplied by
     float *worker_error, *server_error;
@@ -156,62 +153,33 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
     }
 }
 
-// For the vector of `nbytes` among the members of this group; the values' list is still to come.
-static struct c_lp_s c_lp_s_of(struct executor_context *run, const struct group *group, const struct work *op, size_t nbytes)
+// For the vector of `nbytes` among the members of this group. Takes the list. NULL: no memory; the run has failed.
+static struct c_lp_s *plan_among(struct executor_context *run, const struct group *group, const struct work *op, size_t nbytes,
+                                 const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
+    struct c_lp_s *x = primitive_create(run, sizeof *x, list, plan);
+    if (!x)
+        return NULL;
+    const size_t n = (size_t)group->size, element = bhvd_dtype_size(op->tensors[0].dtype);
     const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-    const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
-    return (struct c_lp_s){
+    *x = (struct c_lp_s){
         .run = run,
         .encoder = encoder_init(&run->kernels, op, group->rank),
-        .codes = {.cut = {nbytes / element, scatters ? (uint64_t)group->size : 1, ENCODER_SEGMENT}, .element = element,
-                  .size = coded_size},
+        .codes = {.cut = {nbytes / element, scatters ? n : 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
+        .list = plan->list,
         .size = group->size,
         .rank = group->rank,
-        .scatters = scatters,
         .prescale = op->prescale_factor,
         .factor = work_sum_factor(op, group->size),
         .worker_error = op->worker_error,
         .server_error = op->server_error,
     };
-}
-
-// x lives as long as the plan.
-static void make_plan(struct c_lp_s *x, const struct group *group, const struct ready_codes *ready, struct plan *plan)
-{
-    const size_t n = (size_t)group->size;
-    struct schedule *schedule = plan_begin(plan, group);
-    x->codes.arg = &x->encoder;
-    codes_in_scratch(&x->codes, x->scatters ? n : 1, n, encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count),
-                     &x->run->wire);
     plan->operands = (struct operands){.act = act, .arg = x};
-    if (ready)
-        coded_use_ready(&x->codes, plan, ready);
-    if (x->scatters)
-        schedule_scatter_gather(schedule, &x->codes);
+    coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &run->wire, ready);
+    if (scatters)
+        schedule_scatter_gather(plan_begin(plan, group), &x->codes);
     else
-        schedule_exchange(schedule, &x->codes, NULL, group->size);
-}
-
-static void c_lp_s_free(void *arg)
-{
-    struct c_lp_s *x = arg;
-    span_list_fini(&x->list);
-    free(x);
-}
-
-// NULL: no memory; the run has failed. Takes the list.
-static struct c_lp_s *create(struct executor_context *run, const struct group *group, const struct work *op, size_t nbytes,
-                             struct span_list *list)
-{
-    struct c_lp_s *x = malloc(sizeof *x);
-    if (!x) {
-        run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
-        return NULL;
-    }
-    *x = c_lp_s_of(run, group, op, nbytes);
-    x->list = *list;
-    *list = (struct span_list){0};
+        schedule_exchange(plan_begin(plan, group), &x->codes, NULL, group->size);
     return x;
 }
 
@@ -222,7 +190,7 @@ static bhvd_status plan_shard(struct executor_context *run, const struct hierarc
     const struct work *op = between->work;
     const size_t begin = offset / bhvd_dtype_size(op->tensors[0].dtype);
     struct span_list list = {0};
-    struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : create(run, h->cross, op, shard->nbytes, &list);
+    struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : plan_among(run, h->cross, op, shard->nbytes, NULL, &list, plan);
     span_list_fini(&list);
     if (!x)
         return run->failure.status;
@@ -232,8 +200,6 @@ static bhvd_status plan_shard(struct executor_context *run, const struct hierarc
         x->worker_error += begin;
     if (x->server_error && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         x->server_error += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
-    plan->release = c_lp_s_free;
-    make_plan(x, h->cross, NULL, plan);
     return BHVD_OK;
 }
 
@@ -259,13 +225,10 @@ bhvd_status c_lp_s(struct executor_context *run, struct group *group, struct wor
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
         status = among_hosts(run, group, op, &list, plan);
     } else if (!status && work_nbytes(op)) {
-        struct c_lp_s *x = create(run, group, op, work_nbytes(op), &list);
-        if (x) {
-            plan->release = c_lp_s_free;
-            make_plan(x, group, ready, plan);
+        if (plan_among(run, group, op, work_nbytes(op), ready, &list, plan))
             plan->operands.state = work_state(op);
-        }
-        status = x ? BHVD_OK : run->failure.status;
+        else
+            status = run->failure.status;
     }
     span_list_fini(&list);
     return status;

@@ -7,5 +7,6 @@
 
 // struct codes: the size of those of an encoder, which is its `arg`.
 size_t coded_size(const void *encoder, size_t count);
-// Has these codes sent and received, instead of making any.
-void coded_use_ready(struct codes *codes, struct plan *plan, const struct ready_codes *ready);
+// The plan's schedule will have so many codes of each segment, in scratch memory; ready: these instead, and none is made.
+void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *encoder, size_t own, size_t received, const struct wire *wire,
+                const struct ready_codes *ready);

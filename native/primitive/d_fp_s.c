@@ -12,8 +12,6 @@
 // written when it has been sent.
 // Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that
 // much per host, and N elements within hosts for the mean and for its way back.
-#include <stdlib.h>
-
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 #include "primitive/schedules.h"
@@ -24,7 +22,7 @@ struct d_fp_s {
     struct codes codes;                 // the values as they are
     struct span_list list;
     struct peers peers;
-    bhvd_dtype dtype;
+    bhvd_dtype dtype, wide;     // of the values; that they are added in: float32, or float64
     double weight;              // of each value; or, of what their shares make of them
     struct shares shares;
     bool is_weighted;           // the shares differ
@@ -40,48 +38,46 @@ static const unsigned char *received_at(const struct d_fp_s *a, const struct seg
     return segment->received + (size_t)p * a->codes.received.each;
 }
 
-// dst = weight * (mine + times * all received), in the dtype itself.
+// Values in the type that is added in: as they are, or converted to `room`.
+static const void *widen(const struct d_fp_s *a, void *room, const void *values, size_t count)
+{
+    if (a->dtype == a->wide)
+        return values;
+    a->run->kernels.to_float[a->dtype](room, values, count);
+    return room;
+}
+
+// dst = weight * sum
+static void store(const struct d_fp_s *a, const struct segment *segment, void *dst, const void *sum, size_t count)
+{
+    void *to = a->dtype == a->wide ? dst : segment->sum;
+    a->run->kernels.scale[a->wide](to, sum, a->weight, count);
+    if (a->dtype != a->wide)
+        a->run->kernels.from_float[a->dtype](dst, to, count);
+}
+
+// dst = weight * (mine + times * all received)
 static void average(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
-    const kernel_reduce_fn add = a->run->kernels.reduce[KERNEL_SUM][a->dtype];
-    const void *sum = segment->mine;
-    for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = dst)
-        add(dst, sum, received_at(a, segment, i % a->peers.count), count);
-    a->run->kernels.scale[a->dtype](dst, dst, a->weight, count);
+    const kernel_reduce_fn add = a->run->kernels.reduce[KERNEL_SUM][a->wide];
+    void *to = a->dtype == a->wide ? dst : segment->sum;
+    const void *sum = widen(a, segment->sum, segment->mine, count);
+    for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = to)
+        add(to, sum, widen(a, segment->wide, received_at(a, segment, i % a->peers.count), count), count);
+    store(a, segment, dst, sum, count);
 }
 
-// The same, in float32.
-static void average_wide(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
-{
-    const struct kernel_table *kernels = &a->run->kernels;
-    kernels->to_float[a->dtype](segment->sum, segment->mine, count);
-    for (int i = 0; i < a->peers.count * a->peers.times; i++) {
-        kernels->to_float[a->dtype](segment->wide, received_at(a, segment, i % a->peers.count), count);
-        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](segment->sum, segment->sum, segment->wide, count);
-    }
-    kernels->scale[BHVD_FLOAT32](segment->sum, segment->sum, a->weight, count);
-    kernels->from_float[a->dtype](dst, segment->sum, count);
-}
-
-// Each value times its share, in float32 (float64: in double). So both sides of a pair compute the same bits.
+// Each value times its share. So both sides of a pair compute the same bits.
 static void average_weighted(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
     const struct kernel_table *kernels = &a->run->kernels;
-    const bhvd_dtype wide = a->dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32;
-    for (int i = -1; i < a->peers.count; i++) {
-        const void *value = i < 0 ? segment->mine : received_at(a, segment, i);
-        void *term = i < 0 ? segment->sum : segment->wide;
-        if (a->dtype != wide) {
-            kernels->to_float[a->dtype](term, value, count);
-            value = term;
-        }
-        kernels->scale[wide](term, value, i < 0 ? a->shares.own : a->shares.peer[i], count);
-        if (i >= 0)
-            kernels->reduce[KERNEL_SUM][wide](segment->sum, segment->sum, segment->wide, count);
+    kernels->scale[a->wide](segment->sum, widen(a, segment->sum, segment->mine, count), a->shares.own, count);
+    for (int i = 0; i < a->peers.count; i++) {
+        const void *value = widen(a, segment->wide, received_at(a, segment, i), count);
+        kernels->scale[a->wide](segment->wide, value, a->shares.peer[i], count);
+        kernels->reduce[KERNEL_SUM][a->wide](segment->sum, segment->sum, segment->wide, count);
     }
-    kernels->scale[wide](a->dtype == wide ? dst : segment->sum, segment->sum, a->weight, count);
-    if (a->dtype != wide)
-        kernels->from_float[a->dtype](dst, segment->sum, count);
+    store(a, segment, dst, segment->sum, count);
 }
 
 static void combine(struct d_fp_s *a, const struct step *step, unsigned char *const *spaces)
@@ -96,12 +92,7 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
     const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from), room + PLAIN_SEGMENT_NBYTES,
                                     room + PLAIN_SEGMENT_NBYTES + WIDE_BYTES};
     void *dst = span_target(&a->list, begin, nbytes, room);
-    if (a->is_weighted)
-        average_weighted(a, &segment, dst, count);
-    else if (a->dtype == BHVD_FLOAT32 || a->dtype == BHVD_FLOAT64)
-        average(a, &segment, dst, count);
-    else
-        average_wide(a, &segment, dst, count);
+    (a->is_weighted ? average_weighted : average)(a, &segment, dst, count);
     span_store(&a->list, begin, nbytes, dst);
 }
 
@@ -127,37 +118,44 @@ static void keep(const struct span_list *list)
     }
 }
 
-// Among the members of this group, each of which stands for its host where there are hosts. The list is still to come.
-static struct d_fp_s d_fp_s_of(struct executor_context *run, const struct group *group, const struct work *op,
-                               const struct hierarchy *hosts)
+// Ranks that a member of the group stands for: those of its host, where there are hosts; else itself.
+static int members_of(const struct hierarchy *hosts, int i) { return hosts ? hierarchy_members_of(hosts, i) : 1; }
+
+static void weigh(struct d_fp_s *a, const struct group *group, const struct hierarchy *hosts, bhvd_topology topology)
 {
-    struct d_fp_s a = {
-        .run = run,
-        .peers = peers_of(op->topology, group->size, group->rank, op->round),
-        .dtype = op->tensors[0].dtype,
-    };
-    a.weight = 1.0 / (1 + a.peers.times * a.peers.count);
+    const int own = members_of(hosts, group->rank);
     int sizes[PEERS_MAX] = {0};
-    for (int p = 0; p < a.peers.count; p++)
-        sizes[p] = hosts ? hierarchy_members_of(hosts, a.peers.index[p]) : 1;
-    const int own = hosts ? hierarchy_members_of(hosts, group->rank) : 1;
-    for (int p = 0; p < a.peers.count; p++)
-        a.is_weighted |= sizes[p] != own;
-    if (a.is_weighted) {
-        a.shares = peers_shares(op->topology, &a.peers, own, sizes);
-        a.weight = 1.0 / a.shares.of;
+    a->weight = 1.0 / (1 + a->peers.times * a->peers.count);
+    for (int p = 0; p < a->peers.count; p++) {
+        sizes[p] = members_of(hosts, a->peers.index[p]);
+        a->is_weighted |= sizes[p] != own;
     }
-    return a;
+    if (a->is_weighted) {
+        a->shares = peers_shares(topology, &a->peers, own, sizes);
+        a->weight = 1.0 / a->shares.of;
+    }
 }
 
-// a lives as long as the plan.
-static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *plan)
+// Among the members of this group, each of which stands for its host where there are hosts. Takes the list.
+static bhvd_status plan_among(struct executor_context *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
+                              struct span_list *list, struct plan *plan)
 {
-    const size_t element = bhvd_dtype_size(a->dtype);
-    a->codes = (struct codes){.cut = {a->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element,
-                              .size = size_of_values};
+    struct d_fp_s *a = primitive_create(run, sizeof *a, list, plan);
+    if (!a)
+        return run->failure.status;
+    const bhvd_dtype dtype = op->tensors[0].dtype;
+    const size_t element = bhvd_dtype_size(dtype);
+    *a = (struct d_fp_s){
+        .run = run,
+        .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element, .size = size_of_values},
+        .list = plan->list,
+        .peers = peers_of(op->topology, group->size, group->rank, op->round),
+        .dtype = dtype,
+        .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
+    };
+    weigh(a, group, hosts, op->topology);
     a->codes.arg = &a->codes.element;
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &a->run->wire);
+    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &run->wire);
     plan->operands = (struct operands){.act = act, .arg = a};
     if (a->list.count == 1) {
         a->codes.encodes = false;
@@ -165,27 +163,6 @@ static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *
         plan->operands.input = a->list.spans[0].src;
     }
     schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
-}
-
-static void d_fp_s_free(void *arg)
-{
-    struct d_fp_s *a = arg;
-    span_list_fini(&a->list);
-    free(a);
-}
-
-// Takes the list.
-static bhvd_status plan_among(struct executor_context *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
-                              struct span_list *list, struct plan *plan)
-{
-    struct d_fp_s *a = malloc(sizeof *a);
-    if (!a)
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
-    *a = d_fp_s_of(run, group, op, hosts);
-    a->list = *list;
-    *list = (struct span_list){0};
-    plan->release = d_fp_s_free;
-    make_plan(a, group, plan);
     return BHVD_OK;
 }
 

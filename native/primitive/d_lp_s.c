@@ -25,7 +25,6 @@
 // same bytes. A neighbor of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
 // own + min(1, s_p / s_i) (R - own), if own is kept. So what keeps the mean of equal hosts keeps the mean over all ranks.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
-#include <stdlib.h>
 #include <string.h>
 
 #include "collective/pipelines.h"
@@ -168,17 +167,19 @@ static struct d_lp_s d_lp_s_of(struct executor_context *run, const struct work *
     return x;
 }
 
-// x lives as long as the plan.
-static void make_plan(struct d_lp_s *x, const struct group *group, const struct ready_codes *ready, struct plan *plan)
+// Takes the list.
+static bhvd_status plan_among(struct executor_context *run, const struct group *group, const struct work *op,
+                              const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
-    struct schedule *schedule = plan_begin(plan, group);
-    const size_t longest = encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count);
-    x->codes.arg = &x->encoder;
-    codes_in_scratch(&x->codes, 1, (size_t)x->peers.count, longest, &x->run->wire);
-    plan->operands = (struct operands){.act = act, .arg = x, .state = work_state(x->op)};
-    if (ready)
-        coded_use_ready(&x->codes, plan, ready);
-    schedule_exchange(schedule, &x->codes, x->peers.index, x->peers.count);
+    struct d_lp_s *x = primitive_create(run, sizeof *x, list, plan);
+    if (!x)
+        return run->failure.status;
+    *x = d_lp_s_of(run, op, group->size, group->rank);
+    x->list = x->results = plan->list;
+    plan->operands = (struct operands){.act = act, .arg = x, .state = work_state(op)};
+    coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &run->wire, ready);
+    schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
+    return BHVD_OK;
 }
 
 // ------------------------------------------------------------------------------------------------------------ of hosts
@@ -333,13 +334,6 @@ static bhvd_status plan_hosts(struct executor_context *run, struct group *group,
 
 // --------------------------------------------------------------------------------------------------------------------
 
-static void d_lp_s_free(void *arg)
-{
-    struct d_lp_s *x = arg;
-    span_list_fini(&x->list);
-    free(x);
-}
-
 bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error)
 {
@@ -352,15 +346,7 @@ bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct wor
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
         status = plan_hosts(run, group, op, &list, plan);
     } else if (!status && list.nbytes) {
-        struct d_lp_s *x = malloc(sizeof *x);
-        if (x) {
-            *x = d_lp_s_of(run, op, group->size, group->rank);
-            x->list = x->results = list;
-            plan->release = d_lp_s_free;
-            make_plan(x, group, ready, plan);
-            return BHVD_OK;
-        }
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+        status = plan_among(run, group, op, ready, &list, plan);
     }
     span_list_fini(&list);
     return status;

@@ -1,5 +1,7 @@
 #include "primitive/primitive.h"
 
+#include <stdlib.h>
+
 #include "base/status.h"
 #include "run/hierarchy.h"
 
@@ -11,6 +13,19 @@ bhvd_status primitive_spans(struct executor_context *run, struct work *op, struc
             return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
     }
     return BHVD_OK;
+}
+
+void *primitive_create(struct executor_context *run, size_t size, struct span_list *list, struct plan *plan)
+{
+    void *primitive = malloc(size);
+    if (!primitive) {
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
+        return NULL;
+    }
+    plan->release = free;
+    plan->list = *list;
+    *list = (struct span_list){0};
+    return primitive;
 }
 
 static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }

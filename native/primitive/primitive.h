@@ -24,6 +24,10 @@ int primitive_hosts(const struct group *group);
 // come to the same answer.
 bhvd_status primitive_check_hosts(const struct executor_context *run, const struct group *group, struct bhvd_error *error);
 
+// What a primitive has of its own while its plan is executed: `size` bytes, which the plan frees, as it does the list, which it takes.
+// NULL: no memory; the run has failed.
+void *primitive_create(struct executor_context *run, size_t size, struct span_list *list, struct plan *plan);
+
 // Between hosts, in two levels: by the function, of few shards at once.
 struct between primitive_between(between_fn plan, const struct work *op);
 // A list of a shard's own, which outlives what the function is given: that is the next piece's by then. list: empty; as of
