@@ -1,11 +1,8 @@
-/* Memory for tensors of XLA programs while they are communicated: XLA may use its own again once a call returned.
- *
- * A program runs again and again with the same sizes, so blocks are kept for the next run.
- */
+/* Memory for tensors of XLA programs while they are communicated: XLA may use its own again once a call returned. */
 #pragma once
 
 #include <stddef.h>
 
-/* A block of at least nbytes, 64-byte aligned; NULL: no memory. */
+/* As of base/block_pool.h: up to 1 GiB is kept for the next run. */
 void *staging_acquire(size_t nbytes);
-void staging_release(void *block);      /* release(NULL) is fine */
+void staging_release(void *block);

@@ -5,12 +5,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/block_pool.h"
 #include "check.h"
 
 TEST(a_freed_block_serves_the_next_of_its_size)
 {
     char *first = result_memory_acquire(1 << 20);
-    CHECK(first && (uintptr_t)first % RESULT_MEMORY_ALIGNMENT == 0);
+    CHECK(first && (uintptr_t)first % BLOCK_ALIGNMENT == 0);
     memset(first, 7, 1 << 20);
     char *second = result_memory_acquire(1 << 20);
     CHECK(second && second != first);
@@ -64,6 +65,23 @@ TEST(no_more_is_kept_than_promised)
     result_memory_release(fresh);
     result_memory_trim();
     result_memory_trim();
+}
+
+TEST(sizes_that_nobody_asks_for_any_more_make_room)
+{
+    struct block_pool pool = BLOCK_POOL(1 << 20);
+    char *blocks[4];
+    for (int i = 0; i < 4; i++)
+        blocks[i] = block_pool_acquire(&pool, 256 << 10);
+    for (int i = 0; i < 4; i++)
+        block_pool_release(&pool, blocks[i]);
+    char *larger = block_pool_acquire(&pool, 768 << 10);
+    block_pool_release(&pool, larger);
+    CHECK(block_pool_acquire(&pool, 768 << 10) == larger);
+    block_pool_release(&pool, larger);
+    CHECK_EQ(pool.nbytes, 1 << 20);
+    block_pool_trim(&pool);
+    CHECK_EQ(pool.nbytes, 0);
 }
 
 static void *use(void *arg)
