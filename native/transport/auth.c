@@ -1,6 +1,7 @@
 #include "transport/auth.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -26,8 +27,7 @@ static int32_t take_rank(const uint8_t *at)
 
 bhvd_status auth_begin(struct auth *auth, enum auth_role role, const struct auth_binding *binding, struct bhvd_error *error)
 {
-    auth->role = role;
-    auth->binding = *binding;
+    *auth = (struct auth){.role = role, .binding = *binding};
     memcpy(auth->hello, magic_and_version, RANK_AT);
     put_u32(auth->hello + RANK_AT, (uint32_t)(role == AUTH_CONNECTED ? binding->caller : binding->callee));
     ssize_t n;
@@ -91,26 +91,45 @@ bhvd_status auth_explain(bhvd_status status, struct bhvd_error *error)
     return status;
 }
 
+bhvd_status auth_call(struct auth *auth, int fd, const struct auth_binding *binding, struct bhvd_error *error)
+{
+    bhvd_status status = auth_begin(auth, AUTH_CONNECTED, binding, error);
+    return status ? status : auth_explain(socket_write_at_once(fd, auth->hello, sizeof auth->hello), error);
+}
+
+bhvd_status auth_advance(struct auth *auth, int fd, const void *secret, size_t secret_size, struct bhvd_error *error)
+{
+    for (;;) {
+        bhvd_status status = socket_read_part(fd, auth->message, auth->has_hello ? AUTH_PROOF_SIZE : AUTH_HELLO_SIZE, &auth->moved);
+        if (status)
+            return auth_explain(status, error);
+        if (auth->has_hello)
+            return auth_receive_proof(auth, auth->message, error);
+        status = auth_receive_hello(auth, auth->message, secret, secret_size, error);
+        if (status)
+            return status;
+        if (auth->role == AUTH_ACCEPTED)
+            status = socket_write_at_once(fd, auth->hello, sizeof auth->hello);
+        if (!status)
+            status = socket_write_at_once(fd, auth->proof, sizeof auth->proof);
+        if (status)
+            return auth_explain(status, error);
+        auth->has_hello = true;
+        auth->moved = 0;
+    }
+}
+
 bhvd_status auth_handshake(int fd, enum auth_role role, const struct auth_binding *binding, const void *secret, size_t secret_size,
                            int64_t deadline_ns, struct bhvd_error *error)
 {
     struct auth auth;
-    uint8_t peer_hello[AUTH_HELLO_SIZE], peer_proof[AUTH_PROOF_SIZE];
-    bhvd_status status = auth_begin(&auth, role, binding, error);
+    bhvd_status status = role == AUTH_CONNECTED ? auth_call(&auth, fd, binding, error) : auth_begin(&auth, role, binding, error);
     if (status)
         return status;
-    status = socket_write_full(fd, auth.hello, sizeof auth.hello, deadline_ns);
-    if (!status)
-        status = socket_read_full(fd, peer_hello, sizeof peer_hello, deadline_ns);
-    if (status)
-        return auth_explain(status, error);
-    status = auth_receive_hello(&auth, peer_hello, secret, secret_size, error);
-    if (status)
-        return status;
-    status = socket_write_full(fd, auth.proof, sizeof auth.proof, deadline_ns);
-    if (!status)
-        status = socket_read_full(fd, peer_proof, sizeof peer_proof, deadline_ns);
-    if (status)
-        return auth_explain(status, error);
-    return auth_receive_proof(&auth, peer_proof, error);
+    while ((status = auth_advance(&auth, fd, secret, secret_size, error)) == BHVD_IN_PROGRESS) {
+        status = socket_await(fd, POLLIN, deadline_ns);
+        if (status)
+            return auth_explain(status, error);
+    }
+    return status;
 }

@@ -12,6 +12,7 @@
 // A side sends its proof before it has verified the other's, so both learn that their secrets differ.
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,8 +39,7 @@ bhvd_status auth_handshake(int fd, enum auth_role role, const struct auth_bindin
 // Says why bytes of a handshake did not come. Returns status.
 bhvd_status auth_explain(bhvd_status status, struct bhvd_error *error);
 
-// The same handshake without its waits, for who must not block on one peer. In this order:
-// begin, send hello; receive the peer's hello, send proof; receive the peer's proof.
+// The same handshake without its waits, for who must not block on one peer. The caller speaks first.
 enum { AUTH_NONCE_SIZE = 32, AUTH_HELLO_SIZE = 12 + AUTH_NONCE_SIZE, AUTH_PROOF_SIZE = SHA256_SIZE };
 
 struct auth {
@@ -48,9 +48,17 @@ struct auth {
     uint8_t hello[AUTH_HELLO_SIZE];         // to send, after auth_begin
     uint8_t proof[AUTH_PROOF_SIZE];         // to send, after auth_receive_hello
     uint8_t expected[AUTH_PROOF_SIZE];      // what only a peer that knows the secret can send
+    bool has_hello;                         // the peer's; its proof comes next
+    size_t moved;                           // of the message that comes next
+    uint8_t message[AUTH_HELLO_SIZE];
 };
 
-// BHVD_ERR_SYSTEM.
+// Begins as the side that has connected, and sends its hello. BHVD_ERR_SYSTEM, BHVD_ERR_PEER_LOST.
+bhvd_status auth_call(struct auth *auth, int fd, const struct auth_binding *binding, struct bhvd_error *error);
+// Answers what the peer has sent. BHVD_OK: it has proven the secret. BHVD_IN_PROGRESS: more must come. Else as of auth_handshake.
+bhvd_status auth_advance(struct auth *auth, int fd, const void *secret, size_t secret_size, struct bhvd_error *error);
+
+// Its steps. BHVD_ERR_SYSTEM.
 bhvd_status auth_begin(struct auth *auth, enum auth_role role, const struct auth_binding *binding, struct bhvd_error *error);
 // BHVD_ERR_PEER_LOST: not a hello of this version.
 bhvd_status auth_receive_hello(struct auth *auth, const uint8_t peer_hello[AUTH_HELLO_SIZE], const void *secret,

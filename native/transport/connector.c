@@ -15,7 +15,7 @@ enum {
     FAR_STREAMS = 4
 };
 
-enum stage { PAUSED, CONNECTING, HELLO, PROOF, ANSWER };
+enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
 
 // A call that is served. Of its channels one is being connected.
 struct attempt {
@@ -28,8 +28,6 @@ struct attempt {
     int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
     int64_t failing_since_ns;           // 0: the last thing went well
     struct auth auth;
-    size_t moved;                       // of the stage's message
-    uint8_t message[AUTH_HELLO_SIZE];
 };
 
 struct connector {
@@ -113,28 +111,15 @@ static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd
 static void enter(struct attempt *a, enum stage stage)
 {
     a->stage = stage;
-    a->moved = 0;
     a->wake_ns = stage == CONNECTING ? a->call->connect_deadline_ns : a->call->deadline_ns;
-}
-
-// These few bytes are the first that the socket takes: it takes them at once.
-static bhvd_status say(const struct attempt *a, const void *data, size_t size)
-{
-    size_t moved;
-    bhvd_status status = socket_write(a->fd, data, size, &moved);
-    return status || moved == size ? status : BHVD_ERR_PEER_LOST;
 }
 
 static bhvd_status begin_handshake(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
     const struct auth_binding binding = {AUTH_CHANNEL, connector->options.rank, a->call->rank,
                                          connector->options.addresses[a->call->rank].port};
-    bhvd_status status = auth_begin(&a->auth, AUTH_CONNECTED, &binding, error);
-    if (status)
-        return status;
-    enter(a, HELLO);
-    status = say(a, a->auth.hello, sizeof a->auth.hello);
-    return status ? auth_explain(status, error) : BHVD_OK;
+    enter(a, HANDSHAKE);
+    return auth_call(&a->auth, a->fd, &binding, error);
 }
 
 static bhvd_status say_channel(const struct connector *connector, struct attempt *a)
@@ -143,46 +128,24 @@ static bhvd_status say_channel(const struct connector *connector, struct attempt
     if (!arrival->stream_count)
         arrival->stream_count = connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
     enter(a, ANSWER);
-    return say(a, &(struct hello){HELLO_MAGIC, a->channel, (uint32_t)arrival->stream_count}, sizeof(struct hello));
-}
-
-// The stage's message is complete.
-static bhvd_status take_message(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
-{
-    bhvd_status status;
-    if (a->stage == HELLO) {
-        status = auth_receive_hello(&a->auth, a->message, connector->options.secret, connector->options.secret_size, error);
-        if (status)
-            return status;
-        enter(a, PROOF);
-        status = say(a, a->auth.proof, sizeof a->auth.proof);
-    } else {
-        status = auth_receive_proof(&a->auth, a->message, error);
-        if (status)
-            return status;
-        status = say_channel(connector, a);
-    }
-    return status ? auth_explain(status, error) : BHVD_OK;
-}
-
-static size_t wanted(const struct attempt *a)
-{
-    return a->stage == HELLO ? AUTH_HELLO_SIZE : a->stage == PROOF ? AUTH_PROOF_SIZE : 1;
+    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, a->channel, (uint32_t)arrival->stream_count}, sizeof(struct hello));
 }
 
 // BHVD_OK: the channel is connected. BHVD_IN_PROGRESS: not yet.
 static bhvd_status converse(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    for (;;) {
-        bhvd_status status = socket_read_part(a->fd, a->message, wanted(a), &a->moved);
-        if (status == BHVD_IN_PROGRESS || (!status && a->stage == ANSWER))
-            return status;
-        if (status)
-            return a->stage == ANSWER ? error_set(error, status, "it broke while it was made") : auth_explain(status, error);
-        status = take_message(connector, a, error);
-        if (status)
-            return status;
+    uint8_t answer;
+    size_t moved = 0;
+    bhvd_status status = BHVD_OK;
+    if (a->stage == HANDSHAKE) {
+        status = auth_advance(&a->auth, a->fd, connector->options.secret, connector->options.secret_size, error);
+        if (!status)
+            status = auth_explain(say_channel(connector, a), error);
     }
+    if (status)
+        return status;
+    status = socket_read_part(a->fd, &answer, sizeof answer, &moved);
+    return status && status != BHVD_IN_PROGRESS ? error_set(error, status, "it broke while it was made") : status;
 }
 
 static bhvd_status connect_begin(const struct connector *connector, struct attempt *a, struct bhvd_error *error)

@@ -15,18 +15,13 @@ enum {
     ACCEPT_PAUSE_MS = 100       // when out of descriptors
 };
 
-_Static_assert((int)HANDSHAKE_NAME_MAX >= (int)AUTH_HELLO_SIZE && (int)AUTH_HELLO_SIZE >= (int)AUTH_PROOF_SIZE,
-               "a stranger's buffer holds the message of every stage");
-
-enum stage { HELLO, PROOF, NAME };
-
 struct stranger {
     int fd, listener;
-    enum stage stage;
     int64_t deadline_ns;
     struct auth auth;
-    size_t moved;               // of the stage's message
-    unsigned char message[HANDSHAKE_NAME_MAX];
+    bool has_proven;            // the secret; its name comes next
+    size_t moved;               // of the name
+    unsigned char name[HANDSHAKE_NAME_MAX];
 };
 
 struct handshake_server {
@@ -66,44 +61,15 @@ void handshake_server_destroy(struct handshake_server *handshakes)
     free(handshakes);
 }
 
-static size_t wanted(const struct handshake_server *handshakes, const struct stranger *s)
-{
-    return s->stage == HELLO ? AUTH_HELLO_SIZE : s->stage == PROOF ? AUTH_PROOF_SIZE : handshakes->options.name_size;
-}
-
-// These few bytes are the first that the socket takes: it takes them at once.
-static bool say(const struct stranger *s, const uint8_t *data, size_t size)
-{
-    size_t moved;
-    return socket_write(s->fd, data, size, &moved) == BHVD_OK && moved == size;
-}
-
-// The stage's message is complete. False: it is no rank of this job.
-static bool advance(struct handshake_server *handshakes, struct stranger *s)
+// BHVD_OK: it has proven the secret and said its name. BHVD_IN_PROGRESS: not yet. Else it is to be dropped.
+static bhvd_status read_from(const struct handshake_server *handshakes, struct stranger *s)
 {
     const struct handshake_server_options *options = &handshakes->options;
-    if (s->stage == HELLO && (auth_begin(&s->auth, AUTH_ACCEPTED, &options->bindings[s->listener], NULL) ||
-                              auth_receive_hello(&s->auth, s->message, options->secret, options->secret_size, NULL) ||
-                              !say(s, s->auth.hello, sizeof s->auth.hello) ||
-                              !say(s, s->auth.proof, sizeof s->auth.proof)))
-        return false;
-    if (s->stage == PROOF && auth_receive_proof(&s->auth, s->message, NULL))
-        return false;
-    s->stage++;
-    s->moved = 0;
-    return true;
-}
-
-// BHVD_OK: it has proven the secret and said its name. BHVD_IN_PROGRESS: not yet. Else it is to be dropped.
-static bhvd_status read_from(struct handshake_server *handshakes, struct stranger *s)
-{
-    for (;;) {
-        bhvd_status status = socket_read_part(s->fd, s->message, wanted(handshakes, s), &s->moved);
-        if (status || s->stage == NAME)
-            return status;
-        if (!advance(handshakes, s))
-            return BHVD_ERR_AUTH;
-    }
+    bhvd_status status = s->has_proven ? BHVD_OK : auth_advance(&s->auth, s->fd, options->secret, options->secret_size, NULL);
+    if (status)
+        return status;
+    s->has_proven = true;
+    return socket_read_part(s->fd, s->name, options->name_size, &s->moved);
 }
 
 // Makes room. False: all have proven the secret.
@@ -112,7 +78,7 @@ static bool evict_one(struct handshake_server *handshakes)
     unsigned random = 0;
     int evictable[HANDSHAKE_STRANGERS_MAX], count = 0;
     for (int i = 0; i < handshakes->count; i++)
-        if (handshakes->strangers[i].stage < NAME)
+        if (!handshakes->strangers[i].has_proven)
             evictable[count++] = i;
     if (!count)
         return false;
@@ -150,8 +116,10 @@ static bhvd_status accept_some(struct handshake_server *handshakes, int listener
             close(fd);
             continue;
         }
-        handshakes->strangers[handshakes->count++] = (struct stranger){
-            .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
+        struct stranger *s = &handshakes->strangers[handshakes->count++];
+        *s = (struct stranger){.fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
+        if (auth_begin(&s->auth, AUTH_ACCEPTED, &handshakes->options.bindings[listener], NULL))
+            drop(handshakes, handshakes->count - 1);
     }
     return BHVD_OK;
 }
@@ -181,7 +149,7 @@ bhvd_status handshake_server_next(struct handshake_server *handshakes, struct po
         const bhvd_status status = polls[HANDSHAKE_LISTENERS_MAX + i].revents ? read_from(handshakes, s) : BHVD_IN_PROGRESS;
         if (!status) {
             *out = (struct authenticated){.fd = s->fd, .listener = s->listener, .rank = s->auth.binding.caller};
-            memcpy(out->name, s->message, handshakes->options.name_size);
+            memcpy(out->name, s->name, handshakes->options.name_size);
             forget(handshakes, i);
             return BHVD_OK;
         }

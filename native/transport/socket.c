@@ -210,6 +210,13 @@ bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved)
     return n >= 0 || errno == EAGAIN ? BHVD_OK : BHVD_ERR_PEER_LOST;
 }
 
+bhvd_status socket_write_at_once(int fd, const void *src, size_t size)
+{
+    size_t moved;
+    bhvd_status status = socket_write(fd, src, size, &moved);
+    return status || moved == size ? status : BHVD_ERR_PEER_LOST;
+}
+
 bhvd_status socket_read_part(int fd, void *dst, size_t size, size_t *done)
 {
     while (*done < size) {

@@ -37,6 +37,8 @@ const char *socket_remedy(int failure);
 // Move what fits now, at most `size` (> 0) bytes; *moved may be 0. BHVD_ERR_PEER_LOST: broken or, for read, at its end.
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
 bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
+// All of it at once, which a socket takes of the first few bytes. BHVD_ERR_PEER_LOST: broken, or it does not.
+bhvd_status socket_write_at_once(int fd, const void *src, size_t size);
 
 // Reads what has come of a message of `size` bytes, of which *done are there. BHVD_IN_PROGRESS: not all of it has.
 bhvd_status socket_read_part(int fd, void *dst, size_t size, size_t *done);

@@ -101,7 +101,7 @@ TEST(another_callers_hello_does_not_convince)
 
 TEST(two_sides_of_one_role_do_not_convince)
 {
-    struct side sides[2] = {{.role = AUTH_ACCEPTED, .secret = "s"}, {.role = AUTH_ACCEPTED, .secret = "s"}};
+    struct side sides[2] = {{.role = AUTH_CONNECTED, .secret = "s"}, {.role = AUTH_CONNECTED, .secret = "s"}};
     handshake(sides);
     CHECK_STATUS(sides[0].status, BHVD_ERR_AUTH);
     CHECK_STATUS(sides[1].status, BHVD_ERR_AUTH);
@@ -112,7 +112,7 @@ TEST(a_reflected_handshake_does_not_convince)
 {
     int fds[2];
     pair(fds);
-    struct side side = {.fd = fds[0], .role = AUTH_ACCEPTED, .secret = "s"};
+    struct side side = {.fd = fds[0], .role = AUTH_CONNECTED, .secret = "s"};
     CHECK_EQ(pthread_create(&side.thread, NULL, run_side, &side), 0);
     uint8_t bytes[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE];
     int64_t deadline_ns = clock_deadline_ns(5000);
