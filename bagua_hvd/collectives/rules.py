@@ -148,7 +148,8 @@ def _give_back(full_name, id):
 
 def _check_reducible(frontend, tensor, view):
     if view.dtype not in frontend.reducible:
-        raise ValueError(f"Tensor type {frontend.type_name(tensor)} is not supported.")
+        raise ValueError(f"Tensor type {frontend.type_name(tensor)} is not supported. Convert it, to int32 for "
+                         "instance.")
 
 
 def check_op(op: int, id: int, context: Any) -> None:

@@ -1,7 +1,9 @@
 """Small helpers that no other file should hold; Horovod has some of them at `common.util`."""
+import enum
 import functools
 import inspect
 import re
+import sys
 import textwrap
 import warnings
 from collections import deque
@@ -10,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 _WIDTH = 116
+_PACKAGE = __name__.partition(".")[0]
 # In a docstring: a parameter, and what is said of it, in this line and further ones.
 _ARGUMENT = re.compile(r"\n {4}(\w+): .*(?:\n {5,}.*)*")
 
@@ -20,7 +23,7 @@ def doc_from(source: Any, note: str | None = None, **arguments: str) -> Callable
     Args:
         arguments: by name, what is said of those that `source` does not have.
     """
-    doc = inspect.cleandoc(source.__doc__)      # some Pythons leave its indentation in __doc__, others do not
+    doc = inspect.cleandoc(source.__doc__ or "")     # some Pythons leave its indentation in __doc__, others do not
     if note:
         doc = f"{textwrap.fill(note, _WIDTH)}\n\n{doc}"
     further = [textwrap.fill(f"{name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8)
@@ -49,10 +52,13 @@ def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741
     return [l[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
 
 
-def deprecated(name: str, replacement: str, end: str = "2.0", stacklevel: int = 4) -> None:
-    """Warns that version `end` removes `name`."""
+def deprecated(name: str, replacement: str, end: str = "2.0") -> None:
+    """Warns that version `end` removes `name`; at the line that called the package, or Python would not show it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
     warnings.warn(f"{name} is deprecated, use {replacement}; bagua_hvd {end} removes it", DeprecationWarning,
-                  stacklevel=stacklevel)
+                  stacklevel=level)
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., Any]:
@@ -64,6 +70,9 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
             return reduce_ops.Average if op is None else op
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if isinstance(average, (str, enum.Enum)):
+            meant = f"name={average!r}" if isinstance(average, str) else f"op=hvd.{average.name}"
+            raise ValueError(f"the second parameter is `average`, which is deprecated: write {meant}")
         deprecated("parameter `average`", "`op`")
         return reduce_ops.Average if average else reduce_ops.Sum
 

@@ -210,8 +210,13 @@ def _number_hosts(started, options):
 def _check_comm(comm, options):
     if comm is None:
         return
+    if hasattr(comm, "Get_rank"):
+        if (comm.Get_rank(), comm.Get_size()) != (options.rank, options.size):
+            raise ValueError(f"init(comm=...): this process is rank {comm.Get_rank()} of {comm.Get_size()} in the "
+                             f"communicator, but rank {options.rank} of {options.size} in the job: leave out comm")
+        return
     if not isinstance(comm, (list, tuple, range)):
-        raise ValueError("init(comm=...) takes a list of ranks, not an MPI communicator.")
+        raise ValueError(f"init(comm={comm!r}) takes a list of ranks, or an MPI communicator of the whole job.")
     if sorted(comm) != list(range(options.size)):
         raise ValueError(
             f"init(comm={list(comm)}): a job over a subset of its {options.size} ranks is not supported; register the "

@@ -232,6 +232,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def run(state, *args, **kwargs):
+        if not hasattr(state, "sync"):
+            raise TypeError(f"{func.__name__}() takes an hvd.elastic state as its first argument, not {state!r:.100}")
         notification_manager.register_listener(state)
         try:
             return _run(state, args, kwargs)

@@ -133,8 +133,8 @@ def register(context: Any, process_set: ProcessSet, size: int) -> None:
         known = [registered.ranks or [] for registered in _registered.values()]
     ranks = process_set.ranks or []
     check_ranks(ranks, size, known)
-    name = "process_set.add." + "_".join(map(str, ranks))
-    operation = context.post(native.PROCESS_SET_ADD, name, splits=ranks, blocking=True)
+    # One name for all sets: ranks that add different ones hear it at once.
+    operation = context.post(native.PROCESS_SET_ADD, "process_set.add", splits=ranks, blocking=True)
     operation.wait()
     process_set.process_set_id = operation.value
     with _lock:

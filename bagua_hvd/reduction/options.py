@@ -32,6 +32,9 @@ class GradientOptions(NamedTuple):
         """
         if self.op not in (Average, Sum, Adasum):
             raise ValueError(f"op={self.op!r}: gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum")
+        if self.compression is not None and not hasattr(self.compression, "decompress"):
+            raise ValueError(f"compression={self.compression!r}: expected one of hvd.Compression, such as "
+                             "hvd.Compression.fp16")
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         id = rules.registered_id(self.process_set)

@@ -1,11 +1,10 @@
 """What was wrong with the arguments of a call that failed: looked at only then, so that right calls pay nothing."""
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from bagua_hvd.collectives.arguments import wrong_option
+from bagua_hvd.collectives.arguments import arguments_of, wrong_option
 from bagua_hvd.core.exceptions import HorovodInternalError
 
 _TENSORS = "a sequence of torch.Tensor"
@@ -25,7 +24,7 @@ def _tensors_of(name, value):
 
 
 def _wrong_tensor(function, args, kwargs):
-    for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+    for name, value in arguments_of(function, args, kwargs).items():
         takes = _TENSORS if name != "tensor" else "a torch.Tensor"
         try:
             tensors = _tensors_of(name, value)

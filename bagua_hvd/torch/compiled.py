@@ -22,7 +22,7 @@ def eager(function: Callable[..., Any]) -> Any:
             return torch.compiler.disable(function)(*args, **kwargs)
         try:
             return function(*args, **kwargs)
-        except (AttributeError, RuntimeError) as error:
+        except (AttributeError, RuntimeError, TypeError) as error:
             reason = explained(function, args, kwargs, error)
             if reason is error:
                 raise

@@ -123,7 +123,8 @@ class TorchFrontend(Frontend):
 
     def _refuse(self, tensor):
         if not self.moves(tensor.dtype) or tensor.layout is not strided:
-            raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
+            remedy = "" if tensor.layout is strided else " Use hvd.sparse_allreduce_async(), or .to_dense() first."
+            raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.{remedy}")
         if tensor.is_neg():
             raise ValueError("Tensor is the negative of what its memory holds: call .resolve_neg() on it first.")
         if tensor.is_conj():

@@ -32,7 +32,8 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     elif isinstance(params, list):
         named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}; expected a dict, or a list of tensors or pairs")
+        raise ValueError(f"invalid params of type: {type(params)}; expected a dict such as model.state_dict(), "
+                         "or a list of tensors or pairs")
     _broadcast_tensors(named, root_rank)
 
 
@@ -106,7 +107,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         root_rank: global rank.
         model: accepted for compatibility.
     Raises:
-        ValueError: torch.optim.LBFGS; or the parameter groups of a rank differ from the root's, on all ranks.
+        ValueError: torch.optim.LBFGS; or the class or the parameter groups of a rank differ from the root's, on all
+            ranks.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -114,13 +116,16 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     is_root = basics.rank() == root_rank
     description = broadcast_object(_describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
-    groups, states, shared = description
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    name_of_root, groups, states, shared = description
+    name, sizes = type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]
     of_root = [count for count, _ in groups]
     # All ranks raise, or the others would wait for tensors.
-    if extremes([int(of_root != sizes)], "optimizer_state.groups", global_process_set)[0][0]:
-        differs = f"on rank {root_rank} of {of_root}" if of_root != sizes else "those of another rank differ"
-        raise ValueError(f"the optimizer has parameter groups of {sizes} parameters, but {differs}")
+    if extremes([int((of_root, name_of_root) != (sizes, name))], "optimizer_state.groups", global_process_set)[0][0]:
+        if name_of_root != name:
+            raise ValueError(f"rank {root_rank} has the optimizer {name_of_root}, and this rank {name}")
+        differs = (f"on rank {root_rank} of {of_root}" if of_root != sizes else
+                   "those of another rank differ, or its optimizer is another one")
+        raise ValueError(f"the optimizer {name} has parameter groups of {sizes} parameters, but {differs}")
     if not is_root:
         for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
             for key, value in options.items():
@@ -137,7 +142,7 @@ def _is_facts(value):
 
 
 def _describe(optimizer, parameters):
-    """The root's groups as (number of parameters, options), its states, by parameter, and its algorithm's shared state.
+    """The root's class by name, its groups as (number of parameters, options), its states, by parameter, and its algorithm's shared state.
 
     Tensors are _TensorFacts.
     """
@@ -150,7 +155,7 @@ def _describe(optimizer, parameters):
 
     groups = [(len(group["params"]), plain(group)) for group in optimizer.param_groups]
     states = [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
-    return groups, states, optimizer.shared_state() if hasattr(optimizer, "adopt") else None
+    return type(optimizer).__name__, groups, states, optimizer.shared_state() if hasattr(optimizer, "adopt") else None
 
 
 def _make_room(optimizer, parameter, state):

@@ -396,6 +396,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
         ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. Nothing was changed.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"expected an optimizer such as torch.optim.SGD(model.parameters()), not {optimizer!r:.100}")
     if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     _check_passes(backward_passes_per_step)

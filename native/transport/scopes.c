@@ -122,8 +122,8 @@ static bhvd_status scope_check(const struct scope *scope, const struct rendezvou
         return error_set(error, BHVD_ERR_MISMATCH, "a process says it is rank %u of %u; ranks are 0 to %u (scope %s)",
                          r->rank, r->size, r->size - 1, scope->name);
     if (scope->ranks[r->rank])
-        return error_set(error, BHVD_ERR_MISMATCH, "two processes say they are rank %u of %u (scope %s)", r->rank,
-                         r->size, scope->name);
+        return error_set(error, BHVD_ERR_MISMATCH, "two processes say they are rank %u of %u (scope %s): one that a rank starts "
+                         "and that calls init() itself must not inherit HOROVOD_RANK and HOROVOD_SIZE", r->rank, r->size, scope->name);
     return BHVD_OK;
 }
 

@@ -1,6 +1,8 @@
 """The helpers under Horovod's names."""
 import inspect
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,6 +55,11 @@ def test_every_deprecation_names_its_end():
     package = Path(util.__file__).parents[1]
     users = [path.relative_to(package) for path in package.rglob("*.py") if "DeprecationWarning" in path.read_text()]
     assert users == [Path("core", "util.py")], "call deprecated() of core/util.py"
+
+
+def test_without_docstrings():
+    code = "import bagua_hvd.torch, bagua_hvd.torch.elastic, bagua_hvd.runner.launch, bagua_hvd.lightning"
+    subprocess.run([sys.executable, "-OO", "-c", code], check=True, timeout=120)
 
 
 def test_small_facts():

@@ -256,7 +256,8 @@ TEST(a_disagreement_is_told_to_every_rank)
     const int before = open_descriptors();
     struct { int rank, size; const char *part; } intruders[] = {
         {2, 4, "rank 2 counts 4 ranks in the job, others count 3 (scope s)"},
-        {1, 3, "two processes say they are rank 1 of 3 (scope s)"},
+        {1, 3, "two processes say they are rank 1 of 3 (scope s): one that a rank starts and that calls init() itself must not "
+               "inherit HOROVOD_RANK and HOROVOD_SIZE"},
     };
     for (int i = 0; i < 2; i++) {
         struct rank ranks[3] = {rank_of(server, "s", 0, 3), rank_of(server, "s", 1, 3),

@@ -242,7 +242,7 @@ def test_detect(variables, placement):
 
 
 def test_detect_names_what_is_wrong():
-    with pytest.raises(ValueError, match="started by hydra, but environment variable PMI_SIZE is 'missing'"):
+    with pytest.raises(ValueError, match="started by hydra, but environment variable PMI_SIZE is not set"):
         detect({"MPI_LOCALRANKID": "0", "PMI_RANK": "0"})
 
 

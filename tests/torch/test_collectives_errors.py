@@ -36,7 +36,7 @@ def mistakes_of_one_rank():
                 call(torch.ones(2).to(dtype))
     with pytest.raises(ValueError, match="is not supported"):
         hvd.broadcast(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), 0)
-    with pytest.raises(ValueError, match="is not supported"):
+    with pytest.raises(ValueError, match=r"is not supported. Use hvd.sparse_allreduce_async\(\), or .to_dense"):
         hvd.allreduce(one.to_sparse())
     for call in (hvd.allreduce, hvd.allreduce_async_, hvd.allgather, hvd.alltoall, hvd.reducescatter,
                  lambda tensor: hvd.broadcast_(tensor, 0)):
@@ -46,8 +46,25 @@ def mistakes_of_one_rank():
             call(torch.imag(torch.ones(1, dtype=torch.complex64).conj()))      # says 0 - 0, and holds its negative
     with pytest.raises(ValueError, match="supersedes average"):
         hvd.allreduce(one, average=True, op=hvd.Sum)
-    with pytest.warns(DeprecationWarning):
-        hvd.synchronize(hvd.allreduce_async(one, average=False))
+    for call in (hvd.allreduce, hvd.allreduce_async):
+        with pytest.warns(DeprecationWarning) as told:
+            call(one, average=False)
+        assert [warning.filename for warning in told] == [__file__]         # Python shows no others
+        for second, remedy in ((hvd.Sum, "write op=hvd.Sum"), ("loss", "write name='loss'")):
+            with pytest.raises(ValueError, match=remedy):
+                call(one, second)
+    with pytest.raises(TypeError, match="allreduce_async.. takes a number as `prescale_factor`, not '2'"):
+        hvd.allreduce_async(one, prescale_factor="2")
+    with pytest.raises(TypeError, match=r"broadcast\(\) takes an int as `root_rank`, not 0.0"):
+        hvd.broadcast(one, 0.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nam'"):
+        hvd.allreduce(one, nam="loss")
+    for wrong in ("fp16", hvd.Compression):
+        with pytest.raises(ValueError, match="expected one of hvd.Compression, such as hvd.Compression.fp16"):
+            hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(one)], 0.1), compression=wrong)
+    for wrong in (torch.nn.Linear(1, 1), torch.optim.SGD, None):
+        with pytest.raises(ValueError, match="expected an optimizer such as torch.optim.SGD"):
+            hvd.DistributedOptimizer(wrong)
     with pytest.raises(ValueError):
         hvd.allreduce(one, op=17)
     with pytest.raises(ValueError):

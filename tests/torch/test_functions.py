@@ -111,6 +111,10 @@ def optimizer_state():
         optimizer = torch.optim.SGD([{"params": group} for group in both], lr=0.1)
         with pytest.raises(ValueError, match=r"of \[2\]" if len(both) == 2 else "another rank"):
             hvd.broadcast_optimizer_state(optimizer, root)
+        last = rank == hvd.size() - 1
+        optimizer = (torch.optim.Adam if last else torch.optim.SGD)([two[0]], lr=0.1)
+        with pytest.raises(ValueError, match="has the optimizer SGD, and this rank Adam" if last else "another one"):
+            hvd.broadcast_optimizer_state(optimizer, root)
 
 
 class Local:

@@ -63,4 +63,4 @@ def _number(environ, name, engine):
         return int(environ[name])
     except (KeyError, ValueError):
         raise ValueError(f"this process was started by {engine}, but environment variable {name} is "
-                         f"{environ.get(name, 'missing')!r}: start the job with baguarun instead") from None
+                         f"{repr(environ[name]) if name in environ else 'not set'}: start the job with baguarun instead") from None

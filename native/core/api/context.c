@@ -159,7 +159,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     ctx->abandoned = true;
     atomic_store(&ctx->closed, true);
     error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
-              "this process was forked from a rank; only the parent takes part in the job");
+              "this process was forked from a rank; only the parent takes part in the job: move the call there");
     // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back. Nothing is freed:
     // the engine may have been growing a buffer, so pointers here may be stale.
     for (int rank = 0; rank < ctx->options.size; rank++)

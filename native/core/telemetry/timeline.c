@@ -216,7 +216,7 @@ bhvd_status timeline_open(struct timeline *t, const char *path, bool mark_cycles
     timeline_close(t);
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
-        return error_set(error, BHVD_ERR_SYSTEM, "the timeline %s cannot be written: %s", path, strerror(errno));
+        return error_set(error, BHVD_ERR_ARGUMENT, "the timeline %s cannot be written: %s", path, strerror(errno));
     *t = (struct timeline){.open = true, .mark_cycles = mark_cycles, .fd = fd, .path = strdup(path), .log = t->log,
                            .start_ns = clock_now_ns()};
     clock_gettime(CLOCK_REALTIME, &wall);
