@@ -64,7 +64,7 @@ def deprecated(name: str, replacement: str, end: str = "2.0") -> None:
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., Any]:
     """handle_average_backwards_compatibility(op, average) over the constants of `reduce_ops` (Average, Sum)."""
 
-    def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    def handle_average_backwards_compatibility(op: int | None, average: Any) -> int:
         """The reduction op that `op`, or the deprecated `average`, means; neither: Average. ValueError: both were."""
         if average is None:
             return reduce_ops.Average if op is None else op

@@ -142,9 +142,8 @@ def _is_facts(value):
 
 
 def _describe(optimizer, parameters):
-    """The root's class by name, its groups as (number of parameters, options), its states, by parameter, and its algorithm's shared state.
-
-    Tensors are _TensorFacts.
+    """The root's class by name, its groups as (number of parameters, options), its states, by parameter, and its
+    algorithm's shared state. Tensors are _TensorFacts.
     """
 
     def plain(values):

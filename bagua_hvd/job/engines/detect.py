@@ -62,5 +62,6 @@ def _number(environ, name, engine):
     try:
         return int(environ[name])
     except (KeyError, ValueError):
-        raise ValueError(f"this process was started by {engine}, but environment variable {name} is "
-                         f"{repr(environ[name]) if name in environ else 'not set'}: start the job with baguarun instead") from None
+        value = repr(environ[name]) if name in environ else "not set"
+        raise ValueError(f"this process was started by {engine}, but environment variable {name} is {value}: start the "
+                         "job with baguarun instead") from None
