@@ -6,10 +6,10 @@
 #include "core/context/context.h"
 #include "core/message/id_range.h"
 #include "core/message/reason.h"
-#include "core/negotiation/announce.h"
-#include "core/negotiation/response_check.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
+#include "core/negotiation/relay.h"
+#include "core/negotiation/response_check.h"
 #include "core/negotiation/response_cache.h"
 #include "run/result_memory.h"
 
@@ -34,7 +34,7 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *r
             id_range_put(range, out, entry->cached.id);
         }
     } else {
-        announce_put_full(ctx, out, ITEM_FULL, op);
+        relay_put_request(ctx, out, ITEM_FULL, op);
     }
 }
 
@@ -64,14 +64,14 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
         else if (pairwise == PAIRWISE_NONE)
             put_request(ctx, out, &range, op);
         else if (pairwise == PAIRWISE_REVOKED)
-            announce_put_full(ctx, out, ITEM_REVOKED, op);
+            relay_put_request(ctx, out, ITEM_REVOKED, op);
         if (out->size >= REQUEST_FRAME_BYTES || (!next && out->size)) {
-            status = announce(ctx, out);
+            status = relay_announce(ctx, out);
             out->size = 0;
             range = (struct id_range){0};
         }
     }
-    return status || out->size == 0 ? status : announce(ctx, out);
+    return status || out->size == 0 ? status : relay_announce(ctx, out);
 }
 
 bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
@@ -83,12 +83,12 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
         return BHVD_ERR_SYSTEM;
     if (op) {
         cached_list_forget(&ctx->cache->own, &entry->cached);
-        announce_put_full(ctx, &out, ITEM_RENEWED, op);
+        relay_put_request(ctx, &out, ITEM_RENEWED, op);
     } else {
         bytes_put_u8(&out, ITEM_RENEWED);
         bytes_put_u32(&out, 0);
     }
-    bhvd_status status = announce(ctx, &out);
+    bhvd_status status = relay_announce(ctx, &out);
     bytes_fini(&out);
     return status;
 }

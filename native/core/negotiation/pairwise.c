@@ -5,9 +5,9 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/negotiation/announce.h"
-#include "core/negotiation/send.h"
 #include "core/message/reason.h"
+#include "core/negotiation/relay.h"
+#include "core/negotiation/send.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 #include "run/plan.h"
@@ -249,10 +249,14 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
     end_agreement(ctx, persistent);
     op->is_pairwise = false;
     bhvd_status status = BHVD_OK;
-    if (!operation_is_over(op) && ctx->closing.status)
+    struct bytes out = {0};
+    if (!operation_is_over(op) && ctx->closing.status) {
         operation_end(op, &ctx->closing);       // the coordinator has left
-    else if (!operation_is_over(op))
-        status = announce_revoked(ctx, op);
+    } else if (!operation_is_over(op)) {
+        relay_put_request(ctx, &out, ITEM_REVOKED, op);
+        status = relay_announce(ctx, &out);
+    }
+    bytes_fini(&out);
     operation_drop(op);
     return status;
 }

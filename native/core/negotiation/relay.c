@@ -41,7 +41,7 @@ void relay_fini(bhvd_context *ctx)
 
 static bhvd_status no_memory(bhvd_context *ctx)
 {
-    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to relay the negotiation of other ranks");
+    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate operations");
 }
 
 // -------------------------------------------------------------------------------------------------------------- up
@@ -72,9 +72,19 @@ static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struc
     return is_full ? flush_up(ctx) : BHVD_OK;
 }
 
+void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_handle *op)
+{
+    ctx->counters.cache_misses++;
+    bytes_put_u8(items, (uint8_t)tag);
+    bytes_put_u32(items, (uint32_t)op->request.size);
+    bytes_put(items, op->request.data, op->request.size);
+}
+
 bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items)
 {
     const int rank = ctx->options.rank;
+    if (items->failed)
+        return no_memory(ctx);
     return rank == COORDINATOR ? ctx->relay->receivers->up(ctx, &rank, 1, bytes_read(items))
                                : collect(ctx, &ctx->relay->myself, bytes_read(items));
 }

@@ -12,6 +12,7 @@
 
 #include "core/message/bundle.h"
 #include "core/message/frame.h"
+#include "core/context/operation.h"
 #include "core/context/process_set.h"
 #include "core/negotiation/tree.h"
 
@@ -36,6 +37,8 @@ struct relay {
 bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers);
 void relay_fini(bhvd_context *ctx);
 
+// Appends the operation's whole request to items.
+void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_handle *op);
 // Announces what this rank asks for.
 bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items);
 // At the coordinator: a response or notice for the members of a set, this rank last, or for one rank.
