@@ -1,10 +1,9 @@
 // Alltoall in shared memory. A staging buffer is cut into as many slices as there are receivers; a block takes every pair of members
 // one slice further, so that all write and read equally much in every block. What a rank sends to itself goes straight to
 // its place, a slice at a time like the rest.
+#include "base/size.h"
 #include "collective/collective.h"
 #include "run/shared.h"
-
-enum { SLICE_ALIGNMENT = 64 };      // a cache line
 
 struct alltoall {
     struct executor_context *run;
@@ -63,7 +62,7 @@ bhvd_status alltoall_shared(struct executor_context *run, struct group *group, c
     struct alltoall a = {run, group, src, dst, parts, HOST_STAGING_BUFFER_BYTES, NULL};
     size_t total = 0;
     if (n > 2)
-        a.slice = HOST_STAGING_BUFFER_BYTES / (size_t)(n - 1) / SLICE_ALIGNMENT * SLICE_ALIGNMENT;
+        a.slice = HOST_STAGING_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
     for (int i = 0; i < n; i++) {
         run_shared_bytes(run, i == me ? 0 : parts->sent[i]);
         total += parts->received[i];
