@@ -9,6 +9,7 @@ How they are reduced is the backend's matter (_keras/backend.py); here is what e
 backward passes, loss scaling, serialization under the name of the original class. Optimizers of tf_keras are handed to
 tensorflow/tf_keras.py.
 """
+import functools
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,9 @@ class _Distribution:
         self._weight: tuple[Any, bool] | None = None        # of the next average; given while a graph was traced
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
+        # Variables that had a gradient in this window, by id of the native one. When graphs run is unknown here, so what
+        # they add to stays.
+        self._window: dict[int, Any] = {}
 
     def build(self, variables):
         """Makes the variables that accumulation needs. They are no optimizer variables: a checkpoint is the class's.
@@ -78,6 +82,7 @@ class _Distribution:
     def reset(self):
         """Forgets accumulated gradients and whatever is pending."""
         self.reduction.reset()
+        self._window = {}
         for variable in (self._counter, *self._sums.values()):
             if variable is not None:
                 variable.assign(ops.zeros_like(variable))
@@ -87,31 +92,30 @@ class _Distribution:
 
         Args:
             optimizer: whose iterations advance where nothing is applied.
-            apply: function of gradients.
+            apply: function of gradients and variables.
         """
         if self.passes == 1:
             self._apply_reduced(optimizer, gradients, variables, apply)
             return
         counter = self.build(variables)
-        sums = [
-            None if gradient is None else self._sums[variable]
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
         counter.assign_add(1)
-        for total, gradient in zip(sums, gradients, strict=True):
-            if total is not None:
+        by_id = {id(self.reduction.native(variable)): variable for variable in variables}
+        for (key, variable), gradient in zip(by_id.items(), gradients, strict=True):
+            if gradient is not None:
+                total = self._sums[variable]
                 total.assign_add(ops.cast(self.reduction.dense(gradient), total.dtype))
+                self._window[key] = variable
 
         def last_pass():
-            factor = 1.0 / self.passes if self.average_aggregated else None
-            totals = [
-                total if total is None else ops.convert_to_tensor(total) if factor is None else total * factor
-                for total in sums
-            ]
-            self._apply_reduced(optimizer, totals, variables, apply)
-            for total in sums:
-                if total is not None:
-                    total.assign(ops.zeros_like(total))
+            window = self._window
+            everything = by_id if self.reduction.traces() else by_id | window
+            summed = [key for key in everything if key in window]
+            totals = dict(zip(summed, self.reduction.take([self._sums[everything[key]] for key in summed]), strict=True))
+            if not self.reduction.traces():
+                self._window = {}
+            if self.average_aggregated:
+                totals = {key: total / self.passes for key, total in totals.items()}
+            self._apply_reduced(optimizer, list(map(totals.get, everything)), list(everything.values()), apply)
 
         def other_pass():
             innermost(optimizer)._iterations.assign_add(1)
@@ -135,7 +139,7 @@ class _Distribution:
         def by_optimizer():
             self.reduced = True
             try:
-                apply(gradients)
+                apply(gradients, variables)
             finally:
                 self.reduced = False
 
@@ -216,7 +220,7 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
             self.built = True
-        return self.distribution.apply(self, gradients, variables, lambda reduced: apply(reduced, variables))
+        return self.distribution.apply(self, gradients, variables, apply)
 
     def _require_reduced(self, method):
         if not self.distribution.reduced:
@@ -251,9 +255,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
         with keras.name_scope(self.name, caller=self):
             self.build(variables)
         self.built = True
-    return inner.distribution.apply(
-        self, gradients, variables, lambda reduced: _scaled_apply(self, reduced, variables)
-    )
+    return inner.distribution.apply(self, gradients, variables, functools.partial(_scaled_apply, self))
 
 
 # On torch's backend, Keras 3.16 trains by DistributedDataParallel where torch has a process group.

@@ -66,6 +66,10 @@ class Reduction(ABC):
         """A gradient that can be added up."""
 
     @abstractmethod
+    def take(self, sums: Any) -> list:
+        """The values of variables, which are zero from then on, also where what follows fails."""
+
+    @abstractmethod
     def _make_step(self, variables, number):
         """A step of these variables; number: see Reducer."""
 

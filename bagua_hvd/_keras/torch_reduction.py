@@ -90,6 +90,12 @@ class Reduction(reduction.Reduction):
     def dense(self, gradient: Any) -> Any:
         return gradient.to_dense() if gradient.is_sparse else gradient
 
+    def take(self, sums: Any) -> list:
+        values = [parameter_of(total).detach().clone() for total in sums]
+        for total in sums:
+            total.assign(torch.zeros_like(total.value))
+        return values
+
     def _times(self, gradient, factor):
         return gradient * factor if factor else torch.zeros_like(gradient)
 

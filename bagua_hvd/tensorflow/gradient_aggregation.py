@@ -11,7 +11,7 @@ import tensorflow as tf
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow.graphs import as_written
-from bagua_hvd.tensorflow.reduction import dense
+from bagua_hvd.tensorflow.reduction import dense, take
 from bagua_hvd.tensorflow.variables import native_variable
 
 
@@ -49,13 +49,15 @@ class LocalGradientAggregationHelper:
         self._local = ByIdentity(native_variable)
         self._counter: Any = None
         self._sums = ByIdentity(native_variable)
+        # Variables that had a gradient in this window. When graphs run is unknown here, so what they add to stays.
+        self._window = ByIdentity(native_variable)
         self._last_pass = None      # bool tensor: this pass completes a window
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction."""
         self._local.add(var)
 
-    def _variables_of(self, variables):
+    def _make_sums(self, variables):
         # Outside of a function that is being traced: its variables are made once.
         with tf.init_scope():
             if self._counter is None:
@@ -66,7 +68,6 @@ class LocalGradientAggregationHelper:
                         tf.zeros(variable.shape, variable.dtype.base_dtype), trainable=False, use_resource=True,
                         name="gradient_sum",
                     )
-        return [self._sums[variable] for variable in variables]
 
     @as_written
     def compute_gradients(self, grads: Any, vars: Any) -> Any:
@@ -76,28 +77,34 @@ class LocalGradientAggregationHelper:
         scale. It finds what the window's sum makes of them, alike on all ranks.
         """
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
-        gradients = [dense(grads[index], self.sparse_as_dense) for index in present]
-        variables = [vars[index] for index in present]
-        sums = self._variables_of(variables)
-        added = [total.assign_add(gradient) for total, gradient in zip(sums, gradients, strict=True)]
+        gradients = {index: dense(grads[index], self.sparse_as_dense) for index in present}
+        for index in present:
+            self._window.add(vars[index])
+        summed = [index for index, variable in enumerate(vars) if variable in self._window]
+        variables = [vars[index] for index in summed]
+        self._make_sums(vars)       # all, for a function traced later cannot make any
+        sums = {index: self._sums[vars[index]] for index in summed}
+        added = [sums[index].assign_add(gradient) for index, gradient in gradients.items()]
         with tf.control_dependencies([tf.identity(total) for total in added]):
             count = tf.identity(self._counter.assign_add(1))
         self._last_pass = tf.equal(count % self.backward_passes_per_step, 0)
 
         def reduce():
             with tf.control_dependencies([count]):
-                totals = [total.read_value() for total in sums]
+                totals = take(sums.values())
+            if tf.executing_eagerly():
+                self._window = ByIdentity(native_variable)
             if self.average_aggregated_gradients:
                 totals = [total / self.backward_passes_per_step for total in totals]
-            reduced = self._reduced(totals, variables)
-            with tf.control_dependencies(reduced):
-                zeroed = [tf.identity(total.assign(tf.zeros_like(total))) for total in sums]
-            with tf.control_dependencies(zeroed):
-                return [tf.identity(gradient) for gradient in reduced]
+            return self._reduced(totals, variables)
 
-        results = tf.cond(self._last_pass, reduce, lambda: [_finite(gradient) for gradient in gradients])
+        def other_pass():
+            return [_finite(gradients[index]) if index in gradients else tf.zeros_like(total)
+                    for index, total in sums.items()]
+
+        results = tf.cond(self._last_pass, reduce, other_pass)
         everything = list(grads)
-        for index, result in zip(present, results, strict=True):
+        for index, result in zip(summed, results, strict=True):
             everything[index] = result
         return everything
 

@@ -56,6 +56,16 @@ def dense(gradient: Any, sparse_as_dense: bool) -> Any:
     return tf.convert_to_tensor(gradient)
 
 
+def take(sums: Any) -> list:
+    """See bagua_hvd/_keras/reduction.py."""
+    variables = list(map(native_variable, sums))
+    values = [tf.identity(variable.read_value()) for variable in variables]
+    with tf.control_dependencies(values):
+        zeroed = [tf.identity(variable.assign(tf.zeros_like(variable))) for variable in variables]
+    with tf.control_dependencies(zeroed):
+        return list(map(tf.identity, values))
+
+
 def _rows_summed(slices):
     """IndexedSlices that have each index once, in the order in which they came.
 
@@ -77,6 +87,7 @@ class Reduction(reduction.Reduction):
     """
 
     native = staticmethod(native_variable)
+    take = staticmethod(take)
 
     def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none

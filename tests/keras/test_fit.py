@@ -221,6 +221,42 @@ def test_modes(run_ranks, mode, cells):
     run_ranks(2, run_cells, arguments={"mode": mode, "names": cells}, timeout=240)
 
 
+def windows():
+    """A window's gradients are those of all its passes, and of no other window's."""
+    hvd.init()
+    mean = (hvd.size() + 1) / 2
+    mine = float(hvd.rank() + 1)
+
+    def check(mode):
+        first, second = variables = [keras.Variable(0.0), keras.Variable(0.0)]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+        optimizer.build(variables)
+        step = mode(lambda *gradients: optimizer.apply(list(gradients), variables))
+        for number in (1, 2):
+            step(tf.constant(5 * mine), None)
+            step(None, tf.constant(7 * mine))
+            assert (first.numpy(), second.numpy()) == (-5 * mean * number, -7 * mean * number)
+        # An error in the last pass ends the window.
+        step(tf.constant(1.0), tf.constant(1.0))
+        optimizer.set_weight(-1.0)
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
+            optimizer.apply([tf.constant(1.0)] * 2, variables)
+        for _ in range(2):
+            step(tf.constant(mine), tf.constant(mine))
+        assert (first.numpy(), second.numpy()) == (-12 * mean, -16 * mean)
+        # Lists of variables may differ.
+        optimizer.apply([tf.constant(mine)], [first])
+        optimizer.apply([tf.constant(mine)], [second])
+        assert (first.numpy(), second.numpy()) == (-13 * mean, -17 * mean)
+
+    check(lambda function: function)
+    check(tf.function)
+
+
+def test_windows(run_ranks):
+    run_ranks(2, windows)
+
+
 def as_keras_chooses():
     """An unchanged script: only the optimizer is wrapped. Ranks start from different weights; rank 0 gives its own."""
     hvd.init()

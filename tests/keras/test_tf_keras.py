@@ -115,6 +115,17 @@ def aggregates(kind):
         [(reduced, _)] = aggregate(optimizer, [(tf.constant(float(rank)), weight)])
         apply(reduced)
         assert weight == -2 * mean * (number // 2) and optimizer.iterations == number
+    # A window's gradients are those of all its passes.
+    for mode in (lambda function: function, tf.function):
+        optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2)
+        weight, other = tf.Variable(0.0), tf.Variable(0.0)
+        legacy.build(optimizer, [weight, other])
+        step = mode(lambda of_weight, of_other, optimizer=optimizer, weight=weight, other=other:
+                    optimizer.apply_gradients([(of_weight, weight), (of_other, other)]))
+        for number in (1, 2):
+            step(tf.constant(float(rank)), None)
+            step(None, tf.constant(2.0 * rank))
+            assert (weight, other) == (-mean * number, -2 * mean * number)
     # What looks at the weights around the step has to have it whole.
     optimizer = hvd.DistributedOptimizer(make(1.0), algorithm="decentralized")
     with pytest.raises(ValueError, match="Decentralized reads the weights around the optimizer's step"):
