@@ -24,8 +24,8 @@ rest. The exception itself is `bridge.failure`, until the next exchange succeeds
 clears its own state (Reducer.synchronize does so by itself; after a failure elsewhere in the step call
 Reducer.reset()).
 
-Deadlock: wait() blocks a thread of TensorFlow, but only when all puts it needs have been made; within a graph the waits
-are in program order, the same on all ranks. See docs/decisions/frontends.md.
+Deadlock: wait() blocks a thread of TensorFlow, but only when all puts it needs have been made; the waits of a graph and
+of the functions that it calls are in program order, the same on all ranks. See docs/decisions/frontends.md.
 """
 import itertools
 import threading
@@ -38,13 +38,13 @@ import tensorflow as tf
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.core.native import TensorView, ffi
+from bagua_hvd.job import basics
 from bagua_hvd.tensorflow import xla
-from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, run_independently
+from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, order, run_independently
 from bagua_hvd.tensorflow.native_ops import ops, release
 
 _bridges: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _ids = itertools.count()
-_WAITING = {"BaguaHvdBridgeWait", "If", "Case", "While", "StatefulPartitionedCall"}
 
 
 class Bridge:
@@ -86,12 +86,15 @@ class Bridge:
         if compiled_by_xla():
             return xla.exchange(self._id, tensors, indices, again)
         buffers = []
-        with tf.control_dependencies(_waits(graph) if again else []):
+        with tf.control_dependencies(order.write() if again else order.first(order.write)):
             for index, tensor in zip(indices, tensors, strict=True):
                 buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")
                 run_independently(buffer)
                 buffers.append(buffer)
-        return list(ops.bagua_hvd_bridge_wait(buffers, bridge=self._id, name="HorovodBridgeWait"))
+        outputs = list(ops.bagua_hvd_bridge_wait(buffers, bridge=self._id, name="HorovodBridgeWait"))
+        with tf.control_dependencies(outputs):
+            order.write()
+        return outputs
 
     def _enter(self, graph):
         """Notes an exchange in this graph. Returns whether there was one, here or in a condition or loop of it."""
@@ -115,19 +118,22 @@ class Bridge:
 
 def take_interruption() -> BaseException | None:
     """What ended a step on a Bridge, and with it the job as it is: a lost rank or a change of hosts. None: neither."""
-    for bridge in list(_bridges.values()):
-        failure = bridge.failure
+    failures = [bridge.failure for bridge in _bridges.values()]
+    _forget_failures()
+    for failure in failures:
         lost = isinstance(failure, HorovodInternalError) and failure.status not in (
             native.ERR_MISMATCH, native.ERR_UNSUPPORTED)
         if lost or isinstance(failure, HostsUpdatedInterrupt):
-            bridge.failure = None
             return failure
     return None
 
 
-def _waits(graph):
-    """The ops of a graph that wait for an exchange, or may do so within: puts of the next one must come after them."""
-    return [op for op in graph.get_operations() if op.type in _WAITING]
+def _forget_failures(*_):
+    for bridge in list(_bridges.values()):
+        bridge.failure = None
+
+
+basics.runtime.watch(_forget_failures)      # of the job before
 
 
 def _status(error):

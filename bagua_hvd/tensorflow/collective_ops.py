@@ -23,6 +23,8 @@ _NO_XLA = (
 )
 # Compiled by XLA, ranks are taken to have equal first dimensions; where they turn out to differ, the step fails.
 
+_WITH_GRAPHS = {"If", "Case", "While", "StatefulPartitionedCall"}
+
 
 def _names(label, name, tensor, ignore_name_scope):
     """The name of the operation, and that of the node in the graph."""
@@ -262,12 +264,22 @@ def _registered_reducescatter_gradient(op, *gradients):
 # --------------------------------------------------------------------------------------------- join and barrier ----
 
 
+def _run_in_turn(function, names, **arguments):
+    """The same, after all collectives that were traced before it, and those in conditions, loops and calls."""
+    graph, before = tf.compat.v1.get_default_graph(), []
+    # In a graph of tf.compat.v1 a session may run this without the others.
+    if not tf.executing_eagerly() and hasattr(graph, "outer_graph"):
+        before = [op for op in graph.get_operations() if op.type.startswith("BaguaHvd") or op.type in _WITH_GRAPHS]
+    with tf.control_dependencies(before):
+        return function(tensor_name=names[0], blocking=tf.executing_eagerly(), name=names[1], **arguments)
+
+
 def join() -> Any:
     """The rank that joined last, an int32 scalar."""
     names = _names("HorovodJoin", None, None, True)
     if compiled_by_xla():
         return xla.collective(native.JOIN, [], [], names[0], 0)[0]
-    return _run(ops.bagua_hvd_join, names)
+    return _run_in_turn(ops.bagua_hvd_join, names)
 
 
 def barrier(process_set_id: int) -> Any:
@@ -275,7 +287,7 @@ def barrier(process_set_id: int) -> Any:
     names = _names("HorovodBarrier", None, None, True)
     if compiled_by_xla():
         return xla.collective(native.BARRIER, [], [], names[0], process_set_id)[0].op
-    return _run(ops.bagua_hvd_barrier, names, process_set_id=process_set_id)
+    return _run_in_turn(ops.bagua_hvd_barrier, names, process_set_id=process_set_id)
 
 
 tf.no_gradient("BaguaHvdJoin")

@@ -49,6 +49,53 @@ def run_independently(output: Any) -> None:
             manager.run_independently(getattr(output, "op", output))
 
 
+class _Order:
+    """The order of exchanges in functions: each writes one variable, which TensorFlow lets functions do in turn.
+
+    So a call, condition or loop with an exchange in it comes after all exchanges before it, and before those after it,
+    in whatever function they are. In programs of XLA, where only data says what comes first, its value is the token.
+
+    Methods do nothing in graphs of tf.compat.v1, a session of which may run either of two exchanges.
+    """
+
+    @staticmethod
+    @functools.cache
+    def _make():
+        # Not a tf.Variable: a function that is being traced for the second time could not make one.
+        with tf.device("CPU:0"):
+            variable = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[1], shared_name="bagua_hvd_order")
+            tf.raw_ops.AssignVariableOp(resource=variable, value=tf.zeros([1], tf.int64))
+        return variable
+
+    def _variable(self):
+        with tf.init_scope():
+            return self._make() if tf.executing_eagerly() else None
+
+    def read(self):
+        """The token, as a list of operands: what comes after all exchanges that were traced before."""
+        variable = self._variable()
+        return [] if variable is None else [tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.int64)]
+
+    def write(self, token=None):
+        """What comes after all exchanges that were traced before, and before those that are traced next: operations."""
+        variable = self._variable()
+        if variable is None:
+            return []
+        token = tf.zeros([1], tf.int64) if token is None else token
+        return [tf.raw_ops.AssignVariableOp(resource=variable, value=token)]
+
+    def first(self, make):
+        """What make(), read or write, yielded for the first exchange of this graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if not hasattr(graph, "_bagua_hvd_first"):
+            with tf.control_dependencies(None):
+                graph._bagua_hvd_first = make()
+        return graph._bagua_hvd_first
+
+
+order = _Order()
+
+
 def one_by_one(gradients: Any) -> None:
     """Lets the graph compute these tensors in the order in which they were traced, that of the backward pass.
 

@@ -1,9 +1,8 @@
 """The ops in programs that XLA compiles, tf.function(jit_compile=True): as custom calls (native/tensorflow/xla.c).
 
-A collective is a pair of calls, post and wait. Each wait takes a token from the wait before it in the same graph. So
+A collective is a pair of calls, post and wait. Each wait takes a token from the wait before it (graphs.order). So
 every rank waits in program order, and no wait can keep a rank from posting what another rank waits for first.
 """
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,14 +11,8 @@ import tensorflow as tf
 from bagua_hvd.core import native
 from bagua_hvd.tensorflow import private
 from bagua_hvd.tensorflow.dtypes import native_dtype
+from bagua_hvd.tensorflow.graphs import order
 from bagua_hvd.tensorflow.native_ops import library
-
-# The token of the last wait, by graph.
-_tokens: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-_CONDITIONS = {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall",
-               "StatefulPartitionedCall"}
-_NUMBERS = {tf.float64, tf.float32, tf.float16, tf.bfloat16, tf.int64, tf.int32, tf.bool}
 
 missing = library.bhvd_tf_xla_missing() or (b"" if private.xla_custom_call else b"xla_custom_call_v2")
 
@@ -64,24 +57,9 @@ def _nbytes(dtype, shape):
 
 
 def _wait(target, text, running, dtypes, shapes):
-    *outputs, _tokens[tf.compat.v1.get_default_graph()] = _call(
-        target, text, [*running, *_after()], [*dtypes, tf.int64], [*shapes, [1]]
-    )
+    *outputs, token = _call(target, text, [*running, *order.read()], [*dtypes, tf.int64], [*shapes, [1]])
+    order.write(token)
     return outputs
-
-
-def _after():
-    """The token of the wait before, in this graph or one around it, as a list of operands; [] if there was none."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph not in _tokens:
-        graph = getattr(graph, "outer_graph", None)
-    return [] if graph is None else [_tokens[graph]]
-
-
-def _conditions():
-    """A result of each condition, loop and call in this graph."""
-    found = [op.outputs for op in tf.compat.v1.get_default_graph().get_operations() if op.type in _CONDITIONS]
-    return [numbers[0] for outputs in found if (numbers := [each for each in outputs if each.dtype in _NUMBERS])]
 
 
 def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, process_set_id: int,
@@ -102,15 +80,15 @@ def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, 
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
                               *described, name)))
     # Join and barrier come after what stands before them: data says so, for XLA knows no other order.
-    after = [] if tensors else _after()
+    after = [] if tensors else order.read()
     running, _ = _call("post", text, [*tensors, *after], [tf.int64, tf.int64], [[1], [1]])
     dtypes = [tensor.dtype for tensor in tensors]
     return _wait("wait", "", [running], dtypes or [tf.int32], shapes or [[]])
 
 
 def exchange(bridge_id: int, tensors: Sequence[tf.Tensor], indices: Iterable[int], again: bool) -> Any:
-    """The twin of Bridge.exchange. again: puts come after the wait before, which may be in a condition or loop."""
-    after = [*_after(), *_conditions()] if again else []
+    """The twin of Bridge.exchange. again: puts come after the wait before."""
+    after = order.read() if again else order.first(order.read)
     running = [
         _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor, *after], [tf.int64, tf.int64], [[1], [1]])[0]
         for index, tensor in zip(indices, tensors, strict=True)

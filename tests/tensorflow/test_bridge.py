@@ -140,6 +140,37 @@ def test_exceptions_of_python_end_the_step(run_ranks):
     run_ranks(1, failures)
 
 
+def failures_of_another_job():
+    """A loss that nobody asked for is none of the next job; of several bridges it is told once."""
+    import pytest
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.core.exceptions import HorovodInternalError
+    from bagua_hvd.tensorflow.bridge import Bridge, take_interruption
+
+    def lost():
+        raise HorovodInternalError("lost")
+
+    def fail():
+        for bridge in bridges:
+            with pytest.raises(tf.errors.OpError, match="lost"):
+                bridge.exchange([tf.constant(1.0)])
+
+    hvd.init()
+    bridges = [Bridge(lambda *_: None, lost) for _ in range(2)]
+    fail()
+    assert str(take_interruption()) == "lost" and take_interruption() is None
+    fail()
+    hvd.shutdown()
+    hvd.init()
+    assert take_interruption() is None
+
+
+def test_failures_of_another_job(run_ranks):
+    run_ranks(1, failures_of_another_job)
+
+
 def bridge_is_gone():
     import gc
 

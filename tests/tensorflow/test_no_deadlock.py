@@ -59,6 +59,108 @@ def test_chains_in_another_order_on_each_rank(run_ranks):
     run_ranks(2, chained)
 
 
+def called_again():
+    """Functions that reduce gradients, called by others; what they are given is late, on each rank another one's."""
+    import time
+
+    import numpy as np
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    hvd.init()
+    v, u = tf.Variable([1.0, 1.0]), tf.Variable([1.0, 1.0])
+    mean = np.mean(np.arange(hvd.size()) + 1.0)
+
+    def late(x, rank):
+        def sleep(value):
+            time.sleep(0.1 if rank == hvd.rank() else 0)
+            return value
+
+        return tf.reshape(tf.numpy_function(sleep, [x], tf.float32), [2])
+
+    def gradients_of(*variables):
+        @tf.function
+        def gradients(x):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(tf.square(variable) * x) for variable in variables])
+            return hvd.DistributedGradientTape(tape).gradient(loss, list(variables))
+
+        return gradients
+
+    of_both, compiled_of_both, of_v, of_u = gradients_of(v, u), gradients_of(v, u), gradients_of(v), gradients_of(u)
+
+    @tf.function
+    def same(x):
+        return of_both(late(x, 0)) + of_both(late(x * 10, 1))
+
+    @tf.function
+    def different(x):
+        return of_v(late(x, 0)) + of_u(late(x * 10, 1))
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        total = compiled_of_both(x)
+        for _ in tf.range(2):
+            total = [a + b for a, b in zip(total, compiled_of_both(x * 10), strict=True)]
+        return total
+
+    x = tf.fill([2], 1.0 + hvd.rank())
+    for function, factors in ((same, (1, 1, 10, 10)), (different, (1, 10)), (compiled, (21, 21))):
+        for _ in range(3):
+            for gradient, factor in zip(function(x), factors, strict=True):
+                np.testing.assert_allclose(gradient, [2 * mean * factor] * 2, rtol=1e-6)
+
+
+def test_functions_called_by_others(run_ranks):
+    run_ranks(2, called_again, timeout=100)
+
+
+def join_and_barrier():
+    """They come after what was traced before them, in loops too."""
+    import time
+
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    total = tf.Variable(0.0)
+
+    def slow(value):
+        time.sleep(0.1)
+        return value
+
+    for compiled in (False, True):
+        @tf.function(jit_compile=compiled)
+        def join(x, n, compiled=compiled):
+            for _ in tf.range(n):
+                if not compiled:
+                    x = tf.reshape(tf.numpy_function(slow, [x], tf.float32), [])
+                total.assign_add(hvd.allreduce(x, op=hvd.Sum, name="in the loop"))
+            return hvd.join()
+
+        total.assign(0.0)
+        join(tf.constant(1.0), tf.constant(1 + 2 * hvd.rank()))
+        assert total == (2.0 if hvd.rank() == 0 else 4.0)
+    happened = []
+
+    @tf.function
+    def barrier():
+        tf.numpy_function(lambda: slow(happened.append("before") or 1), [], tf.int64)
+        hvd.barrier()
+        tf.numpy_function(lambda: happened.append("after") or 1, [], tf.int64)
+
+    hvd.barrier()
+    barrier()
+    assert happened == ["before", "after"]
+
+
+def test_join_and_barrier(run_ranks):
+    run_ranks(2, join_and_barrier, timeout=100)
+
+
 def in_a_loop():
     """A loop of tensorflow 1 runs several iterations at once, all with one name for the collective."""
     import tensorflow as tf
