@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.mpi_ops import grouped_allreduce
@@ -14,15 +13,9 @@ from bagua_hvd.tensorflow.optimizer_v1 import WrappedV1
 from bagua_hvd.tensorflow.variables import native_variable
 
 
-def _initialized(variable):
-    """A variable's value, for the initial value of another one: in a graph, it may not be initialized before that."""
-    if tf.executing_eagerly():
-        return variable
-    value = tf.cond(
-        tf.compat.v1.is_variable_initialized(variable), variable.read_value, lambda: tf.identity(variable.initial_value)
-    )
-    # What is read of a reference variable is its memory, which the optimizer writes.
-    return tf.raw_ops.DeepCopy(x=value)
+def _read(variable):
+    """A copy: what is read of a reference variable is its memory, which the optimizer writes."""
+    return variable.read_value() if tf.executing_eagerly() else tf.raw_ops.DeepCopy(x=variable.read_value())
 
 
 class DistributedAdasum(WrappedV1):
@@ -37,40 +30,55 @@ class DistributedAdasum(WrappedV1):
         super().__init__(optimizer, name, use_locking)
         self._options = options
         self._passes = passes
-        self._counter: tf.Variable | None = None
-        self._starts = ByIdentity(native_variable)      # by variable: the weights after the last combination
+        self._counter: Any = None                        # this and the next only where steps are combined later
+        self._starts: dict[int, Any] = {}       # by id of a variable: it, and its weights when the window began
 
-    def _counter_and_starts(self, variables):
+    def _make_variables(self, variables):
         # Outside of a function that is being traced: its variables are made once.
         with tf.init_scope():
             if self._counter is None:
                 self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="adasum_passes")
-            for variable in variables:
-                if variable not in self._starts:
-                    self._starts[variable] = tf.compat.v1.Variable(
-                        _initialized(variable), trainable=False, use_resource=True, name="adasum_start"
+            for variable in map(native_variable, variables):
+                if id(variable) not in self._starts:
+                    # In a graph it is set before it is read; in eager mode the window may have begun.
+                    start = variable if tf.executing_eagerly() else tf.zeros(variable.shape, variable.dtype.base_dtype)
+                    self._starts[id(variable)] = variable, tf.compat.v1.Variable(
+                        start, trainable=False, use_resource=True, name="adasum_start"
                     )
-        return self._counter, [self._starts[variable] for variable in variables]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         grads_and_vars = list(grads_and_vars)
-        variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
-        counter, starts = self._counter_and_starts(variables)
-        stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
         if not self._options.communicates:
-            return stepped
-        with tf.control_dependencies([] if stepped is None else [stepped]):
-            count = tf.identity(counter.assign_add(1))
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+        variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
+        if self._passes == 1:
+            starts = list(map(_read, variables))
+            with tf.control_dependencies(starts):
+                stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
+            with tf.control_dependencies([] if stepped is None else [stepped]):
+                return tf.group(self._combine(variables, starts))
+        self._make_variables(variables)
 
-        def combine():
-            with tf.control_dependencies([count]):
-                before = [start.read_value() for start in starts]
-                steps = [variable.read_value() - start for variable, start in zip(variables, before, strict=True)]
-            combined = grouped_allreduce(steps, op=Adasum, compression=self._options.compression)
-            assigned = []
-            for variable, start, old, step in zip(variables, starts, before, combined, strict=True):
-                assigned += [tf.identity(variable.assign(old + step)), tf.identity(start.assign(old + step))]
+        def begin():
+            assigned = [tf.identity(start.assign(_read(variable))) for variable, start in self._starts.values()]
             with tf.control_dependencies(assigned):
                 return tf.constant(True)
 
-        return tf.cond(tf.equal(count % self._passes, 0), combine, lambda: tf.constant(False))
+        def combine():
+            variables, starts = zip(*self._starts.values(), strict=True)
+            with tf.control_dependencies(self._combine(variables, [start.read_value() for start in starts])):
+                return tf.constant(True)
+
+        begun = tf.cond(tf.equal(self._counter % self._passes, 0), begin, lambda: tf.constant(False))
+        with tf.control_dependencies([begun]):
+            stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
+        with tf.control_dependencies([begun] if stepped is None else [stepped]):
+            count = self._counter.assign_add(1)
+        with tf.control_dependencies([tf.identity(count)]):
+            return tf.cond(tf.equal(tf.identity(count) % self._passes, 0), combine, lambda: tf.constant(False))
+
+    def _combine(self, variables, starts):
+        steps = [variable.read_value() - start for variable, start in zip(variables, starts, strict=True)]
+        combined = grouped_allreduce(steps, op=Adasum, compression=self._options.compression)
+        return [tf.identity(variable.assign(start + step))
+                for variable, start, step in zip(variables, starts, combined, strict=True)]

@@ -124,14 +124,18 @@ class LocalGradientAggregationHelper:
 
     @as_written
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs the closure at the last pass of a window; else advances `iterations` or global_step, if there is one."""
+        """Runs the closure at the last pass of a window; else advances `iterations` or global_step, if there is one.
+
+        Args:
+            args, kwargs: those of the optimizer's apply_gradients().
+        """
         def apply():
             operation = apply_grads_closure()
             with tf.control_dependencies([] if operation is None else [operation]):
                 return tf.constant(True)
 
         def skip():
-            steps = kwargs.get("global_step")
+            steps = args[1] if len(args) > 1 else kwargs.get("global_step")
             if steps is None:
                 steps = getattr(optimizer, "iterations", None)
             with tf.control_dependencies([] if steps is None else [tf.identity(steps.assign_add(1))]):

@@ -45,14 +45,12 @@ class DistributedV1(WrappedV1):
                 raise ValueError("backward_passes_per_step > 1 is not supported in eager mode with this optimizer: use "
                                  "an optimizer of Keras.")
             self._aggregation = LocalGradientAggregationHelper(
-                passes, self._reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
-                scale_local_gradients=options.scale_local_gradients,
-            )
+                passes, self._reduction, options.sparse_as_dense, average_aggregated)
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
-        (self._aggregation.register_local_var if self._aggregation else self._reduction.register_local)(var)
+        self._reduction.register_local(var)
 
     @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list:

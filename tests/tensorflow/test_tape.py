@@ -260,6 +260,11 @@ def optimizers_v1():
                 expected = 1 - 0.5 * mean / (passes if average else 1)
                 np.testing.assert_allclose(session.run(weight), np.full(3, expected), rtol=1e-6)
                 assert session.run(steps) == passes
+                by_place = opt.apply_gradients(opt.compute_gradients(tf.reduce_sum(weight)), steps)
+                session.run(v1.global_variables_initializer())
+                for _ in range(passes):
+                    session.run(by_place)
+                assert session.run(steps) == passes
                 assert opt.get_slot_names() == ["momentum"]
 
     # In eager mode, and the delta optimizer of Adasum: equal steps are averaged, orthogonal ones added.
@@ -315,6 +320,18 @@ def adasum_in_a_graph(without):
             for number in (1, 2):
                 session.run(train)
                 np.testing.assert_allclose(session.run(weight), begin - 0.5 * number, rtol=1e-6)
+    # Two steps are one, from the weights with which the window began: those of a broadcast, too.
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.Variable(tf.fill((2,), float(rank)))
+        opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum,
+                                       backward_passes_per_step=2)
+        train = opt.minimize(tf.reduce_sum(tf.one_hot(rank, 2) * weight))
+        session.run(v1.global_variables_initializer())
+        session.run(hvd.broadcast_variables([weight], 1))
+        for number in range(1, 5):
+            session.run(train)
+            if number % 2 == 0:
+                np.testing.assert_allclose(session.run(weight), [1 - 0.5 * number] * 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("without", ["disable_eager_execution", "disable_v2_behavior"])
@@ -444,6 +461,11 @@ def starts_of_adasum():
     variable = where_another_lay(lambda each: optimizer.apply_gradients([(tf.constant(1.0), each)]), [10.0, 10.0])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
     np.testing.assert_allclose(variable, [9.0, 9.0])
+    # A step begins with the weights of a broadcast.
+    variable.assign([hvd.rank()] * 2)
+    hvd.broadcast_variables([variable, *optimizer.variables()], 1)
+    optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
+    np.testing.assert_allclose(variable, [0.0, 0.0])
 
 
 KEPT_BY_VARIABLE = {part.__name__: part for part in (
