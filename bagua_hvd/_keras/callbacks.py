@@ -7,6 +7,7 @@ Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate chan
 Here v itself is scaled before the step. It is the same step, and a compiled one obeys it, for which m is a constant.
 """
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -91,7 +92,7 @@ class BroadcastGlobalVariablesCallback(Callback):
 
 
 class MetricAverageCallback(Callback):
-    """Averages all entries of `logs` over the ranks at the end of every epoch, in sorted order of their names.
+    """Averages all numbers in `logs` over the ranks at the end of every epoch, in sorted order of their names.
 
     Put it before callbacks that read metrics, such as ReduceLROnPlateau, so that all ranks do the same.
 
@@ -110,7 +111,9 @@ class MetricAverageCallback(Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         logs = {} if logs is None else logs
         for name in sorted(logs):
-            logs[name] = float(values.allreduce(float(logs[name]), name=f"MetricAverageCallback.{name}"))
+            with suppress(TypeError, ValueError):
+                value = float(logs[name])
+                logs[name] = float(values.allreduce(value, name=f"MetricAverageCallback.{name}"))
 
 
 def _steps(params):
@@ -146,6 +149,7 @@ class LearningRateScheduleCallback(Callback):
         self.staircase = staircase
         self.momentum_correction = momentum_correction
         self.steps_per_epoch: Any = steps_per_epoch
+        self._given_steps = steps_per_epoch
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         self.current_epoch: Any = None
 
@@ -162,8 +166,7 @@ class LearningRateScheduleCallback(Callback):
                     legacy.scale(velocity, new / old)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        if not self.steps_per_epoch:
-            self.steps_per_epoch = _steps(self.params or {})
+        self.steps_per_epoch = self._given_steps or _steps(self.params or {})
         if not self.staircase and not self.steps_per_epoch:
             raise ValueError(
                 f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to "

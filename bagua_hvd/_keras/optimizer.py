@@ -58,8 +58,8 @@ class _Distribution:
         self._weight: tuple[Any, bool] | None = None        # of the next average; given while a graph was traced
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
-        # Variables that had a gradient in this window, by id of the native one. When graphs run is unknown here, so what
-        # they add to stays.
+        # Variables that had a gradient in this window, by id of the native one. When graphs run is unknown here, so
+        # what they add to stays.
         self._window: dict[int, Any] = {}
 
     def build(self, variables):
@@ -110,7 +110,8 @@ class _Distribution:
             window = self._window
             everything = by_id if self.reduction.traces() else by_id | window
             summed = [key for key in everything if key in window]
-            totals = dict(zip(summed, self.reduction.take([self._sums[everything[key]] for key in summed]), strict=True))
+            taken = self.reduction.take([self._sums[everything[key]] for key in summed])
+            totals = dict(zip(summed, taken, strict=True))
             if not self.reduction.traces():
                 self._window = {}
             if self.average_aggregated:
@@ -272,7 +273,11 @@ def _make_ddp_for_others(self):
 
 def _adapt_keras():
     """Changes what Keras does with distributed optimizers where they cannot themselves; again and again is once."""
-    keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
+    scaled: Any = keras.optimizers.LossScaleOptimizer
+    scaled.apply = _apply_scaled
+    scaled.set_weight = lambda self, weight: self.inner_optimizer.set_weight(weight)
+    scaled.register_local_var = lambda self, var: self.inner_optimizer.register_local_var(var)
+    scaled.algorithm = property(lambda self: self.inner_optimizer.algorithm)
     if _make_ddp is not None:
         keras.Model._initialize_ddp = _make_ddp_for_others
 

@@ -188,7 +188,7 @@ class Reduction(ABC):
         self._steps[key] = step
         for variable in variables:
             weakref.finalize(variable, self._steps.pop, key, None).atexit = False
-        self._made.append(weakref.ref(step.reducer))
+        self._made = [each for each in self._made if each() is not None] + [weakref.ref(step.reducer)]
         step.reducer.observer = self._observer
         if self._loaded:
             step.reducer.load_state_dict(self._loaded.pop(0))

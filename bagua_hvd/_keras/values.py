@@ -10,7 +10,7 @@ import numpy as np
 from bagua_hvd._keras import legacy
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.numpy_frontend import frontend
-from bagua_hvd.core.vectors import native_order
+from bagua_hvd.core.vectors import DTYPES, native_order
 from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 
@@ -52,9 +52,20 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average,
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """The root's value. See rules.broadcast."""
-    return rules.broadcast(
-        frontend, to_array(value), root_rank, False, name, process_set, blocking=True
-    ).wait()[()]
+    array = to_array(value)
+    received = rules.broadcast(frontend, _to_send(array), root_rank, False, name, process_set, blocking=True).wait()
+    return _as_sent(received, array)[()]
+
+
+def _to_send(array):
+    """The array, or its bytes where the core has no such type; an array of objects has none."""
+    if array.dtype.name in DTYPES or array.dtype.hasobject:
+        return array
+    return array.reshape(-1).view(np.uint8)
+
+
+def _as_sent(received, array):
+    return received.view(array.dtype).reshape(array.shape)
 
 
 def assign(variables: Any, arrays: Any) -> None:
@@ -74,8 +85,9 @@ def broadcast_variables(variables: Any, root_rank: int, name: str | None,
     Args:
         name: of the operations, with the variable's number after it; unique in this process.
     """
+    arrays = list(map(to_array, variables))
     running = [
-        rules.broadcast(frontend, to_array(variable), root_rank, False, f"{name}.{i}", process_set)
-        for i, variable in enumerate(variables)
+        rules.broadcast(frontend, _to_send(array), root_rank, False, f"{name}.{i}", process_set)
+        for i, array in enumerate(arrays)
     ]
-    assign(variables, (pending.wait() for pending in running))
+    assign(variables, (_as_sent(each.wait(), array) for each, array in zip(running, arrays, strict=True)))

@@ -73,6 +73,7 @@ def _counted(method):
         if self._counts_since != runtime.inits:
             self._counts_since = runtime.inits
             self._counter, self._account = statistics.counter_of(type(self.algorithm).__name__)
+            _ = self.number
         token = account.set(self._account)
         try:
             return method(self, *arguments)
@@ -101,7 +102,7 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
-        number: of its optimizer; see renumber(). passes: see Args.
+        passes: see Args.
         following: numbers of the group's later optimizers whose windows end in the same backward pass and have as many
             passes. After the ranks have told each other their facts: on any rank.
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; of one count.
@@ -160,6 +161,13 @@ class Reducer:
         """Whether the ranks have told each other their facts, since ranks came or went."""
         return self._agreed == runtime.changes
 
+    @property
+    def number(self) -> int:
+        """That of its optimizer; another one after each init(), with which numbers begin anew: see _Numbers."""
+        if self._numbered_in != runtime.inits and runtime.options is not None and not runtime.options.elastic:
+            self.renumber(optimizer_number(self.group.process_set_id))
+        return self._number
+
     def touched(self) -> None:
         """A backward pass has ended that touched it, on this rank or on others."""
         self.touched_at = next(_moments)
@@ -167,7 +175,7 @@ class Reducer:
     def renumber(self, number: int) -> None:
         """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
         # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
-        self.number = number
+        self._number, self._numbered_in = number, runtime.inits
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 

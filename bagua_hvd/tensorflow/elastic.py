@@ -90,21 +90,17 @@ class TensorFlowState(ObjectState):
             raise ValueError(SEES_NO_STEPS)
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
-        self._operations: tuple[list, list, Any] | None = None      # see _graph_operations()
+        if session is not None:
+            # Placeholders, assignments, broadcast: made now, for training may finalize the graph.
+            with session.graph.as_default():
+                self._placeholders = [tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
+                self._assignments = [v.assign(p).op for v, p in zip(self.variables, self._placeholders, strict=True)]
+                self._broadcast = broadcast_variables(self.variables, 0)
         self._saved_values = self._read()
         # A name of its own, apart from what the script broadcasts.
         super().__init__(
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
         )
-
-    def _graph_operations(self):
-        """(placeholders, assignments, broadcast), made once."""
-        if self._operations is None:
-            with self.session.graph.as_default():
-                placeholders = [tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
-                assignments = [v.assign(p).op for v, p in zip(self.variables, placeholders, strict=True)]
-                self._operations = placeholders, assignments, broadcast_variables(self.variables, 0)
-        return self._operations
 
     def _read(self):
         if self.session is not None:
@@ -113,8 +109,7 @@ class TensorFlowState(ObjectState):
 
     def _write(self, values):
         if self.session is not None:
-            placeholders, assignments, _ = self._graph_operations()
-            self.session.run(assignments, dict(zip(placeholders, values, strict=True)))
+            self.session.run(self._assignments, dict(zip(self._placeholders, values, strict=True)))
             return
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
@@ -132,7 +127,7 @@ class TensorFlowState(ObjectState):
             if self.session is None:
                 broadcast_variables(self.variables, root_rank=0)
             else:
-                self.session.run(self._graph_operations()[2])
+                self.session.run(self._broadcast)
         share_numbers([shared_reductions], self._bcast_object)
         self._saved_values = self._read()
         super().sync()

@@ -155,7 +155,7 @@ def broadcast(tensor: Tensorlike, root_rank: int, name: str | None = None, ignor
 
 def _int32_splits(splits):
     if isinstance(splits, (list, tuple)):
-        return tf.constant(splits, tf.int32)
+        return tf.convert_to_tensor(splits, tf.int32)
     splits = _dense(splits)
     if splits.dtype != tf.int32:
         raise tf.errors.InvalidArgumentError(

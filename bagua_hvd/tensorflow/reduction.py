@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 from bagua_hvd._keras import reduction
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.options import GradientOptions, check_groups
@@ -242,6 +244,7 @@ class _SharedReductions:
     def __init__(self):
         self._reductions = {}
         self._promised = []         # numbers, of those that are made next
+        self._kinds = ByIdentity()  # by Algorithm: see _kind_of()
 
     def get(self, options):
         """The Reduction of options that are not checked yet. It does not keep the variables in `groups` alive."""
@@ -254,7 +257,7 @@ class _SharedReductions:
             )
             named = [each for group in groups for each in group]
             options = options._replace(groups=[[each.reference for each in group] for group in groups])
-        key = options._replace(groups=groups)
+        key = options._replace(groups=groups, algorithm=self._kind_of(options.algorithm))
         if key not in self._reductions:
             made = self._reductions[key] = Reduction(options.check())
             if self._promised:
@@ -262,6 +265,14 @@ class _SharedReductions:
             for each in named:
                 weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]
+
+    def _kind_of(self, algorithm):
+        """What a new Algorithm has in common with others of its class and settings, as every step may make one."""
+        if not isinstance(algorithm, Algorithm):
+            return algorithm
+        if algorithm not in self._kinds:
+            self._kinds[algorithm] = type(algorithm), repr(vars(algorithm))
+        return self._kinds[algorithm]
 
     def _forget(self, key, named):
         # Graphs of the others need it as long as one lives.

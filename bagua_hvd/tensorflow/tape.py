@@ -1,4 +1,7 @@
 """DistributedGradientTape: a tf.GradientTape whose gradient() is reduced over the ranks."""
+import functools
+from typing import Any
+
 import tensorflow as tf
 
 from bagua_hvd._keras.types import Groups, Layers
@@ -120,8 +123,9 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
         process_set: the ranks that reduce; others get local gradients.
         scale_local_gradients: divide gradients of sources given to register_local_source() by the number of ranks.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
-            name in BAGUA_ALGORITHM, else "gradient_allreduce". Algorithms on weights or momenta are for
-            DistributedOptimizer, whose step they must see; it takes the gradients of a plain tape.
+            name in BAGUA_ALGORITHM, else "gradient_allreduce". Of those with equal settings, which each step may make
+            anew, the first one is used. Algorithms on weights or momenta are for DistributedOptimizer, whose step they
+            must see; it takes the gradients of a plain tape.
         delay: 1: the gradients are those that were asked for one call of gradient() before, of these sources; zeros in
             the first. They travel until the next call, so that a whole step hides them. One call a step for each list
             of sources, all of them variables. For algorithms that communicate gradients; see docs/algorithms.md.
@@ -133,9 +137,13 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
     options = GradientOptions(
         compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set,
         algorithm, scale_local_gradients, delay)
-    base = type(gradtape)
-    cls = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
-    return cls(gradtape, options)
+    base: Any = type(gradtape)
+    return _subclass(base)(gradtape, options)
+
+
+@functools.cache
+def _subclass(base):
+    return type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
 
 
 @doc_from(DistributedGradientTape, "DistributedGradientTape that leaves the trainable weights of some layers local; "

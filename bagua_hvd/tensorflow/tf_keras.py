@@ -42,9 +42,7 @@ class _Distribution:
         self._reduced: ByIdentity | None = None     # variables whose gradients have been reduced and not applied
         if passes > 1:
             self.aggregation = LocalGradientAggregationHelper(
-                passes, self.reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
-                scale_local_gradients=options.scale_local_gradients,
-            )
+                passes, self.reduction, options.sparse_as_dense, average_aggregated)
 
     def reset(self):
         """Forgets what is pending."""
@@ -92,11 +90,7 @@ class _Distributed(HasDistribution, _Wrapped):
     def register_local_var(self, var):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
-        distribution = self.distribution
-        if distribution.aggregation is not None:
-            distribution.aggregation.register_local_var(var)
-        else:
-            distribution.reduction.register_local(var)
+        self.distribution.reduction.register_local(var)
 
     def _aggregate(self, grads_and_vars):
         if self.distribution.all_in_one:
@@ -107,7 +101,10 @@ class _Distributed(HasDistribution, _Wrapped):
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         distribution, base = self.distribution, super().apply_gradients
         gradients, variables = zip(*grads_and_vars, strict=True)
-        if not distribution.is_reduced(variables):
+        reduced = distribution.is_reduced(variables)
+        as_given = not reduced and (kwargs.get("skip_gradients_aggregation", False)
+                                    or not kwargs.get("experimental_aggregate_gradients", True))
+        if not reduced and not as_given:
             with tf.init_scope():
                 legacy.build(self, variables)
             gradients = distribution.reduce(gradients, variables)
@@ -122,7 +119,9 @@ class _Distributed(HasDistribution, _Wrapped):
                 after = distribution.reduction.stepped()
             return tf.group(applied, *after) if after else applied
 
-        return apply() if distribution.aggregation is None else distribution.aggregation.apply_gradients(apply, self)
+        if as_given or distribution.aggregation is None:
+            return apply()
+        return distribution.aggregation.apply_gradients(apply, self)
 
 
 class _DistributedNew(_Distributed):

@@ -4,6 +4,7 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd.core.util import _cache  # noqa: F401  (Horovod's name for it)
+from bagua_hvd.tensorflow.variables import native_variable
 
 
 def _executing_eagerly():
@@ -20,6 +21,7 @@ def vars_to_refs(variables: Any) -> Any:
     """The variables, nested in lists and tuples as they may be, as hashable references, in tuples."""
     if isinstance(variables, (list, tuple)):
         return tuple(vars_to_refs(variable) for variable in variables)
+    variables = native_variable(variables)
     return variables.ref() if isinstance(variables, (tf.Tensor, tf.Variable)) else variables
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import bagua_hvd.keras as hvd_keras
 import bagua_hvd.tensorflow.keras as hvd
+from bagua_hvd._keras.values import broadcast_variables
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 STEPS = 4
@@ -58,9 +59,11 @@ def broadcast_and_metrics():
     class Before(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             local.update(logs)
+            logs["confusion"] = np.eye(2)
 
     class After(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
+            assert (logs.pop("confusion") == np.eye(2)).all()      # no number, and so left alone
             seen.update(logs)
 
     history = fit(model, [Before(), hvd.callbacks.MetricAverageCallback(), After()])
@@ -89,6 +92,14 @@ def plain_values():
             assert functions.allgather(numbers).tolist() == 2 * numbers.tolist()
             assert functions.broadcast(numbers * rank, 1).tolist() == numbers.tolist()
             assert functions.reducescatter(numbers, op=hvd.Sum).tolist() == [(2 * numbers[rank]).tolist()]
+        for dtype in ("uint32", "uint64", "complex64", "float8_e4m3fn"):       # which the core does not have
+            for shape in ((), (2, 3)):
+                numbers = tf.cast(tf.fill(shape, 2.0 + rank), dtype).numpy()
+                received = functions.broadcast(numbers, 1)
+                assert received.dtype == numbers.dtype and (received == tf.cast(3.0, dtype).numpy()).all()
+    variable = keras.Variable(tf.cast([rank, 5], tf.uint32), dtype="uint32")
+    broadcast_variables([variable], 1, "uint32")
+    assert variable.numpy().tolist() == [1, 5]
 
 
 def learning_rates():
@@ -107,6 +118,13 @@ def learning_rates():
     expected = [0.4 / size * ((step + 1) / STEPS * (size - 1) / 2 + 1) for step in range(2 * STEPS)]
     np.testing.assert_allclose(recorder.rates, expected + [0.4] * STEPS, rtol=1e-6)
     np.testing.assert_allclose(history.history["lr"], [expected[STEPS - 1], 0.4, 0.4], rtol=1e-6)
+
+    # Another fit() has another number of steps.
+    model = make_model()
+    model.compile(keras.optimizers.SGD(), "mse")
+    for number in (2, 4):
+        model.fit(*data_of(hvd.rank()), batch_size=5, steps_per_epoch=number, verbose=0, callbacks=[warmup])
+        assert warmup.steps_per_epoch == number
 
     # A schedule in stairs, a constant as a power, with a beginning and an end; and between the stairs.
     def schedule(*arguments, **options):

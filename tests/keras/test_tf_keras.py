@@ -102,6 +102,13 @@ def aggregates(kind):
 
     in_mode(lambda function: function)
     in_mode(tf.function)
+    # What the script has reduced itself is applied as it is.
+    told = {"new": {"skip_gradients_aggregation": True}, "legacy": {"experimental_aggregate_gradients": False}}[kind]
+    for passes in (1, 2):
+        weight = tf.Variable(0.0)
+        optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=passes)
+        optimizer.apply_gradients([(tf.constant(float(rank)), weight)], **told)
+        assert weight == -rank
     if kind == "legacy":        # new ones know the variables of one model
         optimizer, weight, other = hvd.DistributedOptimizer(make(1.0)), tf.Variable(0.0), tf.Variable(0.0)
         aggregate(optimizer, [(tf.constant(1.0), weight)])

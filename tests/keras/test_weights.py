@@ -87,6 +87,19 @@ def outside():
         np.testing.assert_allclose(result, [(1 * 2 + 2 * 3) / 3] * 2, rtol=1e-6)
     with pytest.raises(ValueError, match="op=hvd.Average"):
         gradient(1, op=hvd_tape.Sum)
+    # What compile() puts around the optimizer with dtype policy mixed_float16 has its methods.
+    scaled, alone = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), algorithm="bytegrad"), initial_scale=2.0)
+    assert type(optimizer.algorithm).__name__ == "ByteGrad"
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), initial_scale=2.0)
+    optimizer.register_local_var(alone)
+    optimizer.build([scaled, alone])
+    optimizer.set_weight(hvd.rank())
+    optimizer.apply([tf.constant(2.0 * hvd.rank())] * 2, [scaled, alone])
+    np.testing.assert_allclose(scaled, -5 / 3, rtol=1e-6)
+    assert alone == -hvd.rank() / 3 * hvd.rank()
     no_samples()
 
 

@@ -79,7 +79,7 @@ def values():
             "allgather": {dtype: hvd.allgather(inputs[dtype][:rank]) for dtype in MOVED},
             "alltoall": {dtype: hvd.alltoall(inputs[dtype]) for dtype in MOVED},
             # Rank r sends a row to every rank, rank 0 none: rows past that go nowhere.
-            "uneven": hvd.alltoall(x, splits=[1 if rank else 0] * size),
+            "uneven": hvd.alltoall(x, splits=[tf.constant(1 if rank else 0), *[1 if rank else 0] * (size - 1)]),
             "grouped_allgather": hvd.grouped_allgather([x, x[:1] * 2.0]),
             "grouped_reducescatter": hvd.grouped_reducescatter([x, x[:1]], op=hvd.Sum),
             "sparse_integers": {

@@ -183,6 +183,14 @@ def elastic_states():
     assert all(equal(everyone[0], other) for other in everyone)
 
     plain = tf.Variable([1.0 + rank])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", initializer=float(rank))
+        session.run(variable.initializer)
+        state = hvd.elastic.TensorFlowState([variable], session, batch=rank)
+        session.graph.finalize()
+        state.sync()
+        assert (session.run(variable), state.batch) == (0, 0)
+        state.restore()
     state = hvd.elastic.TensorFlowState([plain], batch=rank)
     state.sync()
     assert plain.numpy() == [1.0] and state.batch == 0

@@ -1,8 +1,10 @@
 """In which order a graph computes the gradients of a backward pass."""
+import keras
 import pytest
 import tensorflow as tf
 
 from bagua_hvd.tensorflow.graphs import one_by_one
+from bagua_hvd.tensorflow.util import refs_to_vars, vars_to_refs
 
 
 def ancestors(op):
@@ -62,3 +64,11 @@ def test_one_by_one_leaves_other_graphs_alone():
         one_by_one([value * 2.0])
         last = value * 3.0
         assert last.op in graph.get_operations() and not last.op.control_inputs
+
+
+def test_references_to_variables():
+    variables = [tf.Variable(1.0), (keras.Variable(2.0),)]
+    references = vars_to_refs(variables)
+    hash(references)
+    assert [references[0].deref(), references[1][0].deref()] == [variables[0], variables[1][0].value]
+    assert list(map(type, refs_to_vars(references))) == [type(variables[0]), list]

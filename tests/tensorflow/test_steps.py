@@ -1,4 +1,5 @@
 """What a step does and when: communication within the backward pass, loops over datasets, algorithms on weights."""
+import gc
 import json
 import time
 
@@ -307,6 +308,38 @@ def numbers():
     late([tf.constant(1.0)] * 2, variables)
     late([tf.constant(1.0)], variables[1:])
     assert late.number == [4, 5, 3]     # the last one promised by nobody: the next free one
+    for _ in range(3):      # of variables that are gone nothing stays
+        made([tf.constant(1.0)], [tf.Variable(1.0)])
+        gc.collect()
+    assert len(made._made) == 3
+    # Tapes with Algorithms made anew for each step share what has been made for the first one.
+    from bagua_hvd.algorithms import ByteGrad
+    from bagua_hvd.tensorflow.reduction import shared_reductions
+
+    def step(**options):
+        with tf.GradientTape() as tape:
+            loss = variables[0] * (1.0 + hvd.rank()) + variables[1]
+        tape = hvd.DistributedGradientTape(tape, **options)
+        assert type(tape) is type(hvd.DistributedGradientTape(tf.GradientTape()))
+        return tape.gradient(loss, variables)
+
+    same = ByteGrad(error_feedback=True)
+    for _ in range(2):
+        for algorithm in (ByteGrad(), same, ByteGrad(error_feedback=True)):
+            step(algorithm=algorithm)
+    assert len(shared_reductions.number) == 3       # with plain averages
+    # After another init() old ones and new ones have different numbers.
+    hvd.shutdown()
+    hvd.init()
+
+    @tf.function
+    def both():
+        return [*step(op=hvd.Sum), *step()]
+
+    step(op=hvd.Sum)
+    assert [gradient.numpy() for gradient in both()] == [3, 2, 1.5, 1]
+    used = [reduction.number for reduction in shared_reductions._reductions.values() if reduction.number]
+    assert len(set(map(tuple, used))) == len(used)
 
 
 def test_numbers_of_reducers_made_late(run_ranks):
