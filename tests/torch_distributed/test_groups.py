@@ -121,8 +121,12 @@ def works(file):
         dist.all_reduce(slow)
     disagreeing(rank, size)
     dist.barrier()
+    group = dist.group.WORLD
+    number = group._get_sequence_number_for_group()
     work = dist.barrier(async_op=True)
     work.wait(timedelta(seconds=20))
+    group.monitored_barrier(timedelta(seconds=20))
+    assert number > 0 and group._get_sequence_number_for_group() == number + 2
     dist.destroy_process_group()
 
 

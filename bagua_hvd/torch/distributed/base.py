@@ -46,6 +46,7 @@ class Group(dist.ProcessGroup):
         # The one given may hold what an earlier attempt of the job, or another group of this name, has left there.
         self._store = dist.PrefixStore(f"bagua_hvd/{self._key}", store)
         self._numbers = itertools.count()
+        self._number = -1       # of the last operation
         self._waiter = Waiter()
         self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
 

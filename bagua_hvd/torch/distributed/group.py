@@ -88,7 +88,7 @@ class ProcessGroup(Reductions, Movements):
         """Nothing to do: the group counts from the beginning."""
 
     def _get_sequence_number_for_group(self):
-        return self._numbers.__reduce__()[1][0]
+        return self._number + 1
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
@@ -163,5 +163,6 @@ class ProcessGroup(Reductions, Movements):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         seconds = timeout.total_seconds() if timeout else self._timeout
-        store = dist.PrefixStore(f"monitored/{next(self._numbers)}", self._store)
+        name, _ = self._begin("monitored_barrier")
+        store = dist.PrefixStore(name, self._store)
         monitored.barrier(store, self._rank, len(self._ranks), seconds, wait_all_ranks)
