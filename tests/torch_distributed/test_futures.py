@@ -9,11 +9,39 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua_hvd.core.operations import Ended
 from bagua_hvd.torch.distributed import Options
+from bagua_hvd.torch.distributed.works import Work
 from torch_group import start
 from two_phases import named
 
 SECONDS = 30        # until a test gives up: a limit, no measurement
+
+
+class Overtaken(Work):
+    """Another thread ends it after a method has seen that it has not ended."""
+
+    overtaken = False
+
+    @property
+    def _ended(self):
+        seen = self.seen
+        if self.overtaken:
+            self.overtaken = False
+            self._end()
+        return seen
+
+    @_ended.setter
+    def _ended(self, ended):
+        self.seen = ended
+
+
+@pytest.mark.parametrize("method", [Work.wait, Work.is_completed])
+def test_another_thread_ends_it_meanwhile(method):
+    work = Overtaken(Ended(), [], "a test", SECONDS)
+    work.overtaken = True
+    assert method(work)
+    assert work.seen and work.is_success()
 
 
 def nested(file, algorithm):

@@ -91,15 +91,16 @@ class Work(_Work):
             RuntimeError: "Timed out ...", the operation goes on; HorovodInternalError (one, too): ranks disagreed, or
             one was lost.
         """
+        operation = self._operation     # first: a thread that ends the work lets go of it
         if not self._ended:
             seconds = timeout.total_seconds() if timeout else 0
             seconds = seconds if seconds > 0 else self._timeout
-            if not self._operation.ended_within(seconds):
+            if not operation.ended_within(seconds):
                 raise RuntimeError(f"{self._what}: Timed out waiting {seconds:g} s for the other ranks; the operation "
                                    "goes on, and its tensors must be left alone. Is every rank of the group there?")
             self._end()
         elif self._device is not None and self._error is None:
-            self._operation.wait()          # this stream's turn
+            operation.wait()                # this stream's turn
         if self._error is not None:
             raise self._error
         return True
@@ -121,7 +122,8 @@ class Work(_Work):
                 self._operation = None
 
     def is_completed(self) -> Any:
-        if not self._ended and self._operation.done():
+        operation = self._operation
+        if not self._ended and operation.done():
             self._end()
         return self._ended
 
