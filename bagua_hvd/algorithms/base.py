@@ -249,12 +249,22 @@ def get(algorithm: object, **arguments: Any) -> Algorithm:
     """The Algorithm meant by a registered name, a class or an instance.
 
     Args:
-        algorithm: one of these.
+        algorithm: one of these; None: BAGUA_ALGORITHM from the environment, else gradient_allreduce, with
+            HOROVOD_AUTOTUNE=1 auto.
         arguments: for the constructor; not with an instance.
     Raises:
-        ValueError: unknown name; the sentence lists the known ones. TypeError: something else.
+        ValueError: unknown name; the sentence lists the known ones. TypeError: something else, or an instance with
+            arguments.
     """
+    if algorithm is None:
+        algorithm = variables.read("BAGUA_ALGORITHM")
+        if algorithm == "gradient_allreduce" and variables.read("HOROVOD_AUTOTUNE"):
+            algorithm = "auto"
     if isinstance(algorithm, Algorithm):
+        if arguments:
+            name = type(algorithm).__name__
+            raise TypeError(f"{name} is made already, so it takes no {', '.join(arguments)}: give its class or name, "
+                            f"or {name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})")
         return algorithm
     if isinstance(algorithm, str):
         if algorithm not in _registry:
@@ -269,16 +279,11 @@ def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -
     """What a front end's `algorithm=` and `op=` mean together.
 
     Args:
-        algorithm: as for get(); None: BAGUA_ALGORITHM from the environment, else gradient_allreduce, with
-            HOROVOD_AUTOTUNE=1 auto.
+        algorithm: as for get().
         average: True for op=Average, False for op=Sum.
     Raises:
         ValueError: unknown name; an algorithm that was made for the other op, or knows no sums.
     """
-    if algorithm is None:
-        algorithm = variables.read("BAGUA_ALGORITHM")
-        if algorithm == "gradient_allreduce" and variables.read("HOROVOD_AUTOTUNE"):
-            algorithm = "auto"
     chosen = get(algorithm)
     if not average and chosen.average and not isinstance(algorithm, Algorithm):
         try:

@@ -42,11 +42,12 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
     Args:
         algorithm: a name ("bytegrad", "powersgd", ...), an Algorithm of gradients or its class. None: the name in
             BAGUA_ALGORITHM, else "gradient_allreduce".
-        arguments: for its constructor.
+        arguments: for its constructor; not with an instance.
     Returns:
         A callable that can be pickled. The `state` it is registered with: a State, or None for one of its own.
     Raises:
         ValueError: unknown algorithm, or one that does more than communicate gradients: see wrap_optimizer().
+        TypeError: arguments that the algorithm does not take.
     """
     average = True
     if arguments:

@@ -335,6 +335,14 @@ def test_arguments_leave_the_hierarchy_off(monkeypatch):
     assert not ddp.hook("bytegrad", average=False).algorithm.average
 
 
+def test_arguments_without_a_name_and_with_an_instance(monkeypatch):
+    assert not ddp.hook(average=False).algorithm.average
+    monkeypatch.setenv("BAGUA_ALGORITHM", "powersgd")
+    assert ddp.hook(None, rank=3).algorithm.rank == 3
+    with pytest.raises(TypeError, match=r"ByteGrad is made already, so it takes no error_feedback: .* or ByteGrad\("):
+        ddp.hook(algorithms.ByteGrad(), error_feedback=True)
+
+
 def test_state_in_a_new_job(monkeypatch):
     """It goes on from the same step with the same memory, in buckets of the new Model."""
     monkeypatch.setattr(ddp, "process_set_of", lambda group: hvd.global_process_set)
