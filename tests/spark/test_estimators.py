@@ -179,6 +179,38 @@ def test_lightning(frame, store):
     assert fitted.stages[-1].getHistory()["val_loss"] < 0.01
 
 
+def test_lightning_trains_with_another_order_in_each_epoch(tmp_path):
+    """Also where Lightning's own limit ends an epoch."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from types import SimpleNamespace
+
+    import torch
+
+    from bagua_hvd.spark.lightning import _train
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, number):
+            return self.linear(batch["x"]).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def epoch(rows, number):
+        asked.append(number)
+        return iter([{"x": np.ones((2, 1), np.float32)}] * 3)
+
+    asked = []
+    _train(Module(), SimpleNamespace(
+        rows=lambda rank, size: (None, None), epoch=epoch, steps=lambda rows: 2, epochs=3, use_gpu=False,
+        algorithm=None, gradient_compression=None, backward_passes_per_step=1, logger=False, callbacks=[],
+        trainer_args={"default_root_dir": str(tmp_path)}))
+    assert asked == [0, 1, 2]
+
+
 class InThisProcess(Backend):
     """Solves for the weights of linear() instead of starting ranks, when `together` estimators have written their rows.
     """

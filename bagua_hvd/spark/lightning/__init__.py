@@ -36,12 +36,12 @@ def _train(module, task):
 
         def __init__(self, batches):
             self._batches = batches
-            self._epoch = 0
+            self._epoch = -1
 
         def __iter__(self):
+            self._epoch += 1        # before the loop, whose end a Trainer with a limit of batches does not reach
             for batch in self._batches(self._epoch):
                 yield {name: torch.tensor(array) for name, array in batch.items()}
-            self._epoch += 1
 
     def loader(batches):
         return torch.utils.data.DataLoader(Epochs(batches), batch_size=None)
