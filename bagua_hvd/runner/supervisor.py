@@ -66,8 +66,12 @@ class _Running:
     process: object             # processes.Process, or what a spawner has in its place
     forwarders: dict            # descriptor -> Sink, as long as it is open
     pidfd: int | None
-    drain_until: float | None = None
+    drain_until: float | None = None    # set: the loop has handled the end, whoever else asked for the exit code before
     kill_at: float | None = None    # this process alone is being terminated
+
+    @property
+    def ended(self):
+        return self.drain_until is not None
 
 
 class Supervisor:
@@ -172,7 +176,7 @@ class Supervisor:
     def terminate(self, process, grace_seconds=GRACE_SECONDS):
         """SIGTERM for one process and what it started, SIGKILL later. Only in the loop. Does nothing after its end."""
         for running in self._running:
-            if running.process is process and running.process.exit_code is None and running.kill_at is None:
+            if running.process is process and not running.ended and running.kill_at is None:
                 running.kill_at = time.monotonic() + grace_seconds
                 process.signal(signal.SIGTERM)
 
@@ -245,7 +249,7 @@ class Supervisor:
 
     def _finished(self):
         stuck = self._killed_at is not None and time.monotonic() > self._killed_at + _STUCK_SECONDS
-        if stuck or not any(r.process.exit_code is None or r.forwarders for r in self._running):
+        if stuck or not any(r.forwarders or not r.ended for r in self._running):
             return stuck or self._kill_at is not None or not (self._open or self._calls)
         return False
 
@@ -254,10 +258,10 @@ class Supervisor:
         deadlines += [at for at in (self._stop_at, self._kill_at) if at is not None]
         if self._killed_at is not None:
             deadlines.append(self._killed_at + _STUCK_SECONDS)
-        deadlines += [r.kill_at for r in self._running if r.kill_at is not None and r.process.exit_code is None]
+        deadlines += [r.kill_at for r in self._running if r.kill_at is not None and not r.ended]
         now = time.monotonic()
         waits = [max(0, deadline - now) for deadline in deadlines]
-        if self._should_stop or any(r.pidfd is None and r.process.exit_code is None for r in self._running):
+        if self._should_stop or any(r.pidfd is None and not r.ended for r in self._running):
             waits.append(_POLL_SECONDS)
         return min(waits, default=None)
 
@@ -291,10 +295,9 @@ class Supervisor:
     def _check_processes(self):
         """Processes without a pidfd, and pipes that are held open after the end."""
         for running in self._running:
-            if running.pidfd is None and running.process.exit_code is None:
+            if running.pidfd is None and not running.ended:
                 self._check_process(running)
-            if running.kill_at is not None and running.process.exit_code is None \
-                    and time.monotonic() >= running.kill_at:
+            if running.kill_at is not None and not running.ended and time.monotonic() >= running.kill_at:
                 running.kill_at = None
                 running.process.signal(signal.SIGKILL)
             if running.drain_until is not None and time.monotonic() >= running.drain_until:
@@ -343,7 +346,7 @@ class Supervisor:
             self._console.say(f"baguarun: the remaining workers have {seconds:g} s to end by themselves.")
 
     def _any_runs(self):
-        return any(running.process.exit_code is None for running in self._running)
+        return not all(running.ended for running in self._running)
 
     def _stop_survivors(self):
         if self._outcome.failures and self._report_failures and self._any_runs():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
+from bagua_hvd.core.version import __version__
+from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Start, pack
 from launcher import wait_until
 
 PRINT_ENVIRONMENT = [sys.executable, "-c", "import json, os; "
@@ -272,3 +273,32 @@ def test_an_agent_without_a_folder_has_no_file():
                           input=pack(Kind.GET, 7, "result.0") + pack(Kind.FINISH), capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     assert Reader(after_magic=True).feed(done.stdout) == [(Kind.CONTENT, 7, b"")]
+
+
+# A signal for a process that has ended meanwhile.
+LATE_SIGNAL = """
+import os
+del os.pidfd_open
+from bagua_hvd.runner.ssh import agent
+on_signal = agent.Agent._on_signal
+def late(self, number, signum):
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    on_signal(self, number, signum)
+agent.Agent._on_signal = late
+agent.main()
+"""
+
+
+def test_a_late_signal_does_not_hide_an_end_without_pidfd():
+    frames = [pack(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), {}, 60.0)),
+              pack(Kind.START, 3, Start("3", ["sh", "-c", "exit 5"], {})),
+              pack(Kind.SIGNAL, 3, signal.SIGTERM), pack(Kind.FINISH)]
+    with subprocess.Popen([sys.executable, "-c", LATE_SIGNAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as popen:
+        popen.stdin.write(b"".join(frames))
+        popen.stdin.flush()         # and it stays open: the launcher is there
+        try:
+            assert popen.wait(60) == 0
+        finally:
+            popen.kill()
+        received = Reader(after_magic=True).feed(popen.stdout.read())
+    assert (Kind.EXIT, 3, b"5") in received

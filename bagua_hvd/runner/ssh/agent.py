@@ -175,7 +175,7 @@ class Agent:
 
     def _on_signal(self, number, signum):
         process = self._processes.get(number)
-        if process is not None and process.poll() is None:
+        if process is not None:
             process.signal(signum)
 
     def _on_signal_all(self, number, payload):

@@ -102,9 +102,8 @@ class RemoteProcess:
 
     def __init__(self, host, number, name):
         self.name = name
-        self.exit_code = None       # poll() sets it: the supervisor's loop alone decides when it has seen the end
+        self.exit_code = None       # as the host said
         self.note = None
-        self._ended_with = None     # what the host said
         self._host, self._number = host, number
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -124,12 +123,7 @@ class RemoteProcess:
 
     def poll(self):
         """The exit code, None while it runs."""
-        self.exit_code = self._ended_with
         return self.exit_code
-
-    def runs(self):
-        """Whether it runs, as far as the host has said; any thread."""
-        return self._ended_with is None
 
     def signal(self, signum):
         """Sends the signal to the process and all that it started in its session."""
@@ -154,8 +148,8 @@ class RemoteProcess:
             pass        # the supervisor has closed its end
 
     def end(self, exit_code, note=None):
-        if self._ended_with is None:
-            self.note, self._ended_with = note, exit_code
+        if self.exit_code is None:
+            self.note, self.exit_code = note, exit_code
             os.close(self._end_writer)
 
     def close(self):
@@ -239,7 +233,7 @@ class RemoteHost:
     def any_left(self):
         """Whether a process that was started has not ended."""
         with self._lock:
-            return any(process.runs() for process in self._processes.values())
+            return any(process.exit_code is None for process in self._processes.values())
 
     def request(self, function, **arguments):
         """A Future of what the agent's function returns. Its exceptions, with a sentence: ConnectionError: the host was
