@@ -6,13 +6,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from bagua_hvd.core.version import __version__
+from bagua_hvd.runner.ssh.connection import RemoteHost
 from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Start, pack
+from bagua_hvd.runner.supervisor import Task
 from launcher import wait_until
 
 PRINT_ENVIRONMENT = [sys.executable, "-c", "import json, os; "
@@ -302,3 +305,29 @@ def test_a_late_signal_does_not_hide_an_end_without_pidfd():
             popen.kill()
         received = Reader(after_magic=True).feed(popen.stdout.read())
     assert (Kind.EXIT, 3, b"5") in received
+
+
+class _LostMeanwhile(RemoteHost):
+    """A connection that is lost while a process is registered."""
+
+    def __init__(self):
+        self._environment, self._processes, self._count = {}, {}, 0
+        self._lock = threading.Lock()
+        self._errors = iter([None])
+        self.sent = []
+
+    error = property(lambda self: next(self._errors, "lost"))
+
+    def send(self, kind, number=0, payload=None):
+        self.sent.append(kind)
+
+
+def test_a_connection_lost_meanwhile_ends_a_process_once():
+    host = _LostMeanwhile()
+    process = host.start(Task(0, ["true"], {}, None, None))
+    # It is registered, so the thread that notices the loss ends it, and no other thread.
+    assert (host.sent, [*host._processes.values()], process.poll()) == ([Kind.START], [process], None)
+    process.end(255)
+    process.close()
+    for fd in (process.stdout, process.stderr, process.open_pidfd()):
+        os.close(fd)

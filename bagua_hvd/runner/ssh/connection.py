@@ -221,10 +221,11 @@ class RemoteHost:
             self._count += 1
             number = self._count
             process = RemoteProcess(self, number, task.name)
-            if self.error is None:
+            error = self.error      # once: _lose() ends every process that is in the list
+            if error is None:
                 self._processes[number] = process
-        if self.error is not None:
-            process.end(LOST, self.error)
+        if error is not None:
+            process.end(LOST, error)
             process.close()
         else:
             self.send(Kind.START, number, Start(str(task.name), task.command, changes))
