@@ -28,10 +28,6 @@ from bagua_hvd.runner.static import describe, host_options, run_static
 _START_ERROR = 1
 
 
-class UsageError(ValueError):
-    """The command line is wrong; the sentence says how to put it right."""
-
-
 def parse_args():
     """The arguments in sys.argv, checked as far as they can be by themselves. Wrong ones end the process with 2."""
     parser = build_parser()
@@ -97,7 +93,7 @@ def _check_command(name, env):
 
 
 def _check_algorithm(name):
-    """UsageError unless --algorithm names one of the package's own: before any rank has started."""
+    """ValueError unless --algorithm names one of the package's own: before any rank has started."""
     try:
         from bagua_hvd import algorithms
     except ImportError:
@@ -106,7 +102,7 @@ def _check_algorithm(name):
         try:
             algorithms.get(name)
         except ValueError as error:
-            raise UsageError(f"--algorithm: {error} One that the script registers itself is named by "
+            raise ValueError(f"--algorithm: {error} One that the script registers itself is named by "
                              f"BAGUA_ALGORITHM={name}") from None
 
 
@@ -122,33 +118,20 @@ def _warn_of_algorithm(name):
         _warn(f"BAGUA_ALGORITHM={name}: {error} Unless the script registers it, the job will fail.")
 
 
-def _plan(args):
-    """SlotInfos for args.num_proc ranks. UsageError: malformed hosts, or too few slots."""
-    try:
-        return plan(args.num_proc, _hosts(args))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
 def _hosts(args):
-    """`h1:2,h2:2`, from -H or the hostfile; None: not given. UsageError: there is no such file."""
+    """`h1:2,h2:2`, from -H or the hostfile; None: not given. ValueError: there is no such file, or it is malformed."""
     if args.hostfile is None:
         return args.hosts
     try:
         return parse_host_files(args.hostfile)
     except OSError as error:
-        raise UsageError(f"--hostfile {args.hostfile}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise ValueError(f"--hostfile {args.hostfile}: {error.strerror}") from None
 
 
 def _host_options(args, env):
-    """HostOptions. UsageError: a flag or a variable that only the launcher reads is wrong."""
-    try:
-        variables.read("BAGUA_HVD_GRACE_SECONDS", env)
-        return host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    """HostOptions. ValueError: a flag or a variable that only the launcher reads is wrong."""
+    variables.read("BAGUA_HVD_GRACE_SECONDS", env)
+    return host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
 
 
 def _run_static(args):
@@ -156,7 +139,7 @@ def _run_static(args):
     env = config_parser.set_env_from_args(dict(os.environ), args)
     if args.as_horovod:
         env = as_horovod_environment(env)
-    slots = _plan(args)
+    slots = plan(args.num_proc, _hosts(args))
     options = _host_options(args, env)
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
         _check_command(args.command[0], env)
@@ -181,15 +164,15 @@ def _run_mpi(args):
     from bagua_hvd.runner import mpi_run
 
     if args.min_num_proc is not None or args.host_discovery_script is not None:
-        raise UsageError("--mpi: mpirun starts no elastic jobs: leave out --mpi, or --min-np and "
+        raise ValueError("--mpi: mpirun starts no elastic jobs: leave out --mpi, or --min-np and "
                          "--host-discovery-script")
     env = mpi_run.environment(config_parser.set_env_from_args(dict(os.environ), args))
     if args.as_horovod:
         env = as_horovod_environment(env)
     try:
         command = mpi_run.command(args, _hosts(args), env)
-    except (FileNotFoundError, ValueError) as error:
-        raise UsageError(str(error)) from None
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from None
     if args.dry_run:
         print(shlex.join(command))
         return
@@ -203,11 +186,8 @@ def _run_elastic(args):
     env = config_parser.set_env_from_args(dict(os.environ), args)
     if args.as_horovod:
         env = as_horovod_environment(env)
-    try:
-        discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
-                                           args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
+                                       args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
     options = _host_options(args, env)
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
@@ -222,7 +202,7 @@ def _run(args):
     """Runs what parse_args() understood; returns when all ranks ended with 0.
 
     Raises:
-        UsageError: the arguments do not fit together. WorkerFailed, Interrupted, RuntimeError, OSError: as run_static.
+        ValueError: arguments or variables are wrong. WorkerFailed, Interrupted, RuntimeError, OSError: as run_static.
     """
     if args.check_build:
         check_build(args.verbose)
@@ -293,7 +273,7 @@ def run_commandline():
     _open_standard_descriptors()
     try:
         _run(parse_args())
-    except UsageError as error:
+    except ValueError as error:
         _fail(f"baguarun: error: {error} (see `baguarun --help`)", USAGE_ERROR)
     except WorkerFailed as error:
         _fail(f"baguarun: {error}", error.exit_code)

@@ -389,6 +389,12 @@ def test_wrong_input_is_one_sentence(launcher, arguments, code, words):
     assert words in done.stderr and done.stderr.startswith("baguarun: error: ") and done.stderr.count("\n") == 1
 
 
+def test_a_malformed_variable_that_is_read_late_is_one_sentence(launcher):
+    done = launcher.run("-np", "1", "-H", "elsewhere.invalid:1", "true", env={"BAGUA_HVD_EXCLUDE_ENV": ","})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("baguarun: error: ") and "BAGUA_HVD_EXCLUDE_ENV=','" in done.stderr
+
+
 def test_config_file(launcher):
     (launcher.folder / "job.yaml").write_text("params:\n  cache_capacity: 5\n  fusion_threshold_mb: 2\n  mine: 1\n")
     arguments = ["-np", 1, "--config-file", "job.yaml", "--fusion-threshold-mb", 1]
