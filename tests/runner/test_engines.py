@@ -268,3 +268,11 @@ def test_the_message_is_private_and_goes(tmp_path, monkeypatch):
     assert receiver.receive(1) == b"secret"
     sender.close()
     assert list((tmp_path / ".bagua_hvd").iterdir()) == []
+
+
+def test_a_message_that_cannot_be_stored(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sender = FileExchange("job", False)
+    (tmp_path / ".bagua_hvd").rmdir()
+    with pytest.raises(NoExchange, match=r"cannot store its message at .*/\.bagua_hvd/\w+: No such file"):
+        sender.send(b"secret")

@@ -65,13 +65,16 @@ class FileExchange:
         self._path = folder(one_host) / name
 
     def send(self, message: Any) -> None:
-        """Rank 0: bytes for all others."""
+        """Rank 0: bytes for all others. NoExchange: they cannot be stored."""
         part = self._path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(message)
-        os.replace(part, self._path)
+        try:
+            part.unlink(missing_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(message)
+            os.replace(part, self._path)
+        except OSError as error:
+            raise NoExchange(f"rank 0 cannot store its message at {self._path}: {error.strerror}") from None
 
     def receive(self, timeout: float) -> Any:
         """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
