@@ -79,8 +79,11 @@ def main():
     try:
         connection = _connect(where)
         connection.send(Hello(get_env_rank_and_size()[0]))
-        function = connection.receive_content(connection.receive(Function).nbytes)
-    except (OSError, EOFError, AttributeError) as error:
+        begin = connection.receive(Function)
+        if begin is None:
+            raise EOFError("the launcher of the job hung up")
+        function = connection.receive_content(begin.nbytes)
+    except (OSError, EOFError) as error:
         sys.exit(f"bagua_hvd.run: {error}")
     done = threading.Event()
     threading.Thread(target=_die_with_launcher, args=(connection, done), name="launcher", daemon=True).start()

@@ -1,4 +1,5 @@
 """bagua_hvd.run(use_mpi=True): functions on ranks that a real mpirun starts, of both families."""
+import base64
 import contextlib
 import os
 import signal
@@ -13,6 +14,8 @@ import psutil
 import pytest
 
 import bagua_hvd
+from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.runner.desk import TASK, Desk
 from engines import BIN, open_mpi
 from launcher import MARK, ROOT, processes_of, wait_until
 
@@ -205,3 +208,17 @@ def test_an_mpirun_that_starts_nothing(monkeypatch, tmp_path):
 def test_mpi_args_without_mpi():
     with pytest.warns(UserWarning, match="mpi_args has no effect without use_mpi"):
         assert bagua_hvd.run(lambda: 1, mpi_args="-x") == [1]
+
+
+class _HangsUp(Desk):
+    async def talk(self, reader, writer):
+        await reader.readline()
+
+
+def test_a_launcher_that_hangs_up_is_one_sentence():
+    secret = make_secret_key()
+    with _HangsUp(base64.b64decode(secret), b"", "127.0.0.1") as desk:
+        done = subprocess.run([sys.executable, "-m", TASK, f"127.0.0.1:{desk.port}"], capture_output=True, text=True,
+                              timeout=60, env={**os.environ, "_HOROVOD_SECRET_KEY": secret.decode(),
+                                               "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"})
+    assert (done.returncode, done.stderr) == (1, "bagua_hvd.run: the launcher of the job hung up\n")
