@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native
 from bagua_hvd.core.simulator import Network, allreduces
 from bagua_hvd.job import basics
@@ -117,8 +118,7 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
         HorovodInternalError: a rank was lost.
     """
     began = perf_counter_ns()
-    [hosts] = _agreed([min(basics.cross_size(), group.size())], name, group)
-    ranks = Ranks(group.size(), hosts)
+    ranks = Ranks(group.size(), basics.context().process_set_hosts(registered_id(group)))
     small, taken = _timed(np.ones(_SMALL_BYTES // native.dtype_size(native.FLOAT32), np.float32), f"{name}.small",
                           group, SMALL)
     less, lesser = nbytes, large = 0, 0

@@ -21,7 +21,9 @@ from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerSGD, QAdam, Safety, auto
 from bagua_hvd.codecs import sign
 from bagua_hvd.tuning import tuner
+from bagua_hvd.tuning.cost import Ranks
 from bagua_hvd.tuning.memory import UNKNOWN_MIB
+from bagua_hvd.tuning.network import measure
 from bagua_hvd.tuning.tuner import MEASURED_AFTER, SETTLES
 from bagua_hvd.tuning.window import Window
 
@@ -491,3 +493,15 @@ def measured_here():
 
 def test_all_ranks_know_the_same(run_ranks):
     run_ranks(2, measured_here)
+
+
+def hosts_of_process_sets():
+    sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([0, 2])]
+    hvd.init(process_sets=sets)
+    for group, hosts in zip(sets, (1, 2), strict=True):
+        if group.included():
+            assert measure(f"hosts.{hosts}", group, []).ranks == Ranks(2, hosts)
+
+
+def test_the_hosts_of_a_process_set_are_its_own(run_ranks):
+    run_ranks(3, hosts_of_process_sets, env=[{"BAGUA_HVD_HOST_ID": host} for host in "aab"])
