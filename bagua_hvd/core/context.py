@@ -14,7 +14,7 @@ class Context(Posting, Telemetry):
     """One rank's place in a job: its connections and its progress thread. Destroyed with its last reference.
 
     Args:
-        options: an object with the attributes of common.environment.Options.
+        options: an object with the attributes of job.environment.Options.
     Raises:
         ValueError: an option is wrong.
         HorovodInternalError: the other ranks did not appear in time, or the system refused.

@@ -4,8 +4,8 @@
     run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
     static.py        a job of fixed size: connections, addresses, rendezvous, output -> supervisor
     job.py           what jobs of fixed and of changing size share
-    ssh/             other hosts; probe.py: which addresses of a host can be reached
-    engines/         in ranks that mpirun, srun or torchrun started: where they meet
+    run_mpi.py       the Python API over mpirun; desk.py: hands out the function, desk_task.py: one such rank
+    ssh/             other hosts
     elastic/         jobs that grow and shrink
     workers.py       workers started and stopped one by one: for an elastic driver
     spawner.py       where processes are started: on this host, on others
@@ -13,7 +13,7 @@
     processes.py     one process and its whole session; the guard that outlives a killed launcher
     output.py        bytes of a worker -> prefixed lines; dashboard.py: a live table below them
     reports.py       what ranks say besides: whose failure theirs is a consequence of, facts for the dashboard
-    rendezvous.py    the native meeting point of the ranks
+    quorum_server.py a server for outer steps with a quorum
     startup/         what every Python of a `--as-horovod` job runs first
     common/util/     hosts and rank plans, and helpers under Horovod's names
 """

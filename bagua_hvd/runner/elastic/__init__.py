@@ -3,7 +3,6 @@
     discovery.py     which hosts there are, which of them are blacklisted
     driver.py        the rules: which workers to start and stop, when ranks meet anew, who gets which rank
     placement.py     ranks for the members of a meeting
-    service.py       the driver's connections to its workers
     crew.py          what the driver acts through: processes, their output, messages
     reach.py         how hosts are connected
     run.py           puts these together: `baguarun --min-np ...`
