@@ -6,7 +6,6 @@ another operation. Whoever can wait should: a caller that waits for one operatio
 """
 import itertools
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -55,18 +54,13 @@ class _Completions:
             try:
                 callback()
             except BaseException as error:  # of one callback: the others are to be called, too
-                sys.unraisablehook(_Unraisable(error, callback))    # type: ignore[arg-type]
+                threading.excepthook(threading.ExceptHookArgs(
+                    (type(error), error, error.__traceback__, threading.current_thread())))
             del callback
             with self._lock:
                 if self._idle >= _IDLE_MAX:
                     return
                 self._idle += 1
-
-
-class _Unraisable:
-    def __init__(self, error: BaseException, callback: Callable[[], object]) -> None:
-        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, error.__traceback__
-        self.err_msg, self.object = "Exception ignored when an operation ended", callback
 
 
 _IDLE_MAX = 2           # threads that callbacks which took long have left behind end
