@@ -29,11 +29,13 @@ class Server:
         self._secret = secret
         self._strangers = set()     # their tasks
         self.loop = asyncio.new_event_loop()
-        self._server = self.loop.run_until_complete(
-            asyncio.start_server(self._serve, sock=listen(host), limit=channel.MESSAGE_MAX))
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = listen(host)
+        self.port = listener.getsockname()[1]
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
+        # There: this thread may run a loop of its own, as in a notebook.
+        self._server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, sock=listener, limit=channel.MESSAGE_MAX), self.loop).result()
 
     async def talk(self, reader, writer):
         """With a process that has proved to know the secret; the connection ends with it.

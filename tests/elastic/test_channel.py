@@ -1,4 +1,5 @@
 """The driver's connections: who gets in, what arrives, and what happens to strangers."""
+import asyncio
 import os
 import queue
 import socket
@@ -87,6 +88,15 @@ def test_a_worker_that_hangs_up(service):
     connection.close()
     connection._file.close()
     assert event(service) == ("disconnected", 1, None)
+
+
+def test_beside_a_loop_of_the_callers_own():
+    """In a notebook, the thread that starts a job runs an event loop."""
+    async def cell():
+        with Service(SECRET, lambda *event: None, WORKER_SAYS) as service:
+            connect(service).close()
+
+    asyncio.run(cell())
 
 
 def test_a_driver_that_ends():
