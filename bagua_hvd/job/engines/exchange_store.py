@@ -95,29 +95,29 @@ class StoreMessage:
         self._store = None
 
 
-class StoreExchange(StoreMessage):
-    """The store of the job.
+def store_exchange(placement: Any, timeout: float) -> StoreMessage:
+    """The message in the store of the job.
 
     Args:
         placement: of this process, by torchrun or env. timeout: seconds.
+    Raises:
+        NoExchange, RuntimeError: there is no such store, or a rank did not come.
     """
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    if placement.engine == "torchrun" and not agent:
+        raise NoExchange("torchrun keeps no store (TORCHELASTIC_USE_AGENT_STORE is not True)")
+    try:
+        from torch.distributed import TCPStore
+    except ImportError:
+        raise NoExchange("the store at MASTER_ADDR:MASTER_PORT needs torch") from None
 
-    def __init__(self, placement: Any, timeout: float) -> None:
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
-        if placement.engine == "torchrun" and not agent:
-            raise NoExchange("torchrun keeps no store (TORCHELASTIC_USE_AGENT_STORE is not True)")
-        try:
-            from torch.distributed import TCPStore
-        except ImportError:
-            raise NoExchange("the store at MASTER_ADDR:MASTER_PORT needs torch") from None
-
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        try:
-            # Several tenants: the script's own torch.distributed may use the same port.
-            store = TCPStore(address, port, is_master=not agent and placement.rank == 0, wait_for_workers=False,
-                             timeout=timedelta(seconds=timeout), multi_tenant=True)
-        except RuntimeError as error:
-            in_use = "EADDRINUSE" in str(error)
-            why = "MASTER_PORT is in use on this host; set another one" if in_use else str(error).splitlines()[0]
-            raise NoExchange(f"torch's store at {address}:{port}: {why}") from None
-        super().__init__(attempt(store, placement.rank, placement.size, timeout))
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        # Several tenants: the script's own torch.distributed may use the same port.
+        store = TCPStore(address, port, is_master=not agent and placement.rank == 0, wait_for_workers=False,
+                         timeout=timedelta(seconds=timeout), multi_tenant=True)
+    except RuntimeError as error:
+        in_use = "EADDRINUSE" in str(error)
+        why = "MASTER_PORT is in use on this host; set another one" if in_use else str(error).splitlines()[0]
+        raise NoExchange(f"torch's store at {address}:{port}: {why}") from None
+    return StoreMessage(attempt(store, placement.rank, placement.size, timeout))

@@ -15,7 +15,7 @@ from bagua_hvd.job import probe
 from bagua_hvd.job.engines.detect import detect
 from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange
 from bagua_hvd.job.engines.exchange_mpi import MpiExchange
-from bagua_hvd.job.engines.exchange_store import StoreExchange
+from bagua_hvd.job.engines.exchange_store import store_exchange
 from bagua_hvd.job.engines.torch_group import default_group, meet
 from bagua_hvd.job.environment import addresses_of
 from bagua_hvd.job.messages import fill
@@ -111,7 +111,7 @@ class Membership:
 def _exchange(placement, one_host, timeout):
     """The first way that is open. NoExchange: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
     ways = {
-        "store": lambda: StoreExchange(placement, timeout),
+        "store": lambda: store_exchange(placement, timeout),
         "file": lambda: FileExchange(placement.job, one_host),
         "mpi": lambda: MpiExchange(placement),
     }
