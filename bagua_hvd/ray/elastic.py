@@ -161,25 +161,12 @@ class ElasticRayExecutor:
             driver = ElasticDriver(self._settings, hosts, crew)
             driver.hosts_found(first)
             stack.enter_context(Search(self._discovery, lambda found: events.put(("hosts", None, found)), crew.say))
-            drive(driver, _Delivering(events, messages))
+            drive(driver, events, messages.deliver)
             return crew.results()
 
     def shutdown(self) -> None:
         """Nothing is left after run(); start() may be called again."""
         self._started = False
-
-
-class _Delivering:
-    """The queue of events, whose reader also hands messages to callbacks."""
-
-    def __init__(self, events, messages):
-        self._messages = messages
-        self._events = events
-        self.get_nowait = events.get_nowait
-
-    def get(self, timeout):
-        self._messages.deliver()
-        return self._events.get(timeout=timeout)
 
 
 class _Crew:

@@ -153,11 +153,11 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         raise Interrupted(outcome.signum)
 
 
-def drive(driver, events, stopping=lambda: False):
+def drive(driver, events, after_each_turn):
     """The driver's thread: tells it what happens, until the job has ended.
 
     Args:
-        events: queue of (event, number of the worker or None, data). stopping: function: whether to leave at once.
+        events: queue of (event, number of the worker or None, data). after_each_turn: function; true: leave at once.
     Raises:
         What the job ends with.
     """
@@ -169,7 +169,7 @@ def drive(driver, events, stopping=lambda: False):
                 _handle(driver, *events.get_nowait())
         except queue.Empty:
             pass
-        if stopping():
+        if after_each_turn():
             return
     if driver.failure is not None:
         raise driver.failure
