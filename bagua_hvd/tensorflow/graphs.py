@@ -74,15 +74,19 @@ class _Order:
     def read(self):
         """The token, as a list of operands: what comes after all exchanges that were traced before."""
         variable = self._variable()
-        return [] if variable is None else [tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.int64)]
+        if variable is None:
+            return []
+        with tf.device("CPU:0"):
+            return [tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.int64)]
 
     def write(self, token=None):
         """What comes after all exchanges that were traced before, and before those that are traced next: operations."""
         variable = self._variable()
         if variable is None:
             return []
-        token = tf.zeros([1], tf.int64) if token is None else token
-        return [tf.raw_ops.AssignVariableOp(resource=variable, value=token)]
+        with tf.device("CPU:0"):
+            token = tf.zeros([1], tf.int64) if token is None else token
+            return [tf.raw_ops.AssignVariableOp(resource=variable, value=token)]
 
     def first(self, make):
         """What make(), read or write, yielded for the first exchange of this graph."""

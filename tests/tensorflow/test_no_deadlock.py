@@ -60,7 +60,7 @@ def test_chains_in_another_order_on_each_rank(run_ranks):
 
 
 def called_again():
-    """Functions that reduce gradients, called by others; what they are given is late, on each rank another one's."""
+    """Functions that reduce gradients, called by others; rank 0 has the first call's data late, rank 1 the second's."""
     import time
 
     import numpy as np
@@ -73,12 +73,13 @@ def called_again():
     v, u = tf.Variable([1.0, 1.0]), tf.Variable([1.0, 1.0])
     mean = np.mean(np.arange(hvd.size()) + 1.0)
 
-    def late(x, rank):
+    def inputs(x):
         def sleep(value):
-            time.sleep(0.1 if rank == hvd.rank() else 0)
+            time.sleep(0.3)
             return value
 
-        return tf.reshape(tf.numpy_function(sleep, [x], tf.float32), [2])
+        late = tf.reshape(tf.numpy_function(sleep, [x if hvd.rank() == 0 else x * 10], tf.float32), [2])
+        return (late, x * 10) if hvd.rank() == 0 else (x, late)
 
     def gradients_of(*variables):
         @tf.function
@@ -93,15 +94,17 @@ def called_again():
 
     @tf.function
     def same(x):
-        return of_both(late(x, 0)) + of_both(late(x * 10, 1))
+        first, second = inputs(x)
+        return of_both(first) + of_both(second)
 
     @tf.function
     def different(x):
-        return of_v(late(x, 0)) + of_u(late(x * 10, 1))
+        first, second = inputs(x)
+        return of_v(first) + of_u(second)
 
     @tf.function(jit_compile=True)
     def compiled(x):
-        total = compiled_of_both(x)
+        total = [a + b for a, b in zip(compiled_of_both(x * 3), compiled_of_both(x * -2), strict=True)]
         for _ in tf.range(2):
             total = [a + b for a, b in zip(total, compiled_of_both(x * 10), strict=True)]
         return total
