@@ -381,6 +381,15 @@ static bool finish(const struct nccl_group *group, int64_t deadline_ns)
     return state == NCCL_SUCCESS;
 }
 
+bool nccl_is_busy(const struct nccl_group *group)
+{
+    for (; group; group = group->local) {
+        if (group->comm && group->device->ops->event_query(group->device, group->done) == DEVICE_NOT_READY)
+            return true;
+    }
+    return false;
+}
+
 bool nccl_finish(struct nccl_group *group)
 {
     bool all = true;

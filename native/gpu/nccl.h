@@ -85,4 +85,6 @@ void nccl_look(struct executor_context *run, struct nccl_group *group);
 void nccl_abort(struct nccl_group *const *groups, int count);
 // Before nccl_close: waits a moment for what is on the GPU. False: it has not finished, and is to be aborted.
 bool nccl_finish(struct nccl_group *group);
+// Whether the GPU has not done yet what it was given. group: may be NULL.
+bool nccl_is_busy(const struct nccl_group *group);
 void nccl_close(struct nccl_group *group);

@@ -4,13 +4,15 @@ No GPU takes part, and no NCCL: both are stand-ins (fake_cuda.c, fake_nccl.c), w
 ours: the agreement on NCCL, the order of events, which way an operation goes, results, and failures. Expected: NumPy,
 of values whose sums are exact in any order.
 """
+import threading
+
 import numpy as np
 import pytest
 
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.device import Device
 from bagua_hvd.core.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
 from gpu_hosts import REDUCED, groups, placements
 from values import make
 from world import DTYPES, World
@@ -235,6 +237,32 @@ def test_process_sets_have_communicators_of_their_own(world, n):
     for rank, (total, part) in enumerate(world.run(call)):
         np.testing.assert_array_equal(total, np.full(8, 6.0))
         np.testing.assert_array_equal(part, np.full(8, 2.0 if rank == 1 else 4.0))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["shutdown", "remove"])
+def test_a_gpu_that_is_behind_finishes_before_its_communicator_goes(way):
+    """Operations end when they are enqueued: one may still be on the GPU, and its peers' with it, when ranks leave."""
+    with World(3, "shm") as world:
+        at = placements(3)
+
+        def call(rank, context):
+            added = context.post(native.PROCESS_SET_ADD, "add", splits=[0, 1])
+            added.wait()
+            array = at[rank].array(np.full(8, rank + 1.0, np.float32))
+            for name in ("agreed", "late") if rank < 2 else ():
+                if name == "late" and rank == 1:
+                    release = fake_cuda().hold(at[rank].current)
+                    threading.Timer(7, release).start()         # longer than NCCL may take to close
+                context.post(native.ALLREDUCE, name, [array.view(array)], process_set=added.value).wait()
+            if way == "shutdown":
+                context.shutdown()
+            else:
+                context.post(native.PROCESS_SET_REMOVE, "remove", root_rank=added.value).wait()
+            return array.numpy()
+
+        for rank, values in enumerate(world.run(call)):
+            np.testing.assert_array_equal(values, np.full(8, 6.0 if rank < 2 else 3.0))
 
 
 @pytest.mark.parametrize("n, transport", [(2, "shm"), (3, "tcp")])

@@ -127,6 +127,30 @@ def test_restore_returns_to_the_last_save_again_and_again(one_rank):
         assert (state.epoch, sampler.epoch, sampler.processed_num) == (1, 0, 4)
 
 
+@pytest.mark.parametrize("fails", ["model", "optimizer", "sampler", "counters"])
+def test_a_failed_sync_saves_nothing(one_rank, monkeypatch, fails):
+    model, optimizer = make_training()
+    sampler = ElasticSampler(range(10))
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    first = condition(model, optimizer)
+
+    def lost(*arguments, **options):
+        raise hvd.HorovodInternalError("rank 1 was lost")
+
+    train(model, optimizer)                     # as if another rank's weights had come already
+    sampler.record_batch(0, 4)
+    state.epoch = 1
+    if fails == "counters":
+        monkeypatch.setattr(state, "_bcast_object", lost)
+    else:
+        monkeypatch.setattr(state._handlers[fails], "receive", lost)
+    with pytest.raises(hvd.HorovodInternalError):
+        state.sync()
+    state.restore()
+    assert_condition((model, optimizer), first)
+    assert (state.epoch, sampler.processed_num) == (0, 0)
+
+
 def test_assignment_replaces_and_saves(one_rank):
     model, optimizer = make_training()
     state = TorchState(model=model, epoch=0)

@@ -244,6 +244,7 @@ void progress_stop(bhvd_context *ctx)
         pthread_join(ctx->progress_thread, NULL);
     pthread_mutex_lock(&ctx->engine_lock);
     finish_agreed(ctx);
+    communicators_await(ctx);
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     executor_abort(&ctx->run);
     departure_say_goodbye(ctx);

@@ -47,6 +47,20 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
     return status;
 }
 
+static int are_idle(struct executor_context *run, void *arg)
+{
+    bhvd_context *ctx = arg;
+    (void)run;
+    for (int id = 0; id < ctx->sets.high; id++) {
+        const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        if (set && nccl_is_busy(set->nccl))
+            return false;
+    }
+    return true;
+}
+
+void communicators_await(bhvd_context *ctx) { run_until_gpu(&ctx->run, are_idle, ctx); }
+
 void communicators_close(bhvd_context *ctx, struct process_set *set)
 {
     struct nccl_group *group = exchange(ctx, set, NULL);

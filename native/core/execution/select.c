@@ -319,6 +319,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
         status = run_until(&ctx->run, is_unused, &set->group, -1);
     if (!status)
         status = coordinator_set_removed(ctx, set);
+    communicators_await(ctx);
     communicators_close(ctx, set);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(&ctx->sets, (uint32_t)id);
