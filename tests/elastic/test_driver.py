@@ -138,6 +138,19 @@ def test_a_silent_worker_is_killed_and_its_host_blacklisted():
     assert len(job.said) == 2
 
 
+def test_a_member_that_hangs_before_it_has_connected_is_killed():
+    job = running({"a": 2, "b": 1}, num_proc=3, min_num_proc=2, start_timeout=30)
+    job.join(0, 1, 2)
+    assert len(job.ranks()) == 3
+    job.join(0, 1, failure="rank 2 did not connect")
+    job.wait(29)
+    assert job.killed == []             # it may still come
+    job.wait(2)
+    assert job.killed == [2]
+    assert "baguarun: a worker on b was silent, and is killed: the host is blacklisted." in job.said
+    assert job.ranks() == {0: 0, 1: 1}
+
+
 def test_a_worker_that_has_come_is_not_silent():
     """Where only the way between the two is broken, the first to say so stays, and so does who has come."""
     job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)

@@ -345,6 +345,10 @@ class ElasticDriver:
 
     def _meet(self, staying, hosts, now):
         """Holds a meeting, if it can be held."""
+        if self._failed_meeting == self.meetings:       # for want of members that have not come back, either
+            for worker in staying:
+                if worker.phase is Phase.RUNNING and now >= worker.since + self._settings.start_timeout:
+                    self._end_silent(worker.rank)
         members = [worker for worker in staying if worker.phase is Phase.WAITING]
         if len(members) < self._settings.min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
             return
