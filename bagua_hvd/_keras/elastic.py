@@ -78,7 +78,6 @@ class KerasState(ObjectState):
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
         self._share_numbers(0)
-        self._save_model()
         super()._sync()
 
     def _share_numbers(self, root_rank):

@@ -190,12 +190,12 @@ class ObjectState(State):
         ObjectState._restore_counters(self)
 
     def _sync(self):
-        self.save()
+        """After what subclasses receive. Nothing is saved before all of it is there: a failure may come at any time."""
         if self._saved_state:
-            synced = self._bcast_object(self._saved_state)
-            if self._rank() != 0:
-                self._saved_state = synced
-                self.restore()
+            counters = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
+            for name, value in counters.items() if self._rank() != 0 else ():
+                setattr(self, name, value)
+        self.save()
 
     # What an EveryStep calls, beside _save() and _restore().
 

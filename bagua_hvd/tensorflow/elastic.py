@@ -129,5 +129,4 @@ class TensorFlowState(ObjectState):
             else:
                 self.session.run(self._broadcast)
         share_numbers([shared_reductions], self._bcast_object)
-        self._saved_values = self._read()
         super().sync()

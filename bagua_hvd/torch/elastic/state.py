@@ -212,7 +212,10 @@ class TorchState(ObjectState):
 
     def _sync(self):
         for handler in self._handlers.values():
-            handler.sync()
+            if getattr(type(handler), "sync", None) is StateDictHandler.sync:
+                handler.receive(0)          # and is saved with the rest
+            else:
+                handler.sync()
         self._share_numbers(self._bcast_object)
         super()._sync()
 
