@@ -263,7 +263,7 @@ class Posting:
     def post(self, kind: int, name: str, tensors: Sequence[TensorView] = (), *, process_set: int = 0, op: int = OP_SUM,
              prescale_factor: float = 1.0, postscale_factor: float = 1.0, root_rank: int = 0,
              splits: Sequence[int] | None = None, blocking: bool = False, received: bool = False, owner: Any = None,
-             **primitive: Any) -> Posted:
+             stream: Any = None, **primitive: Any) -> Posted:
         """Posts an operation; see bhvd_post. A blocking one over a tensor in the host's memory has mostly ended then.
 
         Args:
@@ -274,6 +274,7 @@ class Posting:
             blocking: the caller waits at once, so that its thread makes the progress.
             received: received_splits() will be asked for.
             owner: kept alive until the operation ended, besides the owners of the tensors (for error states, replicas).
+            stream: of the framework, which wrote the tensors on a GPU; None: the current one.
             primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
         Returns:
             An Operation, or Ended.
@@ -290,13 +291,14 @@ class Posting:
                 return self._post_tensor(kind, name, tensors[0], process_set, op, prescale_factor, postscale_factor,
                                          root_rank, WAIT_SLICE_MS if blocking else 0, owner)
             return self._post_structs(kind, name, tensors, placement, process_set, op, prescale_factor,
-                                      postscale_factor, root_rank, splits, blocking, owner, primitive)
+                                      postscale_factor, root_rank, splits, blocking, owner, stream, primitive)
         except OverflowError as error:      # no number of C is as large
             raise ValueError(f"'{name:.100}': {error}") from None
 
     def _post_structs(self, kind: int, name: str, tensors: Sequence[TensorView], placement: Any, process_set: int,
                       op: int, prescale_factor: float, postscale_factor: float, root_rank: int,
-                      splits: Sequence[int] | None, blocking: bool, owner: Any, primitive: dict[str, Any]) -> Operation:
+                      splits: Sequence[int] | None, blocking: bool, owner: Any, stream: Any,
+                      primitive: dict[str, Any]) -> Operation:
         """post() of whatever there is."""
         # Whatever is pointed to needs a name until the native call returned.
         name_chars = ffi.new(CHARS, name.encode())
@@ -316,7 +318,7 @@ class Posting:
             args.splits = split_array
             args.split_count = len(splits)
         if placement is not None:
-            placement.device.place(args, placement.stream())
+            placement.device.place(args, placement.stream() if stream is None else stream)
             self.gpus.add(placement.device)
         answer = _take_answer()
         operation = Operation(None, self, (tensors, owner), placement)

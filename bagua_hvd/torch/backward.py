@@ -12,7 +12,8 @@ step the other ranks tell it (reduction/agreement.py).
 A backward pass within a backward pass (reentrant checkpointing) is part of the outer one: what ends there ends nothing,
 and its gradients travel when the outer one has ended, since a module that is used again adds to them.
 
-Hooks run on whatever thread the engine has for the device; one pass at a time.
+Hooks run on whatever thread the engine has for the device; one pass at a time. Where the parameters lie on several
+devices, a lock lets one hook run at a time.
 """
 import gc
 import sys
@@ -93,6 +94,7 @@ class Backward:
         self.gradients_untouched = gradients_untouched
         self._frozen = frozen
         self._end: Callable[[], Any] | None = None      # of the pass under way: a weak reference
+        self._lock: Any = None                          # of the hooks, which may run on several threads
         # Of Backwards with hooks on parameters of this one the name of one of those.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         # Backwards with windows as long as this one's that the last pass of this one touched.
@@ -103,12 +105,17 @@ class Backward:
     def register(self, first: int) -> None:
         """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
         handles, nodes = [], []
+        if len({parameter.device for parameter in self._source.parameters}) > 1:
+            self._lock = threading.RLock()
         for index, parameter in enumerate(self._source.parameters[first:], first):
-            if parameter.grad is None and not is_sharded(parameter):
-                handles.append(self._source.begin_with_zeros(index, _accumulation(parameter)))
-            if self._source.op == Sum:
-                nodes.append(_accumulation(parameter))
-                handles.append(nodes[-1].register_prehook(self._before_accumulation(index)))
+            if not is_sharded(parameter):
+                # Held: one made anew has the stream of that moment, but a bucket is posted from one stream.
+                node = _accumulation(parameter)
+                nodes.append(node)
+                if parameter.grad is None:
+                    handles.append(self._source.begin_with_zeros(index, node))
+                if self._source.op == Sum:
+                    handles.append(node.register_prehook(self._before_accumulation(index)))
             handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
             self._meet_others(parameter, self._source.names[index])
         weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
@@ -148,9 +155,16 @@ class Backward:
     def _after_accumulation(self, index):
         @uncompiled
         def gradient_accumulated(parameter):
-            end = (None if self._end is None else self._end()) or self._await_end()
-            if end is not None:
-                end.gradient_ready(index, _graph_task() == end.task)
+            lock = self._lock
+            if lock is not None:
+                lock.acquire()
+            try:
+                end = (None if self._end is None else self._end()) or self._await_end()
+                if end is not None:
+                    end.gradient_ready(index, _graph_task() == end.task)
+            finally:
+                if lock is not None:
+                    lock.release()
 
         return gradient_accumulated
 
@@ -333,6 +347,6 @@ def _accumulation(parameter):
 
 
 def _remove(handles, nodes):
-    """nodes: those that some handles are of."""
+    """nodes: held until then."""
     for handle in handles:
         handle.remove()

@@ -167,7 +167,7 @@ class State:
         finish = None
         if self._scaler is not None and algorithm.remembers_gradients:
             finish = functools.partial(self._look_for_overflow, given.buffer())
-        return bucket.name, self._waiter(operation), finish
+        return bucket.name, self._waiter(operation, given.buffer()), finish
 
     def _bucket(self, given, algorithm):
         """The Bucket of a GradBucket, with the views of this step."""

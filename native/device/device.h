@@ -84,6 +84,8 @@ void device_hold(struct bhvd_device *device);
 
 // error: "GPU 0: <what>: <why>"; returns BHVD_ERR_SYSTEM.
 bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error);
+// An error while a graph is being captured from the stream: what the core does there would invalidate it. what: happened.
+bhvd_status device_check_capture(struct bhvd_device *device, void *stream, const char *what, struct bhvd_error *error);
 
 // Which of a kernel's four is the dtype's; -1: none.
 int device_type_of(bhvd_dtype dtype);

@@ -57,6 +57,18 @@ bhvd_status device_failed(struct bhvd_device *device, int code, const char *what
     return error_set(error, BHVD_ERR_SYSTEM, "GPU %d: %s: %s", device->index, what, why);
 }
 
+bhvd_status device_check_capture(struct bhvd_device *device, void *stream, const char *what, struct bhvd_error *error)
+{
+    int capturing = 0;
+    int code = device->ops->stream_is_capturing(device, stream, &capturing);
+    if (code)
+        return device_failed(device, code, "the framework's stream cannot be used", error);
+    if (capturing)
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "%s while a CUDA graph is being captured: communication on the host "
+                         "cannot be part of a graph, so end the capture before it", what);
+    return BHVD_OK;
+}
+
 bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, int type, void *function)
 {
     if (kernel < 0 || kernel >= BHVD_DEVICE_KERNEL_COUNT || type < 0 || type >= DEVICE_TYPES)
@@ -80,6 +92,9 @@ bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tens
 {
     const struct device_ops *ops = device->ops;
     void *event = NULL;
+    bhvd_status status = device_check_capture(device, stream, "a tensor was copied to the host", error);
+    if (status)
+        return status;
     int code = ops->event_create(device, &event);
     if (!code)
         code = ops->event_record(device, event, stream);

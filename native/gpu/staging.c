@@ -1,5 +1,6 @@
 #include "gpu/staging.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,23 +19,6 @@ static size_t part_nbytes(const struct tensor *tensor, int set_size)
     return (size_t)(tensor->dim0 / set_size + 1) * tensor->row_nbytes;
 }
 
-static bhvd_status check(const struct bhvd_args *args, struct bhvd_error *error)
-{
-    int capturing = 0;
-    int code = args->gpu->ops->stream_is_capturing(args->gpu, args->stream, &capturing);
-    if (code)
-        return device_failed(args->gpu, code, "the framework's stream cannot be used", error);
-    if (capturing)
-        return error_set(error, BHVD_ERR_UNSUPPORTED, "'%s' was posted while a CUDA graph is being captured: communication "
-                         "on the host cannot be part of a graph, so end the capture before it", args->name);
-    for (size_t t = 0; t < args->tensor_count; t++) {
-        if (args->tensors[t].dst && !args->tensors[t].dst_on_host && allocates_result(args->kind))
-            return error_set(error, BHVD_ERR_UNSUPPORTED, "the result of '%s' cannot be written to a GPU directly: post it "
-                             "without dst, and copy what bhvd_result gives", args->name);
-    }
-    return BHVD_OK;
-}
-
 // Gives every tensor its place in the buffer, and its result one: the same, but for a reducescatter. Small ones come first.
 static void lay_out(struct work *op, const struct bhvd_args *args, int set_size, unsigned char *at)
 {
@@ -47,7 +31,7 @@ static void lay_out(struct work *op, const struct bhvd_args *args, int set_size,
             at += size_round_up(tensor->nbytes, CACHE_LINE);
             tensor->src = src;
             if (tensor->dst && !args->tensors[t].dst_on_host)
-                tensor->dst = op->kind == BHVD_REDUCESCATTER ? at : src;
+                tensor->dst = op->kind == BHVD_REDUCESCATTER ? at : allocates_result(op->kind) ? NULL : src;
             if (op->kind == BHVD_REDUCESCATTER)
                 at += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
             op->staging->small_count += (size_t)small;
@@ -70,7 +54,8 @@ static int copy_one(const struct work *op, size_t t, bool to_host, unsigned char
     const struct staging_place *place = &op->staging->places[t];
     void *device = to_host ? (void *)(uintptr_t)place->src : place->dst;
     unsigned char *pinned = to_host ? (unsigned char *)(uintptr_t)tensor->src : tensor->dst;
-    const size_t nbytes = !to_host && op->kind == BHVD_REDUCESCATTER ? tensor->result_nbytes : tensor->nbytes;
+    const bool resized = !to_host && (op->kind == BHVD_REDUCESCATTER || allocates_result(op->kind));
+    const size_t nbytes = resized ? tensor->result_nbytes : tensor->nbytes;
     if (!nbytes || (!to_host && (!place->dst || place->dst_on_host)))
         return 0;
     if (!packed || !is_small(tensor))
@@ -83,7 +68,9 @@ static int copy_one(const struct work *op, size_t t, bool to_host, unsigned char
 static int copy_all(const struct work *op, struct device_scratch *scratch, bool to_host)
 {
     const struct staging *staging = op->staging;
-    const bool packs = device_copies_launch(scratch->device, staging->small_count);
+    // Results that the core allocated lie outside of the pinned memory: each goes back by itself.
+    const bool packs = device_copies_launch(scratch->device, staging->small_count) &&
+                       (to_host || !allocates_result(op->kind));
     struct device_copies copies;
     void *packed = NULL;
     int code = device_copies_begin(&copies, scratch, staging->small_count);
@@ -123,7 +110,9 @@ bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t n
                          struct bhvd_error *error)
 {
     struct bhvd_device *device = args->gpu;
-    bhvd_status status = check(args, error);
+    char posted[256];
+    snprintf(posted, sizeof posted, "'%.200s' was posted", args->name);
+    bhvd_status status = device_check_capture(device, args->stream, posted, error);
     if (status)
         return status;
     struct staging *staging = calloc(1, sizeof *staging + op->tensor_count * sizeof staging->places[0]);
@@ -211,6 +200,9 @@ void staging_destroy(struct staging *staging)
 bhvd_status staging_join(const struct staging *staging, void *stream, struct bhvd_error *error)
 {
     struct bhvd_device *device = staging->device;
+    bhvd_status status = device_check_capture(device, stream, "an operation was waited for", error);
+    if (status)
+        return status;
     int code = device->ops->stream_wait_event(device, stream, staging->buffer->done);
     return code ? device_failed(device, code, "the framework's stream cannot wait for the results", error) : BHVD_OK;
 }
@@ -221,6 +213,9 @@ bhvd_status staging_copy_result(const struct work *op, size_t index, void *dst, 
     if (!result)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
     struct bhvd_device *device = op->staging->device;
+    bhvd_status status = device_check_capture(device, stream, "a result was copied", error);
+    if (status)
+        return status;
     int code = device->ops->copy(device, dst, result->data, op->tensors[index].result_nbytes, stream);
     if (!code)
         code = device->ops->event_record(device, result->done, stream);

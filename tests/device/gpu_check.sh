@@ -63,7 +63,8 @@ quick() {
     # The codecs' bytes on the GPU against the C codecs'; then each kernel's bandwidth beside the copy's: aim for 80 %.
     step kernels 150 $python -m pytest -q -p no:cacheprovider tests/device/test_kernels.py -k "$kernels"
     step bandwidths 60 $python -m tests.laboratory.device $bandwidths
-    # Every dtype, encoded operations, order of streams, on ranks that share the GPU, against the CPU's results.
+    # Every dtype, encoded operations, order of streams, groups of c10d, an optimizer on two streams, a shutdown while the
+    # GPU is behind: on ranks that share the GPU, against the CPU's results.
     on_gpu nccl1 60 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py -k nccl
     on_gpu staged2 120 env BAGUA_HVD_NCCL=0 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py \
         -k 'not nccl and not algorithms and 2'

@@ -180,3 +180,114 @@ def _mixed():
 
 def test_a_rank_on_the_cpu_is_an_error_on_all(run_ranks):
     run_ranks(2, _mixed)
+
+
+def _group_of_c10d(file):
+    """What the core allocates results for, or writes to tensors on the GPU, from a stream of its own."""
+    import torch
+    import torch.distributed as dist
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    dist.init_process_group("bagua", init_method=f"file://{file}", rank=rank, world_size=size)
+    ranks = torch.arange(size, dtype=torch.float32, device="cuda")
+    for count in (3, 40_000):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(50_000_000)
+            mine, whole = torch.full((count,), float(rank), device="cuda"), torch.empty(size * count, device="cuda")
+            dist.all_gather_into_tensor(whole, mine)
+            assert torch.equal(whole, ranks.repeat_interleave(count))
+            parts = [torch.empty(count, device="cuda") for _ in range(size)]
+            dist.gather(mine, parts if rank == 0 else None)
+            assert rank or torch.equal(torch.cat(parts), whole)
+            dist.scatter(mine, list((whole + 1).split(count)) if rank == 0 else None)
+            assert (mine == rank + 1).all()
+            dist.all_to_all_single(torch.empty_like(whole), whole)
+            uneven = [torch.empty(i + 1, device="cuda") for i in range(size)]
+            dist.all_gather(uneven, torch.full((rank + 1,), float(rank), device="cuda"))
+            assert all((part == i).all() for i, part in enumerate(uneven))
+            received = torch.empty(count, device="cuda")
+            sent = dist.isend(torch.full((count,), 7.0 + rank, device="cuda"), (rank + 1) % size)
+            dist.recv(received, (rank - 1) % size)
+            sent.wait()
+            assert (received == 7 + (rank - 1) % size).all()
+            work = dist.all_gather(parts, mine, async_op=True)
+        while not work.is_completed():      # its copies are on this stream
+            pass
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            work.wait()
+            assert torch.equal(torch.cat(parts), (whole + 1))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_group_of_c10d(run_ranks, n, tmp_path):
+    run_ranks(n, _group_of_c10d, arguments={"file": str(tmp_path / "store")}, timeout=120)
+
+
+def _streams_of_an_optimizer():
+    """A part of the model used under another stream, whose gradient is late: averages are those without streams."""
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+
+    def train(side):
+        torch.manual_seed(0)
+        first, second = (torch.nn.Linear(50, 50).cuda() for _ in range(2))
+        model = torch.nn.ModuleList([first, second])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        if side is not None:
+            first.weight.register_hook(lambda g: (torch.cuda._sleep(200_000_000), g * 1)[1])
+        gradients = []
+        for step in range(3):
+            inputs = torch.randn(8, 50, generator=torch.Generator().manual_seed(10 * step + hvd.rank())).cuda()
+            main = torch.cuda.current_stream()
+            with torch.cuda.stream(side or main):
+                torch.cuda.current_stream().wait_stream(main)
+                hidden = first(inputs)
+            main.wait_stream(side or main)
+            second(hidden).pow(2).mean().backward()
+            gradients += [parameter.grad.clone() for parameter in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+        return gradients
+
+    for expected, got in zip(train(None), train(torch.cuda.Stream()), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("n", [2])
+def test_streams_of_an_optimizer(run_ranks, n):
+    run_ranks(n, _streams_of_an_optimizer, timeout=120)
+
+
+def _shutdown_while_the_gpu_is_behind():
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    hvd.allreduce(torch.ones(1000, device="cuda"))
+    tensor = torch.ones(1000, device="cuda")
+    torch.cuda._sleep(2_000_000_000)
+    handle = hvd.allreduce_async(tensor, name="late")
+    hvd.shutdown()
+    try:
+        hvd.synchronize(handle)
+    except hvd.HorovodInternalError as error:
+        print("failed:", error)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("n", [2])
+def test_shutdown_while_the_gpu_is_behind(run_ranks, n):
+    """It ends, and what was posted ends too, well or with an error."""
+    run_ranks(n, _shutdown_while_the_gpu_is_behind, timeout=60)

@@ -93,6 +93,8 @@ def test_what_moves_data_takes_every_dtype(world, n, dtype):
         even = at[rank].array(make(dtype, 2 * n, rank, n), dtype)
         exchanged = context.post(native.ALLTOALL, "exchange", [even.view()], splits=[2] * n)
         same = context.post(native.ALLGATHER, "same", [even.view()])
+        straight = at[rank].empty((2 * n * n,), dtype)
+        into = context.post(native.ALLGATHER, "into", [even.view(straight)])
         root = at[rank].array(make(dtype, 9, rank, n), dtype)
         spread = context.post(native.BROADCAST, "spread", [root.view(root)], root_rank=n - 1)
         results = []
@@ -103,6 +105,8 @@ def test_what_moves_data_takes_every_dtype(world, n, dtype):
             with pytest.raises(ValueError, match="no result 0"):
                 operation.result(0)
             results.append(out.numpy())
+        into.wait()
+        np.testing.assert_array_equal(straight.numpy(), results[2])
         spread.wait()
         return values, make(dtype, 2 * n, rank, n), results, exchanged.received_splits(0, n), root.numpy()
 

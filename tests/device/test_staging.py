@@ -110,6 +110,57 @@ def test_results_of_other_shapes(world):
         np.testing.assert_array_equal(scattered, sum(inputs)[begin:begin + len(scattered)])
 
 
+def test_results_of_other_shapes_go_where_they_are_wanted(world):
+    """allgather and alltoall with dst on the device, small and large; one of them without rows to send."""
+    n = world.n
+
+    def call(rank, context):
+        placement = FakePlacement()
+        outcomes = []
+        for rows in (3, 1 << 17):
+            array = placement.array(np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + rank)
+            even = placement.array(np.full((n, 2), rank, np.float32))
+            gathered, exchanged = placement.empty((n * rows, 4), "float32"), placement.empty((n, 2), "float32")
+            collected = placement.empty((n, rows * 4), "float32")
+            row = placement.array(np.full((1, rows * 4), rank, np.float32))
+            posted = [
+                context.post(native.ALLGATHER, f"gather.{rows}", [array.view(gathered)]),
+                context.post(native.ALLTOALL, f"exchange.{rows}", [even.view(exchanged)]),
+                context.post(native.ALLTOALL, f"collect.{rows}", [row.view(None if rank else collected)],
+                             splits=[1] + [0] * (n - 1)),
+            ]
+            for operation in posted:
+                operation.wait()
+            outcomes.append((array.numpy(), gathered.numpy(), exchanged.numpy(), None if rank else collected.numpy()))
+        return outcomes
+
+    ranks = np.arange(n, dtype=np.float32)
+    for rank, outcomes in enumerate(by_rank := world.run(call)):
+        for size, (_, gathered, exchanged, collected) in enumerate(outcomes):
+            np.testing.assert_array_equal(gathered, np.concatenate([other[size][0] for other in by_rank]))
+            np.testing.assert_array_equal(exchanged, np.repeat(ranks, 2).reshape(n, 2))
+            if rank == 0:
+                np.testing.assert_array_equal(collected, np.repeat(ranks, collected.shape[1]).reshape(n, -1))
+
+
+def test_a_stream_of_another_thread(world):
+    """A tensor is read in the order of the stream that post() is told, whatever the current one is."""
+    def call(rank, context):
+        placement = FakePlacement()
+        wrote = placement.current
+        release = fake_cuda().hold(wrote)
+        array = placement.array(np.full(1000, rank + 1, np.float32))
+        placement.current = fake_cuda().stream()
+        operation = context.post(native.ALLREDUCE, "elsewhere", [array.view(array)], stream=wrote)
+        assert not operation.done()
+        release()
+        operation.wait()
+        return array.numpy()
+
+    for values in world.run(call):
+        np.testing.assert_array_equal(values, np.full(1000, world.n * (world.n + 1) / 2))
+
+
 def test_the_frameworks_stream_orders_everything(world):
     """Written just before, read and overwritten just after, many in flight, no synchronization in between."""
     def call(rank, context):

@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 
-from bagua_hvd.core import native
+from bagua_hvd.core import native, vectors
 from bagua_hvd.core.device import Device
 from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path
@@ -37,18 +37,35 @@ def test_what_cannot_be_posted(world):
     def call(rank, context):
         placement = FakePlacement()
         array, values = placement.array(np.ones(4, np.float32)), np.ones(4, np.float32)
-        gathered = placement.empty((4 * world.n,), "float32")
         context.post(native.BARRIER, "allocated").wait()        # an allocation of any rank would invalidate a capture
         with pytest.raises(ValueError, match="different devices"):
             context.post(native.ALLREDUCE, "two", [array.view(array), view(values, "float32", "in place")])
         with fake_cuda().capture(placement.current), pytest.raises(
                 HorovodInternalError, match="while a CUDA graph is being captured"):
             context.post(native.ALLREDUCE, "captured", [array.view(array)])
-        with pytest.raises(HorovodInternalError, match="cannot be written to a GPU directly"):
-            context.post(native.ALLGATHER, "direct", [array.view(gathered)])
         context.post(native.BARRIER, "together").wait()
 
     world.run(call)
+
+
+def test_nothing_touches_a_stream_that_is_captured(world):
+    """Waits, and copies of flat arrays: an error, and the capture goes on."""
+    def call(rank, context):
+        placement = FakePlacement()
+        array, flat = placement.array(np.ones(4, np.float32)), np.empty(4, np.float32)
+        operation = context.post(native.ALLREDUCE, "early", [array.view(array)])
+        assert operation.ended_within(60)
+        context.post(native.BARRIER, "allocated").wait()
+        with fake_cuda().capture(placement.current):
+            for call in (operation.wait, lambda: vectors.pack([array.view(array)], flat)):
+                with pytest.raises(HorovodInternalError, match="while a CUDA graph is being captured"):
+                    call()
+        context.post(native.BARRIER, "captured").wait()
+        operation.wait()
+        return array.numpy()
+
+    for values in world.run(call):
+        np.testing.assert_array_equal(values, np.full(4, world.n))
 
 
 def test_rank_0_leaves_while_a_tensor_is_on_its_way():

@@ -1,6 +1,8 @@
 """backward() leaves reduced gradients: whatever the pass is, and whatever is done to them before the step."""
+import threading
 import warnings
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
+from bagua_hvd.torch.backward import Backward
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1048576"}
 
@@ -920,3 +923,50 @@ def without_the_first_batch_of_a_window():
 
 def test_without_the_first_batch_of_a_window(run_ranks):
     run_ranks(2, without_the_first_batch_of_a_window, timeout=60)
+
+
+def nodes_stay():
+    def metadata():
+        return [p.view_as(p).grad_fn.next_functions[0][0].metadata for p in model.parameters()]
+
+    hvd.init()
+    model = nn.Linear(3, 2)
+    optimizer = wrap(model)
+    for number, of_node in enumerate(metadata()):
+        of_node["number"] = number
+    for _ in range(3):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert [of_node.get("number") for of_node in metadata()] == [0, 1]
+
+
+def test_the_nodes_that_accumulate_stay(run_ranks):
+    """On a GPU a node has the stream it was made on, and a bucket's gradients must come from one stream."""
+    run_ranks(2, nodes_stay)
+
+
+def test_hooks_of_several_devices_run_one_at_a_time():
+    parameters = [torch.ones(2, device=device, requires_grad=True) for device in ("cpu", "meta")]
+    source = SimpleNamespace(parameters=parameters, names=["a", "b"], op=hvd.Average,
+                             begin_with_zeros=lambda index, node: node.register_prehook(lambda _: None))
+
+    class Reducer:
+        pass
+
+    reducer = Reducer()
+    hooks = Backward(reducer, source, False, {})
+    taken = []
+
+    def gradient_ready(index, whole):
+        other = threading.Thread(target=lambda: taken.append(hooks._lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+
+    end = SimpleNamespace(task=None, gradient_ready=gradient_ready)
+    hooks._end = lambda: end
+    for index, parameter in enumerate(parameters):
+        hooks._after_accumulation(index)(parameter)
+    assert taken == [False, False]
+    one = Backward(reducer, SimpleNamespace(**{**vars(source), "parameters": parameters[:1]}), False, {})
+    assert one._lock is None

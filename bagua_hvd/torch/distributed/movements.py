@@ -3,6 +3,7 @@ from typing import Any
 
 import torch
 
+from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import tensors
 from bagua_hvd.torch.distributed.other_devices import OtherDevices
@@ -92,18 +93,18 @@ class Movements(OtherDevices):
     def _allgather_uneven(self, outputs, given, opts):
         name, what = self._begin("all_gather of different sizes")
         flat = tensors.movable(dense(given))
-        operation = self._post(native.ALLGATHER, name, [frontend.view(flat)])
+        views = [frontend.view(flat)]
+        operation = self._post(native.ALLGATHER, name, views)
         return self._work(operation, outputs, what, opts,
-                          lambda: self._take_parts(operation, flat, outputs, range(len(outputs)), what))
+                          lambda: self._take_parts(operation, views, flat, outputs, range(len(outputs)), what))
 
-    def _take_parts(self, operation, like, outputs, ranks, what):
+    def _take_parts(self, operation, views, like, outputs, ranks, what):
         """Copies what the core allocated, one part for each rank after the other, to the outputs of these ranks."""
-        nbytes, count, owner = operation.result(0)
-        whole = frontend.wrap_result(nbytes, (count,), frontend.view(like).dtype, owner).to(like.device)
+        [whole] = rules.results(frontend, operation, views, [like])
         ordered = sorted(ranks, key=self._place)
         counts = [tensors.movable(dense(outputs[rank])).numel() for rank in ordered]
-        if sum(counts) != count:
-            raise ValueError(f"{what}: the ranks sent {count} elements, but the outputs hold {sum(counts)}")
+        if sum(counts) != whole.numel():
+            raise ValueError(f"{what}: the ranks sent {whole.numel()} elements, but the outputs hold {sum(counts)}")
         for rank, part in zip(ordered, whole.split(counts), strict=True):
             outputs[rank].detach().copy_(part.view(outputs[rank].dtype).view(outputs[rank].shape))
 
@@ -197,6 +198,7 @@ class Movements(OtherDevices):
         ordered = sorted(range(size), key=self._place)
         parts = [tensors.movable(dense(inputs[rank])) for rank in ordered]
         flat = torch.cat(parts)
-        operation = self._post(native.ALLTOALL, name, [frontend.view(flat)], splits=[part.numel() for part in parts])
+        views = [frontend.view(flat)]
+        operation = self._post(native.ALLTOALL, name, views, splits=[part.numel() for part in parts])
         return self._work(operation, outputs, what, opts,
-                          lambda: self._take_parts(operation, flat, outputs, range(size), what))
+                          lambda: self._take_parts(operation, views, flat, outputs, range(size), what))

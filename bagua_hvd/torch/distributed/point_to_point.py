@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job import process_sets
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.torch.distributed.works import ended_within
-from bagua_hvd.torch.frontend import DTYPES, frontend
+from bagua_hvd.torch.frontend import frontend
 
 SMALL = 1 << 16
 
@@ -75,24 +76,23 @@ class Transfer:
 class _Message(Transfer):
     """A message to be received into a flat tensor. `source`: rank in the group."""
 
-    def __init__(self, pair, post, source, tensor, direct):
+    def __init__(self, pair, post, source, tensor, small):
         self.source = source
         self.tensor = tensor
-        self._direct = direct
+        self._small = small         # (view, tensor) of one whose result the core allocates; None: `tensor` has it
         super().__init__(pair, post)
 
     def take(self, into=None):
         """The message has come: puts it where it belongs. ValueError: it is of another size."""
         into = self.tensor if into is None else into
-        if self._direct:
+        if self._small is None:
             if into is not self.tensor:
                 _check_size(self.source, self.tensor, into)
                 into.copy_(self.tensor)
             return
-        nbytes, count, owner = self._posted.result().result(0)
-        message = frontend.wrap_result(nbytes, (count,), DTYPES[torch.uint8], owner)
-        if nbytes != into.nbytes:
-            raise ValueError(f"recv of {into.nbytes} bytes, but rank {self.source} sent {nbytes}")
+        view, like = self._small
+        [message] = rules.results(frontend, self._posted.result(), [view], [like])
+        _check_size(self.source, message, into)
         into.view(torch.uint8).copy_(message)
 
 
@@ -120,10 +120,10 @@ class _Taken:
 class _Open(_Message):
     """A message from one rank that anybody may take. `arrived` is called when it is there, and `arrival` done then."""
 
-    def __init__(self, pair, post, source, tensor, direct, arrived):
+    def __init__(self, pair, post, source, tensor, small, arrived):
         self.arrival: Future[None] = Future()
         self.taken = False
-        super().__init__(pair, post, source, tensor, direct)
+        super().__init__(pair, post, source, tensor, small)
         self.when_ended(lambda: self._come(arrived))
 
     def _come(self, arrived):
@@ -210,25 +210,28 @@ class PointToPoint:
         small = tensor.nbytes <= SMALL
         rows = tensor.view(torch.uint8) if small else tensor.view(torch.uint8).unsqueeze(0)
 
-        def post(id):
-            return self._context.post(native.ALLTOALL, name, [frontend.view(rows)], process_set=id,
-                                      splits=self._splits(rank, rows.shape[0]))
+        return Transfer(self._pair(rank), self._post(name, frontend.view(rows), self._splits(rank, rows.shape[0])))
 
-        return Transfer(self._pair(rank), post)
+    def _post(self, name, view, splits):
+        """A function that posts a message, given the id of the set of two, in the order of this thread's stream."""
+        stream = None if view.placement is None else view.placement.stream()
+
+        def post(id):
+            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=splits, stream=stream)
+
+        return post
 
     def _begin(self, rank, tag, tensor, cls, *arguments):
         """Begins to receive the next message from `rank`, as large as the flat tensor, if it is a large one."""
         name = self._name(rank, self._rank, tag, next(self._received[rank, tag]))
-        direct = tensor.nbytes > SMALL
-        if direct:
+        small = None
+        if tensor.nbytes > SMALL:
             view = frontend.view(tensor.view(torch.uint8).unsqueeze(0)[:0], tensor)
         else:
-            view = frontend.view(tensor.new_empty(0, dtype=torch.uint8))
-
-        def post(id):
-            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=[0, 0])
-
-        return cls(self._pair(rank), post, rank, tensor, direct, *arguments)
+            like = tensor.new_empty(0, dtype=torch.uint8)
+            view = frontend.view(like)
+            small = view, like
+        return cls(self._pair(rank), self._post(name, view, [0, 0]), rank, tensor, small, *arguments)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to receive into a flat tensor. Returns a message: take() puts it there at the end."""

@@ -60,7 +60,7 @@ class Reductions(OtherDevices):
             return None
         operation = self.options.communicate(sources[0], name, self._number, self._set,
                                              native_op == native.OP_AVERAGE)
-        return None if operation is None else self._waiter(operation)
+        return None if operation is None else self._waiter(operation, sources[0])
 
     def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
         gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]

@@ -2,7 +2,11 @@
 
 A caller that waits does so in the core, whose progress its thread then makes. Only who asks for a future needs the
 threads of core/completions.py.
+
+On a GPU such threads work on a stream of their own: the default one is mostly that of the computation, which must wait
+for results only when somebody wants them there. A stream that wants them waits for an event, not for a thread.
 """
+import functools
 import threading
 from concurrent import futures
 from typing import Any
@@ -15,19 +19,59 @@ from bagua_hvd.core import completions
 from bagua_hvd.core.operations import Posted
 
 
+@functools.cache
+def _own_stream(device):
+    return torch.cuda.Stream(device)
+
+
+class _OnGpu:
+    """Which streams of a GPU a Work has to do with. Made on the stream that it was posted from."""
+
+    _unread: list[tuple[Any, Any]] = []     # (event, memory that another stream than its own uses until then)
+
+    def __init__(self, device):
+        self.device = device
+        self._stream = torch.cuda.current_stream(device)
+        self._begun = self._stream.record_event()
+        self._done = None
+
+    def aside(self):
+        """Within, the current stream is one that nobody computes on."""
+        return torch.cuda.stream(_own_stream(self.device))
+
+    def end(self, wait, finish, memory):
+        """Ends the Work on the current stream. memory: what finish() writes."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream != self._stream:
+            stream.wait_event(self._begun)
+        wait()
+        if finish is not None:
+            finish()
+        self._done = stream.record_event()
+        _OnGpu._unread = [entry for entry in _OnGpu._unread if not entry[0].query()]
+        if stream != self._stream:
+            _OnGpu._unread.append((self._done, (finish, memory)))
+
+    def join(self):
+        """The current stream goes on when the results are there."""
+        torch.cuda.current_stream(self.device).wait_event(self._done)
+
+
 class Waiter:
     """Waits in a thread for what an algorithm posts and knows wait() only: in its order, which is that of all ranks."""
 
     def __init__(self) -> None:
         self._executor: futures.ThreadPoolExecutor | None = None
 
-    def __call__(self, operation):
-        """The operation, or what stands for it in a Work."""
+    def __call__(self, operation, tensor):
+        """The operation on a tensor, or what stands for it in a Work."""
         if isinstance(operation, Posted):
             return operation
         if self._executor is None:
             self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="bagua_hvd waiter")
-        return _Waited(self._executor.submit(operation.wait))
+        if tensor.is_cpu:
+            return _Waited(self._executor.submit(operation.wait))
+        return _WaitedOnGpu(self._executor, operation, _OnGpu(tensor.device))
 
 
 def ended_within(future: futures.Future, seconds: float) -> bool:
@@ -46,6 +90,22 @@ class _Waited:
     def when_ended(self, callback):
         # Not on the waiter's thread: the callback may wait for an operation that comes after this one.
         self._future.add_done_callback(lambda _: completions.call(callback))
+
+
+class _WaitedOnGpu(_Waited):
+    def __init__(self, executor, operation, gpu):
+        super().__init__(executor.submit(self._run, operation, gpu))
+        self._gpu = gpu
+        self.wait = self._join
+
+    @staticmethod
+    def _run(operation, gpu):
+        with gpu.aside():
+            gpu.end(operation.wait, None, operation)
+
+    def _join(self):
+        self._future.result()
+        self._gpu.join()
 
 
 class Work(_Work):
@@ -73,7 +133,8 @@ class Work(_Work):
         self._ended = False
         self._error: Exception | None = None
         self._future: Future | None = None
-        self._device = next((t.device for t in outputs if not t.is_cpu), None)
+        device = next((t.device for t in outputs if not t.is_cpu), None)
+        self._gpu = None if device is None else _OnGpu(device)
 
     def then(self, finish: Any, outputs: Any) -> Any:
         """The same with more to do at its end, and other outputs; while nobody else has seen it. Returns itself."""
@@ -99,10 +160,10 @@ class Work(_Work):
                 raise RuntimeError(f"{self._what}: Timed out waiting {seconds:g} s for the other ranks; the operation "
                                    "goes on, and its tensors must be left alone. Is every rank of the group there?")
             self._end()
-        elif self._device is not None and self._error is None:
-            operation.wait()                # this stream's turn
         if self._error is not None:
             raise self._error
+        if self._gpu is not None:
+            self._gpu.join()
         return True
 
     def _end(self):
@@ -111,15 +172,17 @@ class Work(_Work):
             if self._ended:
                 return
             try:
-                self._operation.wait()
-                if self._finish is not None:
-                    self._finish()
+                if self._gpu is not None:
+                    self._gpu.end(self._operation.wait, self._finish, self._outputs)
+                else:
+                    self._operation.wait()
+                    if self._finish is not None:
+                        self._finish()
             except Exception as error:
                 self._error = error
             self._finish = None
             self._ended = True
-            if self._device is None:
-                self._operation = None
+            self._operation = None
 
     def is_completed(self) -> Any:
         operation = self._operation
@@ -151,7 +214,7 @@ class Work(_Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = Future(devices=[self._device] if self._device is not None else None)
+            future = self._future = Future(devices=[self._gpu.device] if self._gpu is not None else None)
             operation = None if self._ended else self._operation
         if operation is None:
             self._complete(future)
@@ -160,13 +223,12 @@ class Work(_Work):
         return future
 
     def _ended_unattended(self, future):
-        self._end()
-        if self._device is None:
+        if self._gpu is None:
+            self._end()
             self._complete(future)
             return
-        with torch.cuda.device(self._device):
-            if self._error is None:
-                self._operation.wait()      # this thread's stream, which the future takes as its own
+        with self._gpu.aside():             # a stream that the future takes as its own
+            self._end()
             self._complete(future)
 
     def _value(self):
@@ -174,7 +236,9 @@ class Work(_Work):
         return self._outputs
 
     def _complete(self, future):
-        if self._error is None:
-            future.set_result(self._value())
-        else:
+        if self._error is not None:
             future.set_exception(self._error)
+            return
+        if self._gpu is not None:
+            self._gpu.join()
+        future.set_result(self._value())
