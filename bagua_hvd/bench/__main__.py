@@ -14,14 +14,13 @@ import sys
 # Before anything imports torch: a job's ranks measure in this very process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
-from bagua_hvd import algorithms, primitives  # noqa: E402
+from bagua_hvd import algorithms  # noqa: E402
 from bagua_hvd.bench import report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
 from bagua_hvd.bench.results import describe  # noqa: E402
 from bagua_hvd.core import native, variables  # noqa: E402
 
 BACKENDS = ("bagua", "gloo", "mpi")
-CODECS = ("minmax_uint8",)
 SIZES = "4,1K,64K,1M,16M,64M"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -81,14 +80,8 @@ def build_parser():
     parser.add_argument("--rounds", type=positive, metavar="R", default=3, help="of fresh ranks a backend; default 3")
     parser.add_argument("--iterations", type=positive, metavar="I",
                         help="timed calls a size and round; default by size")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--in-place", dest="in_place", action="store_true", default=True,
-                       help="allreduce and broadcast overwrite the tensor; the default")
-    where.add_argument("--out-of-place", dest="in_place", action="store_false", help="they return a new one")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--algorithm", metavar="NAME",
-                      help=f"bagua's allreduce by an algorithm: {', '.join(algorithms.names())}")
-    kind.add_argument("--codec", choices=CODECS, help="bagua's allreduce by the primitive C_LP_S with this codec")
+    parser.add_argument("--algorithm", metavar="NAME",
+                        help=f"bagua's allreduce by an algorithm: {', '.join(algorithms.names())}")
     parser.add_argument("--many", action="store_true",
                         help="161 gradients of the sizes of ResNet-50's: all posted one by one, then waited for")
     parser.add_argument("--json", metavar="FILE", help="also write everything, samples included, to this file")
@@ -131,7 +124,7 @@ def _check(options):
     options.backends = _known("--backends", options.backends or (["bagua"] if size else BACKENDS), BACKENDS)
     if size and "mpi" in options.backends:
         raise ValueError("--backends mpi: not in a running job; run `python -m bagua_hvd.bench` without baguarun")
-    if options.algorithm or options.codec:
+    if options.algorithm:
         _check_relaxed(options)
     if options.json:
         folder = os.path.dirname(options.json) or "."
@@ -140,25 +133,18 @@ def _check(options):
 
 
 def _check_relaxed(options):
-    dtype = getattr(native, options.dtype.upper())
-    option = "--codec" if options.codec else "--algorithm"
-    if options.op != ["allreduce"] or options.many or not options.in_place:
-        raise ValueError(f"{option} is for allreduce in place only: leave out --many, --out-of-place and other --op")
-    if options.codec:
-        takes = getattr(primitives, options.codec).takes(dtype)
-    else:
-        algorithm = algorithms.get(options.algorithm)
-        if type(algorithm).communicate is algorithms.Algorithm.communicate:
-            raise ValueError(f"--algorithm {options.algorithm} does not communicate gradients: it has no allreduce")
-        takes = algorithm.takes(dtype) and options.dtype.startswith(("float", "bfloat"))
-    if not takes:
-        raise ValueError(f"{option} {options.codec or options.algorithm} does not take {options.dtype}")
+    if options.op != ["allreduce"] or options.many:
+        raise ValueError("--algorithm is for allreduce only: leave out --many and other --op")
+    algorithm = algorithms.get(options.algorithm)
+    if type(algorithm).communicate is algorithms.Algorithm.communicate:
+        raise ValueError(f"--algorithm {options.algorithm} does not communicate gradients: it has no allreduce")
+    if not (algorithm.takes(getattr(native, options.dtype.upper())) and options.dtype.startswith(("float", "bfloat"))):
+        raise ValueError(f"--algorithm {options.algorithm} does not take {options.dtype}")
 
 
 def _label(name, options):
     """What a backend is called in the table."""
-    relaxed = options.codec or options.algorithm
-    return f"bagua:{relaxed}" if name == "bagua" and relaxed else name
+    return f"bagua:{options.algorithm}" if name == "bagua" and options.algorithm else name
 
 
 def _measure_fresh(options, where, guard):

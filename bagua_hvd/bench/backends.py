@@ -1,12 +1,12 @@
 """The same collectives through bagua_hvd, torch.distributed's gloo and mpi4py.
 
 A backend turns (op, tensor) into a function of no arguments that makes one blocking call and returns the result. All
-buffers are torch tensors; MPI sees them through numpy. In place, allreduce and broadcast overwrite the tensor; out of
-place they return a new one on every call, and a backend that cannot do so copies first, as its users must. The results
-of the other collectives are new tensors in bagua_hvd (its interface) and one reused tensor in gloo and MPI (theirs).
+buffers are torch tensors; MPI sees them through numpy. Allreduce and broadcast overwrite the tensor. The results of the
+other collectives are new tensors in bagua_hvd (its interface) and one reused tensor in gloo and MPI (theirs).
 """
 import datetime
 import os
+from typing import Any
 
 import torch
 
@@ -16,34 +16,25 @@ GLOO_TIMEOUT_SECONDS = 120
 
 
 class Bagua:
-    """The public interface of bagua_hvd.torch; with a codec or an algorithm, allreduce is theirs, over a bucket."""
+    """The public interface of bagua_hvd.torch; with an algorithm, allreduce is its own, over a bucket."""
 
     def __init__(self, options):
         import bagua_hvd.torch as hvd
+        from bagua_hvd import algorithms
 
         hvd.init()
         self.hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()
-        self.communicate = self._communicate(options)
-
-    def _communicate(self, options):
-        from bagua_hvd import algorithms, primitives
-
-        if options.codec:
-            codec = getattr(primitives, options.codec)
-            return lambda bucket, group: primitives.c_lp_s(bucket, group, codec=codec, average=False)
-        return algorithms.get(options.algorithm).communicate if options.algorithm else None
+        self.communicate: Any = algorithms.get(options.algorithm).communicate if options.algorithm else None
 
     def barrier(self):
         self.hvd.barrier()
 
-    def allreduce(self, tensor, in_place):
+    def allreduce(self, tensor):
         hvd, name = self.hvd, f"bench.{tensor.numel()}"
         if self.communicate:
             return self._bucket_allreduce(tensor, name)
-        if in_place:
-            return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)
-        return lambda: hvd.allreduce(tensor, op=hvd.Sum, name=name)
+        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)
 
     def _bucket_allreduce(self, tensor, name):
         from bagua_hvd.torch.frontend import frontend
@@ -59,21 +50,19 @@ class Bagua:
 
         return call
 
-    def broadcast(self, tensor, in_place):
+    def broadcast(self, tensor):
         hvd, name = self.hvd, f"bench.{tensor.numel()}"
-        if in_place:
-            return lambda: hvd.broadcast_(tensor, 0, name=name)
-        return lambda: hvd.broadcast(tensor, 0, name=name)
+        return lambda: hvd.broadcast_(tensor, 0, name=name)
 
-    def allgather(self, tensor, in_place):
+    def allgather(self, tensor):
         hvd, name = self.hvd, f"bench.{tensor.numel()}"
         return lambda: hvd.allgather(tensor, name=name)
 
-    def alltoall(self, tensor, in_place):
+    def alltoall(self, tensor):
         hvd, name = self.hvd, f"bench.{tensor.numel()}"
         return lambda: hvd.alltoall(tensor, name=name)
 
-    def reducescatter(self, tensor, in_place):
+    def reducescatter(self, tensor):
         hvd, name = self.hvd, f"bench.{tensor.numel()}"
         return lambda: hvd.reducescatter(tensor, op=hvd.Sum, name=name)
 
@@ -116,19 +105,18 @@ class Gloo:
     def barrier(self):
         self.dist.barrier()
 
-    def _over_a_copy(self, collective, tensor, in_place):
+    def _over(self, collective, tensor):
         def call():
-            output = tensor if in_place else tensor.clone()
-            collective(output)
-            return output
+            collective(tensor)
+            return tensor
 
         return call
 
-    def allreduce(self, tensor, in_place):
-        return self._over_a_copy(self.dist.all_reduce, tensor, in_place)
+    def allreduce(self, tensor):
+        return self._over(self.dist.all_reduce, tensor)
 
-    def broadcast(self, tensor, in_place):
-        return self._over_a_copy(lambda output: self.dist.broadcast(output, 0), tensor, in_place)
+    def broadcast(self, tensor):
+        return self._over(lambda output: self.dist.broadcast(output, 0), tensor)
 
     def _into(self, collective, tensor, count):
         output = tensor.new_empty(count)
@@ -139,13 +127,13 @@ class Gloo:
 
         return call
 
-    def allgather(self, tensor, in_place):
+    def allgather(self, tensor):
         return self._into(self.dist.all_gather_into_tensor, tensor, tensor.numel() * self.size)
 
-    def alltoall(self, tensor, in_place):
+    def alltoall(self, tensor):
         return self._into(self.dist.all_to_all_single, tensor, tensor.numel())
 
-    def reducescatter(self, tensor, in_place):
+    def reducescatter(self, tensor):
         return self._into(self.dist.reduce_scatter_tensor, tensor, tensor.numel() // self.size)
 
     def many(self, tensors):
@@ -175,25 +163,19 @@ class Mpi:
     def barrier(self):
         self.comm.Barrier()
 
-    def allreduce(self, tensor, in_place):
+    def allreduce(self, tensor):
         comm, array = self.comm, tensor.numpy()
 
         def call():
             comm.Allreduce(self.MPI.IN_PLACE, array)
             return tensor
 
-        def call_out_of_place():
-            output = torch.empty_like(tensor)
-            comm.Allreduce(array, output.numpy())
-            return output
+        return call
 
-        return call if in_place else call_out_of_place
-
-    def broadcast(self, tensor, in_place):
+    def broadcast(self, tensor):
         def call():
-            output = tensor if in_place else tensor.clone()
-            self.comm.Bcast(output.numpy(), 0)
-            return output
+            self.comm.Bcast(tensor.numpy(), 0)
+            return tensor
 
         return call
 
@@ -207,13 +189,13 @@ class Mpi:
 
         return call
 
-    def allgather(self, tensor, in_place):
+    def allgather(self, tensor):
         return self._into(self.comm.Allgather, tensor, tensor.numel() * self.size)
 
-    def alltoall(self, tensor, in_place):
+    def alltoall(self, tensor):
         return self._into(self.comm.Alltoall, tensor, tensor.numel())
 
-    def reducescatter(self, tensor, in_place):
+    def reducescatter(self, tensor):
         return self._into(self.comm.Reduce_scatter_block, tensor, tensor.numel() // self.size)
 
     def many(self, tensors):

@@ -129,8 +129,7 @@ def method_line(options, in_job, where=""):
     """How the numbers came about. where: added to the number of ranks, " on 2 hosts, links 1gbit"."""
     how = ("in the running job's processes" if in_job else "fresh processes for each round") + \
         f", {options.rounds} interleaved round{'s' * (options.rounds > 1)} a backend"
-    place = "in place" if options.in_place else "out of place"
-    return (f"{options.np} rank{'s' * (options.np > 1)}{where}, {options.dtype}, {place}, {how}; one thread a rank; a "
+    return (f"{options.np} rank{'s' * (options.np > 1)}{where}, {options.dtype}, in place, {how}; one thread a rank; a "
             "sample is the slowest rank's time for one blocking call (small sizes: mean of a batch), Python's share "
             "included; every result was checked.")
 

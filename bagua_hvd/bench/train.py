@@ -89,7 +89,6 @@ def _rank(name, folder, options):
 
     def work():
         torch.set_num_threads(1)
-        options.codec = None
         backend = backends.create("bagua" if name in (*WITHOUT, *OURS) else name, options, folder)
         times = {kind: _times(name, kind, backend, options) for kind in options.models}
         backend.barrier()

@@ -93,10 +93,9 @@ def test_failing_rank_is_one_message_and_leaves_nothing(tmp_path):
     (["--backends", ","], "--backends names nothing"),
     (["-n", "0"], "'0' is not a whole number from 1 on"),
     (["--dtype", "int7"], "invalid choice: 'int7'"),
-    (["--codec", "minmax_uint8", "--dtype", "int32"], "--codec minmax_uint8 does not take int32"),
-    (["--codec", "minmax_uint8", "--op", "broadcast"], "--codec is for allreduce in place only"),
+    (["--algorithm", "bytegrad", "--dtype", "int32"], "--algorithm bytegrad does not take int32"),
+    (["--algorithm", "bytegrad", "--op", "broadcast"], "--algorithm is for allreduce only"),
     (["--algorithm", "bytegrab"], "Did you mean 'bytegrad'?"),
-    (["--in-place", "--out-of-place"], "not allowed with"),
     (["--json", "/nonexistent/file.json"], "cannot be written"),
 ])
 def test_bad_options(arguments, sentence, capsys, monkeypatch):

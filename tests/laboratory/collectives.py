@@ -56,7 +56,7 @@ def _append(experiment, setting, name, rounds, others, folder):
 
 def _setting(options, environment, **more):
     return {"dtype": options.dtype, "ranks": options.np, "hosts": options.hosts or 0,
-            "rate": options.rate and options.rate.lower(), "delay_ms": options.delay, "in_place": options.in_place,
+            "rate": options.rate and options.rate.lower(), "delay_ms": options.delay, "in_place": True,
             "environment": environment, **more}
 
 

@@ -24,7 +24,7 @@ def cells(table):
 
 def options(folder, **changed):
     """Of a program: what is changed, on one host otherwise."""
-    return Namespace(**{"dtype": "float32", "np": 2, "hosts": None, "rate": None, "delay": None, "in_place": True,
+    return Namespace(**{"dtype": "float32", "np": 2, "hosts": None, "rate": None, "delay": None,
                         "sizes": [4, 64 * MIB], "models": ["mlp"], "algorithm": "gradient_allreduce",
                         "folder": str(folder), **changed})
 
@@ -94,7 +94,7 @@ def test_one_host(tmp_path):
     measured(tmp_path, 4, {"bagua": 4.62e-6, "gloo": 151.4e-6, "mpi": 2.2e-6})
     measured(tmp_path, 64 * MIB, {"bagua": 6.004e-3, "gloo": 46.04e-3})
     measured(tmp_path, collectives.MANY, {"bagua": 1e-3}, op="many")
-    for changed in ({"environment": {"BAGUA_HVD_ALLREDUCE": "ring"}}, {"np": 4}, {"in_place": False},
+    for changed in ({"environment": {"BAGUA_HVD_ALLREDUCE": "ring"}}, {"np": 4},
                     {"dtype": "float64"}, {"hosts": 2, "rate": "1gbit"}):
         measured(tmp_path, 4, {"bagua": 3.0}, **changed)                                # other settings
     assert cells(collectives.one_host(tmp_path)) == [
