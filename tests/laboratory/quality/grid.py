@@ -25,6 +25,10 @@ from tests.laboratory.quality.tasks import TASKS
 EXPERIMENT = "quality"
 REFERENCE = "gradient_allreduce"
 MARGIN = 0.05               # relative
+# Tasks that are judged by accuracy, and the margin: how much of it may be missing. The loss of full gradients rises
+# again on mnist1d after 500 of 2,000 steps, so that noise lowers it. Of 1,000 test series, an accuracy of 0.94 (that is
+# published) has a standard error of 0.008. Written down when one seed had been trained.
+ACCURACY_MARGINS = {"mnist1d": 0.02}
 LEVEL = 0.05
 SEEDS = (0, 1, 2, 3, 4)
 TUNING = (1000,)
@@ -36,7 +40,6 @@ FOR_ADAM = ("qadam", "onebit_adam")
 # the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
 OWN_OPTIMIZERS = {"muon": ("local_sgd", "diloco", "streaming_diloco")}
 OWN_RATES = (0.01, 0.02, 0.04, 0.08)
-WITHOUT_MUON = ("mnist1d", "book")
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 # A codec: its function in codecs, and what that is given.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,7 +54,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
 OWN: dict[str, tuple[str, ...]] = {
     "long": (REFERENCE, "streaming_diloco sparing", "streaming_diloco", "async", "choco", "bytegrad", "onebit_adam",
-             "doublesqueeze")}
+             "doublesqueeze"),
+    **dict.fromkeys(("mnist1d", "book"), (REFERENCE, "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco",
+                                          "async"))}
 
 
 class Cell(NamedTuple):
@@ -108,7 +113,7 @@ def rows() -> dict[str, tuple[str, dict[str, Any]]]:
 def optimizers(task: str) -> dict[str, tuple[float, ...]]:
     """Name -> learning rates to choose from: of the task, and, if it has Adam, those of algorithms."""
     given = TASKS[task]().optimizers
-    if task in (*OWN, *WITHOUT_MUON) or not any(name.startswith("adam") for name in given):
+    if task in OWN or not any(name.startswith("adam") for name in given):
         return given
     rates = OWN_RATES if any(len(rates) > 1 for rates in given.values()) else OWN_RATES[1:2]
     return given | dict.fromkeys(OWN_OPTIMIZERS, rates)

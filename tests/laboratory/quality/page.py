@@ -36,6 +36,14 @@ def _ratios(mine: dict[int, records.Record], exact: dict[int, records.Record], n
     return [_value(mine[seed], name) / _value(exact[seed], name) for seed in sorted(mine.keys() & exact.keys())]
 
 
+def _worse(task: str, mine: dict[int, records.Record], exact: dict[int, records.Record]) -> list[float]:
+    """Of each seed how many times the loss is exact's; or, by accuracy, 1 + how much of it is missing."""
+    if task not in grid.ACCURACY_MARGINS:
+        return _ratios(mine, exact, "test_loss")
+    return [1 + _value(exact[seed], "test_accuracy") - _value(mine[seed], "test_accuracy")
+            for seed in sorted(mine.keys() & exact.keys())]
+
+
 def verdicts(ranks: int, split: str) -> dict[tuple[str, Key], Verdict]:
     """By row and task, for those that have a seed in common with the reference."""
     found = _results(ranks, split)
@@ -100,22 +108,27 @@ def optimizers(ranks: str = "4", split: str = "iid") -> str:
 
 
 def own(task: str, ranks: str = "4", split: str = "iid") -> str:
-    """Of a task of its own, percent by which each seed's test loss is above gradient_allreduce's, and bytes."""
+    """Of a task of its own, percent by which each seed's test loss is above gradient_allreduce's, and bytes.
+
+    By accuracy: how many points of it are missing.
+    """
     found, lines = _results(int(ranks), split), []
+    margin = grid.ACCURACY_MARGINS.get(task, grid.MARGIN)
     for key in ((task, optimizer) for optimizer in TASKS[task]().optimizers):
         exact = found.get((grid.REFERENCE, key), {})
         for row in grid.OWN[task][1:]:
             mine = found.get((row, key), {})
-            ratios = _ratios(mine, exact, "test_loss")
+            ratios = _worse(task, mine, exact)
             if not ratios:
                 continue
-            verdict = judge(ratios, grid.MARGIN, grid.LEVEL)
+            verdict = judge(ratios, margin, grid.LEVEL)
             less = [1 / ratio for ratio in _ratios(mine, exact, "bytes_per_step")]
             lines.append([f"`{row}`", ", ".join(f"{100 * (ratio - 1):+.1f}" for ratio in ratios),
                           f"{100 * verdict.change:+.1f}", verdict.word, f"{min(less):.0f}"])
     if not lines:
         return "No trainings yet."
-    head = [f"{task}, seeds in turn", "loss, %", "mean", f"of {100 * grid.MARGIN:g} %", "times fewer bytes"]
+    lost, unit = ("accuracy lost, points", "points") if task in grid.ACCURACY_MARGINS else ("loss, %", "%")
+    head = [f"{task}, seeds in turn", lost, "mean", f"of {100 * margin:g} {unit}", "times fewer bytes"]
     return _table(head, lines)
 
 
