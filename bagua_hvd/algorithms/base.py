@@ -184,13 +184,14 @@ def blocks(count: int, size: int = 1 << 16) -> list[slice]:
     return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
-def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: bool = True) -> ErrorState:
+def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: bool = True,
+                name: str = "error", count: int | None = None) -> ErrorState:
     """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed.
 
-    scaled: what is encoded is the gradient as it is, loss scaling included.
+    scaled: what is encoded is the gradient as it is, loss scaling included. count: of the elements; None: all.
     """
-    shape = bucket.count, group.size(), hierarchical
-    state: ErrorState = bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape),
+    shape = bucket.count if count is None else count, group.size(), hierarchical
+    state: ErrorState = bucket.state.keep(name, lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape),
                                           scaled=scaled)
     return state
 

@@ -13,13 +13,8 @@ all elements then gives those of small v a momentum that is too large, and train
 which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing else. Bias
 corrections as in QAdam; one scale for a bucket; m is 0 where v is; steps are bounded as there.
 """
-import numpy as np
-
-from bagua_hvd.algorithms.base import error_state
 from bagua_hvd.algorithms.qadam import QAdam
-from bagua_hvd.primitives import c_lp_s, sign_rms
-from bagua_hvd.training.buckets import Bucket
-from bagua_hvd.training.source import Pending
+from bagua_hvd.primitives import sign_rms
 
 
 class OneBitAdam(QAdam):
@@ -31,15 +26,9 @@ class OneBitAdam(QAdam):
     """
 
     codec = sign_rms
+    error_feedback = True
 
     def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True,
                  published: bool = False) -> None:
         super().__init__(hierarchical, warmup_steps, bounded)
         self.in_steps = not published
-
-    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
-        group = bucket.model.group
-        return c_lp_s(
-            m, group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,
-            error=error_state(bucket, group, self.hierarchical, scaled=False),
-        )

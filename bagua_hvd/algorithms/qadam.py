@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bagua_hvd.algorithms.base import Algorithm, Safety, positive
+from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, positive
 from bagua_hvd.algorithms.full_steps import mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.core.native import TensorView
@@ -54,6 +54,7 @@ class QAdam(Algorithm):
     uses_adam = True
     replaces_step = True
     codec = minmax_uint8
+    error_feedback = False
     in_steps = False                # whether what travels is m / (sqrt(v) / ... + eps)
     default_warmup_steps = 100      # where neither the script nor the optimizer says
 
@@ -90,11 +91,9 @@ class QAdam(Algorithm):
         """Posts m_i of a bucket."""
         m = adam.momentum(bucket, gradients, self._frozen_for(bucket.model), self.in_steps, self.bounded)
         bucket.model.pending[bucket.name] = m
-        return self.exchange(bucket, m)
-
-    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
-        """Begins m <- C_LP_S(m)."""
-        return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,
+        group, hierarchical = bucket.model.group, self.hierarchical
+        error = error_state(bucket, group, hierarchical, scaled=False) if self.error_feedback else None
+        return c_lp_s(m, group, self.codec, error, name=bucket.name, hierarchical=hierarchical,
                       seed=bucket.seed(bucket.step))
 
     def step(self, model: Model) -> bool:

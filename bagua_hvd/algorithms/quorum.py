@@ -28,12 +28,14 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.codecs import Codec
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
@@ -43,7 +45,7 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.server import Server
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.training.buckets import Bucket, Weights
+from bagua_hvd.training.model import Model
 
 _ADDRESS_MAX = 64
 _CONNECT_SECONDS = 30
@@ -78,35 +80,13 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Due:
-    """This round has begun."""
+class Response:
+    """kind: "begun", of a round; "mean": its Delta follows; "state": theta and m follow, as they are in this round."""
 
     name: str
+    kind: str
     number: int
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The Delta of a round follows."""
-
-    name: str
     nbytes: int
-    number: int
-
-
-@dataclass(frozen=True)
-class State:
-    """theta and m follow, as they are in this round."""
-
-    name: str
-    nbytes: int
-    number: int
-
-
-def outer_step(theta: np.ndarray, m: np.ndarray, delta: np.ndarray, outer_lr: float, outer_momentum: float) -> None:
-    """Nesterov momentum, in place: m = mu m + Delta; theta = theta - eta (Delta + mu m)."""
-    m[:] = outer_momentum * m + delta
-    theta -= outer_lr * (delta + outer_momentum * m)
 
 
 def encoded(codec: Codec | None, values: np.ndarray) -> bytes:
@@ -141,9 +121,9 @@ class _Outer:
     def welcome(self, writer: asyncio.StreamWriter) -> None:
         """Sends a rank theta and m; it is waited for."""
         self._awaited.add(writer)
-        _send(writer, State(self._name, self._values.nbytes, self._number), self._values.tobytes())
+        self._send([writer], "state", self._values.tobytes())
         if self._arrived:
-            _send(writer, Due(self._name, self._number))
+            self._send([writer], "begun")
 
     def contribute(self, writer: asyncio.StreamWriter, message: Contribution, content: bytes) -> None:
         if message.number != self._number:
@@ -152,8 +132,7 @@ class _Outer:
         self._awaited.add(writer)
         if not self._arrived:
             self._codec = Codec(*message.codec) if message.codec else None
-            for other in self._awaited - {writer}:
-                _send(other, Due(self._name, self._number))
+            self._send(self._awaited - {writer}, "begun")
         self._sum += message.weight * decoded(self._codec, content, self._sum)
         self._arrived[writer] = message.weight
         quorum = message.quorum if message.quorum >= 1 else message.quorum * len(self._awaited)
@@ -175,16 +154,16 @@ class _Outer:
         content = encoded(self._codec, self._sum / (sum(self._arrived.values()) or 1))
         theta, m = self._values
         outer_step(theta, m, decoded(self._codec, content, self._sum), *self._settings)
-        for writer in self._arrived:
-            _send(writer, Mean(self._name, len(content), self._number), content)
+        self._send(self._arrived, "mean", content)
         self._awaited &= self._arrived.keys()
         self._number += 1
         self._begin()
 
-
-def _send(writer: asyncio.StreamWriter, message: Any, content: bytes = b"") -> None:
-    if not writer.is_closing():
-        writer.write(channel.encode(message) + content)
+    def _send(self, writers: Iterable[asyncio.StreamWriter], kind: str, content: bytes = b"") -> None:
+        message = channel.encode(Response(self._name, kind, self._number, len(content))) + content
+        for writer in writers:
+            if not writer.is_closing():
+                writer.write(message)
 
 
 class QuorumServer(Server):
@@ -233,48 +212,48 @@ class _Link:
         except (OSError, ValueError) as error:
             raise HorovodInternalError(f"the quorum server does not answer at {address}: {error}") from None
         self._news = threading.Condition()
-        self._due: dict[str, int] = {}
-        self._answers: dict[str, tuple[Mean | State, bytes]] = {}
+        self._begun: dict[str, int] = {}
+        self._responses: dict[str, tuple[Response, bytes]] = {}
         self._ended = False
         threading.Thread(target=self._receive, name="quorum link", daemon=True).start()
 
     def _receive(self) -> None:
         with suppress(EOFError, OSError):
-            while (message := self._connection.receive(Due, Mean, State)) is not None:
-                content = b"" if isinstance(message, Due) else self._connection.receive_content(message.nbytes)
+            while (message := self._connection.receive(Response)) is not None:
+                content = self._connection.receive_content(message.nbytes)
                 with self._news:
-                    if isinstance(message, Due):
-                        self._due[message.name] = message.number
+                    if message.kind == "begun":
+                        self._begun[message.name] = message.number
                     else:
-                        self._answers[message.name] = message, content
+                        self._responses[message.name] = message, content
                     self._news.notify()
         with self._news:
             self._ended = True
             self._news.notify()
 
     def send(self, message: Any, content: bytes) -> None:
-        with suppress(OSError):         # answer() says that it has ended
+        with suppress(OSError):         # response() says that it has ended
             self._connection.send(message, content)
 
-    def due(self, name: str) -> int | None:
+    def begun(self, name: str) -> int | None:
         """The number of the last round of a fragment that others have begun."""
         with self._news:
-            return self._due.get(name)
+            return self._begun.get(name)
 
-    def answer(self, name: str) -> tuple[Mean | State, bytes] | None:
+    def response(self, name: str) -> tuple[Response, bytes] | None:
         """What the server says about a fragment, once; None: not yet, but perhaps about another one.
 
         Raises:
             HorovodInternalError: the server has ended.
         """
         with self._news:
-            if name not in self._answers and not self._ended:
+            if name not in self._responses and not self._ended:
                 self._news.wait(1)
-            if name not in self._answers and self._ended:
+            if name not in self._responses and self._ended:
                 raise HorovodInternalError(
                     f"the quorum server at {self._address} has ended. If it was rank 0, let that one wait for the "
                     "others after its training: call hvd.consensus(model) on all ranks")
-            return self._answers.pop(name, None)
+            return self._responses.pop(name, None)
 
     def close(self) -> None:
         self._connection.close()
@@ -284,6 +263,7 @@ class _Settings(Protocol):
     """Of a StreamingDiLoCo."""
 
     communication_interval: int
+    fragments: int
     overlap_steps: int
     outer_lr: float
     outer_momentum: float
@@ -293,27 +273,16 @@ class _Settings(Protocol):
     grace_s: float
 
 
-class Part:
-    """A fragment of a bucket, as this rank takes part in its rounds.
+class Part(Fragment):
+    """A fragment, as this rank takes part in its rounds.
 
-    Args:
-        x: its weights. place: where they lie in theta.
     Attributes:
         number: of the round. age: steps since this rank has sent. steps: those that no round has counted.
         sent: (how many, Delta_i) that travel; None: nothing does.
     """
 
-    def __init__(self, bucket: Bucket, x: Weights, place: slice, age: int) -> None:
-        self._bucket, self._place = bucket, place
-        self.x, self.name, self.age = x, x.name, age
-        self.number = self.steps = 0
-        self.sent: tuple[int, np.ndarray] | None = None
-
-    def outer(self) -> tuple[np.ndarray, np.ndarray]:
-        """(theta, m), to be changed in place."""
-        theta = self._bucket.state["theta"]
-        m = self._bucket.state.zeros_like("momentum", theta, shared=True)
-        return theta[self._place], m[self._place]
+    number = age = steps = 0
+    sent: tuple[int, np.ndarray] | None = None
 
     def receive(self, number: int, content: bytes) -> None:
         """Takes the server's theta and m."""
@@ -322,22 +291,25 @@ class Part:
         self.number = number
 
 
-class Rounds:
+class QuorumRounds:
     """The rounds of one model, from one init() on. Collective where there is no BAGUA_HVD_QUORUM_SERVER.
 
     Args:
-        settings: a StreamingDiLoCo with a quorum. group: the ranks. parts: all fragments.
+        settings: a StreamingDiLoCo with a quorum.
     Raises:
         HorovodInternalError: there is no such server.
     """
 
-    def __init__(self, settings: _Settings, group: ProcessSet, parts: list[Part]) -> None:
-        self._settings = settings
-        self._parts = parts
+    def __init__(self, settings: _Settings, model: Model) -> None:
+        self._settings, fragments = settings, settings.fragments
+        self._parts = [part for bucket in model.weights for p in range(fragments)
+                       if (part := Part.of(bucket, p, fragments))]
+        for part in self._parts:
+            part.age = (fragments - part.p - 1) * settings.communication_interval // fragments
         self._left = False
         # A job of one rank by itself has no secret.
         secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
-        address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, group)
+        address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, model.group)
         self._link = _Link(address, secret)
         weakref.finalize(self, self._link.close)
         self._is_new = self._enter()
@@ -346,10 +318,10 @@ class Rounds:
         """Whether the others have begun elsewhere, or before: theta and m are theirs now."""
         before = [np.stack(part.outer()) for part in self._parts]
         for part, values in zip(self._parts, before, strict=True):
-            self._link.send(Enter(part.name, values.nbytes, values.dtype.str, float(self._settings.outer_lr),
+            self._link.send(Enter(part.x.name, values.nbytes, values.dtype.str, float(self._settings.outer_lr),
                                   float(self._settings.outer_momentum)), values.tobytes())
         for part in self._parts:
-            message, content = self._answer(part)
+            message, content = self._response(part)
             part.receive(message.number, content)
         return not all(np.array_equal(values, part.outer()) for part, values in zip(self._parts, before, strict=True))
 
@@ -383,28 +355,28 @@ class Rounds:
         """Contributes to rounds that others have begun, or for which this rank has made H steps."""
         its = self._settings
         for part in self._parts:
-            begun = part.age >= its.communication_interval or self._link.due(part.name) == part.number
+            begun = part.age >= its.communication_interval or self._link.begun(part.x.name) == part.number
             if begun and part.sent is None:
                 delta = part.outer()[0] - part.x.read()
                 content, weight = encoded(its.codec, delta), float(part.steps)
-                self._link.send(Contribution(part.name, len(content), part.number, weight, float(its.quorum or 0),
+                self._link.send(Contribution(part.x.name, len(content), part.number, weight, float(its.quorum or 0),
                                              float(its.grace_s), list(its.codec or ())), content)
                 part.sent, part.steps, part.age = (part.steps, delta), 0, 0
 
-    def _answer(self, part: Part) -> tuple[Mean | State, bytes]:
+    def _response(self, part: Part) -> tuple[Response, bytes]:
         """What the server says of a fragment; meanwhile this rank contributes to the others."""
         warn_at = time.monotonic() + _WARN_SECONDS
-        while (answer := self._link.answer(part.name)) is None:
+        while (response := self._link.response(part.x.name)) is None:
             self._send_due()
             if time.monotonic() > warn_at:
                 warn_at += _WARN_SECONDS
                 logger.warning("an outer step of %s still waits for its quorum of %g. Ranks that have ended their "
-                               "training must call optimizer.algorithm.abort()", part.name, self._settings.quorum)
-        return answer
+                               "training must call optimizer.algorithm.abort()", part.x.name, self._settings.quorum)
+        return response
 
     def _take(self, part: Part, steps: int, delta: np.ndarray) -> None:
-        its, (message, content), (theta, m) = self._settings, self._answer(part), part.outer()
-        if isinstance(message, State):
+        its, (message, content), (theta, m) = self._settings, self._response(part), part.outer()
+        if message.kind == "state":
             found = part.x.read() - theta
             part.receive(message.number, content)
             part.x.write(theta + _LATE * found)

@@ -30,14 +30,15 @@ import weakref
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import not_negative, positive
+from bagua_hvd.algorithms.base import error_state, not_negative, positive
+from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.algorithms.full_steps import LocalSteps
-from bagua_hvd.algorithms.quorum import Part, Rounds, outer_step
+from bagua_hvd.algorithms.quorum import QuorumRounds
 from bagua_hvd.algorithms.travelling import Travelling, travelling
 from bagua_hvd.codecs import Codec, block
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
-from bagua_hvd.training.buckets import Bucket, Weights
+from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
 FOUR_BITS = block(4, stochastic=True)
@@ -129,11 +130,7 @@ class StreamingDiLoCo(LocalSteps):
         for bucket in model.weights:
             bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)
         if self.quorum is not None and "rounds" not in model.scratch:
-            model.scratch["rounds"] = Rounds(self, model.group, [
-                Part(bucket, fragment.x, fragment.place, (self.fragments - p - 1) * self.communication_interval
-                     // self.fragments)
-                for bucket in model.weights for p in range(self.fragments)
-                if (fragment := Fragment.of(bucket, p, self.fragments)) is not None])
+            model.scratch["rounds"] = QuorumRounds(self, model)
 
     def _theta(self, bucket: Bucket, group: ProcessSet) -> np.ndarray:
         return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
@@ -149,43 +146,39 @@ class StreamingDiLoCo(LocalSteps):
             for p, since in enumerate(begun):
                 if since >= behind and (since - behind) % self.communication_interval == 0:
                     for bucket in model.weights:
-                        fragment = Fragment.of(bucket, p, self.fragments)
-                        if fragment is not None:
-                            act(bucket, fragment)
+                        if fragment := Fragment.of(bucket, p, self.fragments):
+                            act(fragment)
 
-    def _send(self, bucket: Bucket, fragment: "Fragment") -> None:
+    def _send(self, fragment: Fragment) -> None:
         # Asked for before the error, so that a checkpoint waits before it reads that.
-        on_its_way = _travelling(bucket, fragment)
-        delta, group = bucket.state["theta"][fragment.place] - fragment.x.read(), bucket.model.group
+        on_its_way, x, group = _travelling(fragment), fragment.x, fragment.bucket.model.group
+        delta = fragment.outer()[0] - x.read()
         if self.codec is None:
-            operation = c_fp_s(delta, group, average=False, name=fragment.x.name)
+            operation = c_fp_s(delta, group, average=False, name=x.name)
         else:
             exchange = "allgather" if self.codec.sparse else "scatter_gather"
-            operation = c_lp_s(
-                delta, group, self.codec, self._error(bucket, fragment), average=False, exchange=exchange,
-                seed=fragment.x.seed(bucket.step), name=fragment.x.name, hierarchical=self.hierarchical)
-        on_its_way.begin(delta, operation, group, fragment.x.name)
+            operation = c_lp_s(delta, group, self.codec, self._error(fragment), average=False, exchange=exchange,
+                               seed=x.seed(fragment.bucket.step), name=x.name, hierarchical=self.hierarchical)
+        on_its_way.begin(delta, operation, group, x.name)
 
-    def _error(self, bucket: Bucket, fragment: "Fragment") -> ErrorState | None:
+    def _error(self, fragment: Fragment) -> ErrorState | None:
         if not self.error_feedback:
             return None
-        shape = fragment.x.count, bucket.model.group.size(), self.hierarchical
-        error: ErrorState = bucket.state.keep(f"error.{fragment.number}", lambda: ErrorState(*shape),
-                                              fits=lambda kept: kept.fits(*shape))
+        bucket = fragment.bucket
+        error = error_state(bucket, bucket.model.group, self.hierarchical, False, f"error.{fragment.p}",
+                            fragment.x.count)
         if self.error_decay != 1:
             error.scale(self.error_decay)
         return error
 
-    def _arrived(self, bucket: Bucket, fragment: "Fragment") -> None:
-        delta = _travelling(bucket, fragment).take()
+    def _arrived(self, fragment: Fragment) -> None:
+        delta = _travelling(fragment).take()
         if delta is None:
-            error = self._error(bucket, fragment)
+            error = self._error(fragment)
             if error is not None:           # it was lost, and what it did not say is part of the next Delta_i as well
                 error.scale(0)
             return
-        theta = bucket.state["theta"]
-        m = bucket.state.zeros_like("momentum", theta, shared=True)
-        theta, m = theta[fragment.place], m[fragment.place]
+        theta, m = fragment.outer()
         outer_step(theta, m, delta, self.outer_lr, self.outer_momentum)
         fragment.x.write(self.mixing * fragment.x.read() + (1 - self.mixing) * theta if self.mixing else theta)
 
@@ -201,30 +194,6 @@ def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback
         raise ValueError("error_feedback=True: with a quorum, no rank knows what others have lost, so leave it out")
 
 
-class Fragment:
-    """Some neighbouring members of a bucket of weights.
-
-    Attributes:
-        number: p. x: their weights. place: where they lie in a flat array of the bucket.
-    """
-
-    def __init__(self, number: int, x: Weights, place: slice) -> None:
-        self.number = number
-        self.x = x
-        self.place = place
-
-    @classmethod
-    def of(cls, bucket: Bucket, number: int, fragments: int) -> "Fragment | None":
-        """One of so many: the members whose middle lies in its share of the elements. None: there are none."""
-        twice = 2 * max(1, bucket.count)
-        chosen = [(index, member, part)
-                  for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True)
-                  if min(fragments - 1, (part.start + part.stop) * fragments // twice) == number]
-        if not chosen:
-            return None
-        x = Weights(f"{bucket.name}.{number}", {index: member for index, member, _ in chosen}, bucket.model)
-        return cls(number, x, slice(chosen[0][2].start, chosen[-1][2].stop))
-
-
-def _travelling(bucket: Bucket, fragment: Fragment) -> Travelling:
-    return travelling(bucket.state, f"travelling.{fragment.number}", fragment.x.count, bucket.state["theta"].dtype)
+def _travelling(fragment: Fragment) -> Travelling:
+    theta, _ = fragment.outer()
+    return travelling(fragment.bucket.state, f"travelling.{fragment.p}", theta.size, theta.dtype)

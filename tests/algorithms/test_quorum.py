@@ -13,7 +13,8 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import DiLoCo, StreamingDiLoCo
-from bagua_hvd.algorithms.quorum import Contribution, Enter, Mean, QuorumServer, State, _Link, outer_step
+from bagua_hvd.algorithms.fragments import outer_step
+from bagua_hvd.algorithms.quorum import Contribution, Enter, QuorumServer, _Link
 from launcher import ROOT, wait_until
 from quorum_worker import make, parts_of, step
 
@@ -36,7 +37,7 @@ class Rank:
         self.quorum, self.grace_s = quorum, grace_s
         values = np.stack([THETA, M])
         self.link.send(Enter("w", values.nbytes, values.dtype.str, ETA, MU), values.tobytes())
-        self.state = self.receive(State)
+        self.state = self.receive("state")
 
     def send(self, number, delta, weight=1.0):
         content = np.full(4, delta, np.float32).tobytes()
@@ -44,8 +45,8 @@ class Rank:
                                     float(self.grace_s), []), content)
 
     def receive(self, kind):
-        message, content = wait_until(lambda: self.link.answer("w"))
-        assert type(message) is kind
+        message, content = wait_until(lambda: self.link.response("w"))
+        assert message.kind == kind
         return message.number, np.frombuffer(content, np.float32)
 
     def receives(self, kind, number, values):
@@ -54,7 +55,7 @@ class Rank:
         np.testing.assert_allclose(content, values, rtol=1e-6)
 
     def is_asked(self, number):
-        wait_until(lambda: self.link.due("w") == number)
+        wait_until(lambda: self.link.begun("w") == number)
 
 
 def after(*deltas):
@@ -71,17 +72,17 @@ def test_weights_and_who_is_late(server):
         rank.is_asked(0)
     ranks[1].send(0, 5, weight=1)       # the quorum, and no grace
     for rank in ranks[:2]:
-        rank.receives(Mean, 0, [2] * 4)
+        rank.receives("mean", 0, [2] * 4)
     ranks[2].send(0, 7)
-    ranks[2].receives(State, 1, after(2))
+    ranks[2].receives("state", 1, after(2))
     ranks[2].send(1, 7)                 # now it is in time, and the others are asked
     for rank in ranks[:2]:
         rank.is_asked(1)
     ranks[0].send(1, 3)
     for rank in ranks[::2]:
-        rank.receives(Mean, 1, [5] * 4)
+        rank.receives("mean", 1, [5] * 4)
     assert np.array_equal(Rank(server, 2).state[1], after(2, 5))        # who comes now
-    assert ranks[1].link.answer("w") is None
+    assert ranks[1].link.response("w") is None
 
 
 def test_nobody_waits_for_the_dead(server):
@@ -91,32 +92,32 @@ def test_nobody_waits_for_the_dead(server):
     ranks[2].is_asked(0)
     ranks[2].link.close()
     for rank in ranks[:2]:
-        rank.receives(Mean, 0, [2] * 4)
+        rank.receives("mean", 0, [2] * 4)
     ranks[0].send(1, 1)
     ranks[1].link.close()
-    ranks[0].receives(Mean, 1, [1] * 4)
+    ranks[0].receives("mean", 1, [1] * 4)
     new = Rank(server, 1.0)
     assert new.state[0] == 2
     server.close = lambda: None
     QuorumServer.close(server)
     with pytest.raises(RuntimeError, match=r"the quorum server at 127.0.0.1:\d+ has ended"):
-        new.receive(Mean)
+        new.receive("mean")
 
 
 def test_a_share(server):
     ranks = [Rank(server, 0.5) for _ in range(4)]
     ranks[0].send(0, 2)
     ranks[1].is_asked(0)
-    assert ranks[0].link.answer("w") is None
+    assert ranks[0].link.response("w") is None
     ranks[1].send(0, 4)
-    ranks[0].receives(Mean, 0, [3] * 4)
+    ranks[0].receives("mean", 0, [3] * 4)
 
 
 def test_grace(server):
     ranks = [Rank(server, 1, grace_s=1000) for _ in range(2)]
     ranks[0].send(0, 1)
     ranks[1].send(0, 3)                 # all are here: nobody waits for its end
-    ranks[0].receives(Mean, 0, [2] * 4)
+    ranks[0].receives("mean", 0, [2] * 4)
 
 
 def one_stands_still(folder, streaming):

@@ -1,0 +1,39 @@
+"""What DiLoCo's outer optimizer keeps of each fragment of the model, theta and m, and its step."""
+from typing import TypeVar
+
+import numpy as np
+
+from bagua_hvd.training.buckets import Bucket, Weights
+
+_F = TypeVar("_F", bound="Fragment")
+
+
+def outer_step(theta: np.ndarray, m: np.ndarray, delta: np.ndarray, outer_lr: float, outer_momentum: float) -> None:
+    """Nesterov momentum, in place: m = mu m + Delta; theta = theta - eta (Delta + mu m)."""
+    m[:] = outer_momentum * m + delta
+    theta -= outer_lr * (delta + outer_momentum * m)
+
+
+class Fragment:
+    """Some neighbouring members of a bucket of weights. p: which of P fragments. x: the weights of these members."""
+
+    def __init__(self, bucket: Bucket, p: int, x: Weights, place: slice) -> None:
+        self.bucket, self.p, self.x, self._place = bucket, p, x, place
+
+    @classmethod
+    def of(cls: type[_F], bucket: Bucket, p: int, fragments: int) -> _F | None:
+        """The members whose middle lies in the p-th share of the elements. None: there are none."""
+        twice = 2 * max(1, bucket.count)
+        chosen = [(index, member, part)
+                  for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True)
+                  if min(fragments - 1, (part.start + part.stop) * fragments // twice) == p]
+        if not chosen:
+            return None
+        x = Weights(f"{bucket.name}.{p}", {index: member for index, member, _ in chosen}, bucket.model)
+        return cls(bucket, p, x, slice(chosen[0][2].start, chosen[-1][2].stop))
+
+    def outer(self) -> tuple[np.ndarray, np.ndarray]:
+        """(theta, m), to be changed in place."""
+        theta = self.bucket.state["theta"]
+        m = self.bucket.state.zeros_like("momentum", theta, shared=True)
+        return theta[self._place], m[self._place]
