@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from bagua_hvd.algorithms.exchange import Exchange
-from bagua_hvd.algorithms.rounds import Patience
+from bagua_hvd.algorithms.rounds import AnyRounds, Patience
 from bagua_hvd.primitives import c_fp_s, d_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -39,8 +39,8 @@ class Meeting:
         return all([part.done() for part in self.parts])
 
 
-class Meetings:
-    """The meetings of one model, from one init() on. As rounds.Rounds: advance(), stop(), resume().
+class Meetings(AnyRounds):
+    """The meetings of one model, from one init() on.
 
     Args:
         begin: one bucket's part, of a round of the cycle; the last argument numbers memory that no other meeting has.
@@ -58,7 +58,6 @@ class Meetings:
         self._patience = Patience()
         self._last_took = 0.0
         self._changed_at = time.monotonic()
-        self.running, self.stopped = True, False
 
     def _rounds(self) -> Iterator[int]:
         for number in itertools.count():
@@ -146,6 +145,3 @@ class Meetings:
         by_all = np.where(most - everyones.min(0) <= 1, most, np.minimum(most, 2))
         wanted: np.ndarray = np.maximum(2 * means[:, 0] - self._begun, by_all)
         return wanted
-
-    def resume(self) -> None:
-        self.running, self.stopped = True, False

@@ -91,6 +91,10 @@ class QAdam(Algorithm):
         """Posts m_i of a bucket."""
         m = adam.momentum(bucket, gradients, self._frozen_for(bucket.model), self.in_steps, self.bounded)
         bucket.model.pending[bucket.name] = m
+        return self.exchange(bucket, m)
+
+    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
+        """Begins m <- C_LP_S(m)."""
         group, hierarchical = bucket.model.group, self.hierarchical
         error = error_state(bucket, group, hierarchical, scaled=False) if self.error_feedback else None
         return c_lp_s(m, group, self.codec, error, name=bucket.name, hierarchical=hierarchical,

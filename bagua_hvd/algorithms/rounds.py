@@ -6,7 +6,6 @@ take part in rounds until all have. Pairs go on by themselves: meetings.py.
 """
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -42,8 +41,14 @@ class Patience:
         self._went_on_at = time.monotonic()
 
 
-class AnyRounds(Protocol):
-    """What begins and ends the rounds of a model: Rounds, Meetings, NoRounds."""
+class AnyRounds:
+    """What begins and ends the rounds of a model: Rounds, Meetings; and by itself none.
+
+    Attributes:
+        running: whether new ones begin by themselves. stopped: whether all ranks have called abort().
+    """
+
+    running, stopped = True, False
 
     def advance(self, interval_s: float, max_staleness: int | None) -> None:
         """After a step."""
@@ -53,16 +58,22 @@ class AnyRounds(Protocol):
 
     def resume(self) -> None:
         """See Async.resume()."""
+        self.running, self.stopped = True, False
 
 
-class Rounds:
+class NoRounds(AnyRounds):
+    """What is left of rounds when a rank has left the job. They may be on their way still, and keep their memory."""
+
+    def __init__(self, before: AnyRounds) -> None:
+        self._before = before
+
+
+class Rounds(AnyRounds):
     """The rounds of one model, from one init() on.
 
     Args:
         difference: begins one bucket's part of a round, from the weights as they are now; its result is A(s) - s, flat.
             It is given the bucket, the ranks, the round's number and a state that is kept from round to round.
-    Attributes:
-        running: whether new ones begin by themselves. stopped: whether all ranks have called abort().
     """
 
     def __init__(self, model: Model, difference: Callable[[Bucket, ProcessSet, int, State], Exchange]) -> None:
@@ -75,8 +86,6 @@ class Rounds:
         self._ended_at = time.monotonic()
         self._began_in = 0
         self._begun = 0
-        self.running = True
-        self.stopped = False
 
     def begin(self) -> None:
         group, name = self._model.group, self._model.name
@@ -123,22 +132,3 @@ class Rounds:
         while not self.stopped:
             self.begin()
             self.end()
-
-    def resume(self) -> None:
-        self.running, self.stopped = True, False
-
-
-class NoRounds:
-    """What is left of rounds when a rank has left the job. They may be on their way still, and keep their memory."""
-
-    def __init__(self, before: AnyRounds) -> None:
-        self._before = before
-
-    def advance(self, interval_s: float, max_staleness: int | None) -> None:
-        """There are none."""
-
-    def stop(self, interval_s: float) -> None:
-        """There are none."""
-
-    def resume(self) -> None:
-        """None begins again."""
