@@ -68,6 +68,30 @@ def test_goes_on_where_it_was(tmp_path):
     assert [page.steps_to(record, target) for target in (2.5, 2.0, 0.5)] == [15, 20, None]
 
 
+def test_ranks_stand_for_hosts(tmp_path, monkeypatch):
+    """low_precision_decentralized with hierarchy, on one host, is an average in full precision."""
+    cell = grid.Cell("tabular", "adam", 0.016, "low_precision_decentralized", {}, 4, "iid", 0)
+    append(tmp_path, cell, 1.0)
+    assert grid.missing([cell], grid.recorded(tmp_path)) == [cell]
+    monkeypatch.setenv("BAGUA_HIERARCHY", "0")
+    append(tmp_path, cell, 1.0)
+    assert grid.missing([cell], grid.recorded(tmp_path)) == []
+
+
+def test_accuracy(tmp_path, monkeypatch):
+    for seed, (exact, mine) in enumerate(((0.90, 0.89), (0.91, 0.91), (0.92, 0.90))):
+        for cell in grid.cells(["mnist1d"], ["rotated"], 4, ["iid"], [seed], []):
+            accuracy = exact if cell.algorithm == grid.REFERENCE else mine
+            samples = {"test_loss": ("nats", [1.0]), "test_accuracy": ("1", [accuracy]),
+                       "bytes_per_step": ("bytes", [8.0])}
+            records.append(grid.EXPERIMENT, cell.setting(), samples, folder=tmp_path)
+    read = grid.recorded
+    monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
+    head, _, line = page.own("mnist1d").splitlines()
+    assert "accuracy lost, points | mean | of 2 points" in head
+    assert line == "| `rotated` | +1.0, +0.0, +2.0 | +1.0 | open | 1 |"
+
+
 def test_a_form_stays_what_it_is(tmp_path, monkeypatch):
     """Whether it is said or the default; and what was the default, and is a row by its arguments now, counts for it."""
     cell = grid.Cell("tabular", "adam", 0.016, "topk", {}, 4, "iid", 0)

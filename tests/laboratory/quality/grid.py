@@ -35,6 +35,7 @@ TUNING = (1000,)
 RANKS = (4, 8, 16)
 FULL_STEP_BITS = 8              # as between hosts, though ranks are on one
 SPLITS = ("iid", "skewed")
+WITHIN_HOSTS = "low_precision_decentralized"
 FOR_ADAM = ("qadam", "onebit_adam")
 # optimizer -> what trains with it beside exact averages: MuLoCo, arXiv:2505.23725. A step's length is fixed in Muon, so
 # the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
@@ -165,6 +166,9 @@ def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Recor
         if form not in known:
             known[form] = row_of(said)
         if known[form] is None or said["task"] not in TASKS or not serves(said["algorithm"], said["optimizer"]):
+            return False
+        # Before ranks stood for hosts, it averaged in full precision within the one host.
+        if said["algorithm"] == WITHIN_HOSTS and "BAGUA_HIERARCHY" not in record.machine["environment"]:
             return False
         same_python = record.machine["versions"]["Python"].startswith("{}.{}.".format(*sys.version_info))
         return said["steps"] == TASKS[said["task"]]().steps or not same_python
