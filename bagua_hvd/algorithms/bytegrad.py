@@ -42,6 +42,7 @@ class ByteGrad(Algorithm):
     """
 
     safety = Safety.E1
+    exchange = "scatter_gather"     # of c_lp_s()
 
     def __init__(self, hierarchical: bool = True, average: bool = True, error_feedback: bool = False,
                  codec: Codec = minmax_uint8) -> None:
@@ -62,11 +63,11 @@ class ByteGrad(Algorithm):
         return self._by(without_loss(bucket) if self.error_feedback else self.codec, bucket, group)
 
     def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
-        return coded(self.codec, elements, dtype, ranks, self.hierarchical, error_feedback=self.error_feedback)
+        return coded(self.codec, elements, dtype, ranks, self.hierarchical, self.exchange, self.error_feedback)
 
     def _by(self, codec: Codec, bucket: Bucket, group: ProcessSet) -> Any:
         error = error_state(bucket, group, self.hierarchical) if self.error_feedback else None
         return c_lp_s(
             bucket, group, codec=codec, error=error, average=self.average, hierarchical=self.hierarchical,
-            seed=bucket.seed(bucket.step),
+            exchange=self.exchange if codec is self.codec else "scatter_gather", seed=bucket.seed(bucket.step),
         )

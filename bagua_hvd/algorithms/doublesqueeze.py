@@ -1,4 +1,4 @@
-"""DoubleSqueeze: error feedback on both passes of compressed gradient averaging, for any codec.
+"""DoubleSqueeze: ByteGrad with error feedback on both passes, with momentum, and with full steps; for any codec.
 
 Rank i of n holds the bucket g_i, its error e_i, and the error f_k of the chunk k that it owns (k = i):
 
@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from bagua_hvd.algorithms.base import Safety, error_state, without_loss
+from bagua_hvd.algorithms.base import Safety, without_loss
+from bagua_hvd.algorithms.bytegrad import ByteGrad
 from bagua_hvd.algorithms.full_steps import FullSteps, codec_for, count, is_full, mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import c_lp_s, sign
+from bagua_hvd.primitives import sign
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
-from bagua_hvd.tuning.cost import Cost, Ranks, coded
 
 
-class DoubleSqueeze(FullSteps):
+class DoubleSqueeze(FullSteps, ByteGrad):
     """Averages gradients through a codec, and sends what it lost in the next step.
 
     Args:
@@ -46,24 +46,19 @@ class DoubleSqueeze(FullSteps):
     safety = Safety.E2
     remembers_gradients = True
     empties_errors = False
-    exchange: Any = "scatter_gather"        # of c_lp_s()
 
     def __init__(self, codec: Codec = sign, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
                  hierarchical: bool = True, full_steps: int | None = None) -> None:
-        super().__init__(warmup_steps, full_steps)
+        ByteGrad.__init__(self, hierarchical, average, True, codec)
+        FullSteps.__init__(self, warmup_steps, full_steps)
+        self.counts_steps |= codec.random
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: expected 0 <= momentum < 1")
-        self.codec = codec
         self.momentum = momentum
-        self.average = average
-        self.hierarchical = hierarchical
 
     @property
     def runs_alone(self) -> bool:
         return self.momentum > 0
-
-    def takes(self, dtype: int) -> bool:
-        return self.codec.takes(dtype)
 
     def full_step(self, model: Model | None) -> bool:
         return super().full_step(model) and not self.empties(model)
@@ -78,14 +73,8 @@ class DoubleSqueeze(FullSteps):
             self._add_momentum(bucket)
             return mean_of_gradients(bucket, group, self.average)
         if self.empties(bucket.model):
-            return self._by(codec_for(bucket) or without_loss(bucket), "scatter_gather", bucket, group)
-        return self._by(self.codec, self.exchange, bucket, group)
-
-    def leave(self, bucket: Bucket, group: ProcessSet) -> Any:
-        return self._by(without_loss(bucket), "scatter_gather", bucket, group)
-
-    def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
-        return coded(self.codec, elements, dtype, ranks, self.hierarchical, self.exchange, error_feedback=True)
+            return self._by(codec_for(bucket) or without_loss(bucket), bucket, group)
+        return super().communicate(bucket, group)
 
     def _add_momentum(self, bucket: Bucket) -> None:
         if self.momentum:
@@ -97,10 +86,6 @@ class DoubleSqueeze(FullSteps):
             if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
                 m[:] = moved
 
-    def _by(self, codec: Codec, exchange: Any, bucket: Bucket, group: ProcessSet) -> Any:
+    def _by(self, codec: Codec, bucket: Bucket, group: ProcessSet) -> Any:
         self._add_momentum(bucket)
-        error = error_state(bucket, group, self.hierarchical)
-        return c_lp_s(
-            bucket, group, codec=codec, error=error, average=self.average,
-            exchange=exchange, hierarchical=self.hierarchical, seed=bucket.seed(bucket.step),
-        )
+        return super()._by(codec, bucket, group)

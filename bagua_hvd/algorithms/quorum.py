@@ -37,6 +37,7 @@ import numpy as np
 
 from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.codecs import Codec
+from bagua_hvd.collectives.objects import allgather_object
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
@@ -44,10 +45,8 @@ from bagua_hvd.job import channel
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.server import Server
-from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.model import Model
 
-_ADDRESS_MAX = 64
 _CONNECT_SECONDS = 30
 _WARN_SECONDS = 60
 # Of what a late rank has found. Eight ranks, a half late in each round: all of it ended with 9 % more loss than none or
@@ -394,11 +393,9 @@ class QuorumRounds:
 
 def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
     """Rank 0 of the group serves, for as long as `owner` lives; returns the address on all ranks. Collective."""
-    text: np.ndarray = np.zeros(_ADDRESS_MAX, np.uint8)
+    address = None
     if group.rank() == 0:
         server = QuorumServer(secret, runtime.options.listen_host)
         weakref.finalize(owner, server.close_anywhere)
-        address = f"{runtime.options.listen_host}:{server.port}".encode()
-        text[:len(address)] = np.frombuffer(address, np.uint8)
-    c_fp_s(text, group, average=False, name="quorum server").wait()
-    return text.tobytes().rstrip(b"\0").decode()
+        address = f"{runtime.options.listen_host}:{server.port}"
+    return str(allgather_object(address, "quorum server", group)[0])

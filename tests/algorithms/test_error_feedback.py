@@ -12,7 +12,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import DoubleSqueeze, TopK, doublesqueeze
+from bagua_hvd.algorithms import DoubleSqueeze, TopK, bytegrad
 from bagua_hvd.core import native
 from workers import (
     BUCKETS,
@@ -123,8 +123,8 @@ def passes_before_a_step():
 
 
 def test_leaving_in_a_full_step_sends_the_error(monkeypatch):
-    monkeypatch.setattr(doublesqueeze, "error_state", lambda *_: "error")
-    monkeypatch.setattr(doublesqueeze, "c_lp_s", lambda bucket, group, **how: how)
+    monkeypatch.setattr(bytegrad, "error_state", lambda *_: "error")
+    monkeypatch.setattr(bytegrad, "c_lp_s", lambda bucket, group, **how: how)
     bucket = SimpleNamespace(model=SimpleNamespace(step=0), step=0, seed=lambda step: 0, dtype=native.FLOAT32)
     algorithm = DoubleSqueeze(warmup_steps=1)
     assert algorithm.full_step(bucket.model)
