@@ -28,6 +28,22 @@ WAYS = {
 }
 
 
+def hooked(model, way):
+    """A model in DistributedDataParallel, over the default group. way: "ddp"; "ddp_fp16", "ddp_powersgd": PyTorch's."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    # One bucket: PowerSGD's hook continues in callbacks, and gloo mixes up what two buckets post in another order.
+    size = {"bucket_cap_mb": 1 << 20} if way == "ddp_powersgd" else {}
+    wrapped = DistributedDataParallel(model, **size)
+    if way == "ddp_fp16":
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif way == "ddp_powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
+
+
 def rank_main(steps, rounds, names, rows):
     """One rank. Rank 0 writes the seconds of every step to the file `rows`, by way."""
     import torch

@@ -149,23 +149,15 @@ class _Rank:
 
     def _ddp(self, way, model):
         import torch.distributed as dist
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-        from torch.nn.parallel import DistributedDataParallel
+
+        from tests.laboratory import ddp
 
         if not self._gloo:
             store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), self._size,
                                   self._rank == 0)
             dist.init_process_group("gloo", store=store, rank=self._rank, world_size=self._size)
             self._gloo = True
-        # One bucket: PowerSGD's hook continues in callbacks, and gloo mixes up what two buckets post in another order.
-        size = {"bucket_cap_mb": 1 << 20} if way == "ddp_powersgd" else {}
-        wrapped = DistributedDataParallel(model, **size)
-        if way == "ddp_fp16":
-            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif way == "ddp_powersgd":
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        return wrapped
+        return ddp.hooked(model, way)
 
     def prepare(self, way, arguments, slowness, warmup):
         """Builds one way to train and makes `warmup` steps. Returns the seconds of the last one."""

@@ -198,6 +198,11 @@ def trainings():
         assert got.keys() == UNITS.keys()
         assert got["curve"][-1] < got["curve"][0] and got["test_loss"] < 6 and got["bytes_per_step"] > 0
         assert (got["apart"] > 0) == (task.steps % 2 != 0)
+    for hook in grid.HOOKS:
+        task = TASKS["images"]()
+        task.steps = 24
+        got = train(task, "adam", 0.01, hook, {}, 0, False)
+        assert got["curve"][-1] < got["curve"][0] and got["apart"] == 0
 
 
 @pytest.mark.long

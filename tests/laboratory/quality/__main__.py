@@ -30,8 +30,8 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS),
                         default=[task for task in TASKS if task not in ASIDE],
                         help=f"default: all but {' and '.join(ASIDE)}")
-    parser.add_argument("--algorithms", nargs="+", choices=list(grid.rows()), default=list(grid.rows()),
-                        help="default: all; gradient_allreduce comes by itself", metavar="NAME")
+    parser.add_argument("--algorithms", nargs="+", choices=list(grid.trainable()), default=list(grid.rows()),
+                        help="default: all of ours; gradient_allreduce comes by itself", metavar="NAME")
     parser.add_argument("--splits", nargs="+", choices=grid.SPLITS, default=list(grid.SPLITS), help="default: both")
     parser.add_argument("--seeds", type=int, default=len(grid.SEEDS), help=f"default {len(grid.SEEDS)}")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no training begins")

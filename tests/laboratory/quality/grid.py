@@ -35,7 +35,6 @@ TUNING = (1000,)
 RANKS = (4, 8, 16)
 FULL_STEP_BITS = 8              # as between hosts, though ranks are on one
 SPLITS = ("iid", "skewed")
-WITHIN_HOSTS = "low_precision_decentralized"
 FOR_ADAM = ("qadam", "onebit_adam")
 # optimizer -> what trains with it beside exact averages: MuLoCo, arXiv:2505.23725. A step's length is fixed in Muon, so
 # the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
@@ -52,6 +51,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Chosen with the seed 1000 of the task that it is for.
     "streaming_diloco sparing": ("streaming_diloco", {"full_steps": 2, "communication_interval": 16, "mixing": 0.0}),
 }
+# PyTorch's hooks of DistributedDataParallel (ddp.py): in no table of losses, but in that of time to quality.
+HOOKS = ("ddp_fp16", "ddp_powersgd")
 # Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
 OWN: dict[str, tuple[str, ...]] = {
     "long": (REFERENCE, "streaming_diloco sparing", "streaming_diloco", "async", "choco", "bytegrad", "onebit_adam",
@@ -79,6 +80,8 @@ class Cell(NamedTuple):
 
 def defaults(algorithm: str) -> dict[str, Any]:
     """Of an algorithm's arguments, and what else it does unasked, as JSON has them; whatever the environment says."""
+    if algorithm in HOOKS:
+        return {}
     given = inspect.signature(type(algorithms.get(algorithm))).parameters
     full_steps = variables.TABLE["BAGUA_FULL_STEPS"].default
     unset = "full_steps" in given and given["full_steps"].default is None
@@ -109,6 +112,11 @@ def rows() -> dict[str, tuple[str, dict[str, Any]]]:
     """Name in tables -> (algorithm, arguments); the reference first."""
     names = [REFERENCE, *(name for name in algorithms.names() if name != REFERENCE)]
     return {name: (name, {}) for name in names} | VARIANTS
+
+
+def trainable() -> dict[str, tuple[str, dict[str, Any]]]:
+    """As rows(), of all that can be trained."""
+    return rows() | {name: (name, {}) for name in HOOKS}
 
 
 def optimizers(task: str) -> dict[str, tuple[float, ...]]:
@@ -153,6 +161,12 @@ def row_of(setting: dict[str, Any]) -> str | None:
                  if algorithm == setting["algorithm"] and whole(algorithm, arguments) == mine), None)
 
 
+def of_hosts(record: records.Record) -> bool:
+    """Whether ranks stood for hosts, if that matters: within a host low_precision_decentralized encodes nothing."""
+    return (record.setting["algorithm"] != "low_precision_decentralized"
+            or "BAGUA_HIERARCHY" in record.machine["environment"])
+
+
 def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Record]:
     """The records that still count: of what rows() asks for, and, if of this Python, of the steps that there are now.
 
@@ -165,10 +179,10 @@ def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Recor
         form = str((said["algorithm"], said["arguments"], said["defaults"]))
         if form not in known:
             known[form] = row_of(said)
-        if known[form] is None or said["task"] not in TASKS or not serves(said["algorithm"], said["optimizer"]):
+        known_form = known[form] is not None or said["algorithm"] in HOOKS
+        if not known_form or said["task"] not in TASKS or not serves(said["algorithm"], said["optimizer"]):
             return False
-        # Before ranks stood for hosts, it averaged in full precision within the one host.
-        if said["algorithm"] == WITHIN_HOSTS and "BAGUA_HIERARCHY" not in record.machine["environment"]:
+        if not of_hosts(record):
             return False
         same_python = record.machine["versions"]["Python"].startswith("{}.{}.".format(*sys.version_info))
         return said["steps"] == TASKS[said["task"]]().steps or not same_python
@@ -206,7 +220,7 @@ def cells(tasks: Iterable[str], names: Iterable[str], ranks: int, splits: Iterab
     Raises:
         ValueError: a rate has not been chosen yet.
     """
-    wanted, found, names, meant = [], list(found), list(names), rows()
+    wanted, found, names, meant = [], list(found), list(names), trainable()
     rates = {(task, optimizer): best_rate(task, optimizer, found)
              for task in tasks for optimizer in optimizers(task)}
     for seed in seeds:

@@ -250,8 +250,10 @@ def kept(row: str, optimizer: str | None = None, ranks: str = "4", split: str = 
     if bad := [key for key, verdict in judged.items() if verdict.word in ("outside", "diverged")]:
         raise ValueError(f"{row} is outside on {bad}")
     changes = [100 * verdict.change for verdict in judged.values()]
+    spreads = [100 * verdict.spread for verdict in judged.values() if verdict.seeds > 2]
     shown = sum(verdict.word == "within" for verdict in judged.values())
-    return f"{min(changes):+.0f} to {max(changes):+.0f} %; within 5 % on {shown} of {len(judged)} tasks"
+    return (f"{min(changes):+.0f} to {max(changes):+.0f} % (seeds ± {min(spreads, default=0):.1f} to "
+            f"{max(spreads, default=0):.0f}); within 5 % on {shown} of {len(judged)} tasks")
 
 
 def spread(row: str, ranks: str = "4", split: str = "iid") -> str:

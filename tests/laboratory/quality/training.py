@@ -1,14 +1,18 @@
 """One training on this rank, as a user writes it: the algorithm is a name. And what it came to."""
 import copy
 import math
+import tempfile
 import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Algorithm
+from tests.laboratory import ddp
+from tests.laboratory.quality import grid
 from tests.laboratory.quality.tasks import Task
 
 UNITS = {                       # of what train() returns
@@ -75,6 +79,15 @@ def apart(model: torch.nn.Module) -> float:
     return math.sqrt((squares[0] / squares[1]).item())
 
 
+def _hooked(model: torch.nn.Module, way: str) -> torch.nn.Module:
+    """The model in DistributedDataParallel, over gloo."""
+    if not dist.is_initialized():
+        file = hvd.broadcast_object(tempfile.mktemp(), 0, name="file of gloo")
+        dist.init_process_group("gloo", f"file://{file}", rank=hvd.rank(), world_size=hvd.size())
+    wrapped: torch.nn.Module = ddp.hooked(model, way)
+    return wrapped
+
+
 def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorithm, arguments: dict[str, Any],
           seed: int, skewed: bool) -> dict[str, Any]:
     """The same numbers on all ranks, of UNITS; losses are NaN or infinite where it diverged.
@@ -83,11 +96,13 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
     """
     torch.manual_seed(seed)
     model = task.make()
-    # These make steps of their own, of the user's Adam.
-    make = OPTIMIZERS[optimizer_name]
-    optimizer = hvd.DistributedOptimizer(
-        make(model.parameters(), rate), named_parameters=model.named_parameters(),
-        algorithm=algorithms.get(algorithm, **arguments))
+    # Algorithms that make steps of their own make those of the user's Adam.
+    optimizer: Any = OPTIMIZERS[optimizer_name](model.parameters(), rate)
+    if algorithm in grid.HOOKS:
+        computing, used = _hooked(model, str(algorithm)), Algorithm()
+    else:
+        computing, used = model, algorithms.get(algorithm, **arguments)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), algorithm=used)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         (step + 1) / (0.05 * task.steps), 0.525 + 0.475 * math.cos(math.pi * step / task.steps)) if task.decays else 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -96,7 +111,7 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
     sent, losses, curve, started = 0, [], [], time.process_time()
     for step, (x, y) in enumerate(task.batches(hvd.rank(), hvd.size(), seed, skewed), 1):
         optimizer.zero_grad()
-        loss = task.loss(model, x, y)
+        loss = task.loss(computing, x, y)
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -105,10 +120,10 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
             sent += hvd.statistics().recent.bytes_sent
             curve.append((step, _evaluate(task, model, "validation", 1024)[0]))
             hvd.statistics()
-    if optimizer.algorithm.asynchronous:
-        optimizer.algorithm.abort()
+    if used.asynchronous:
+        used.abort()        # type: ignore[attr-defined]
     distance = apart(model)
-    if optimizer.algorithm.models_differ:
+    if used.models_differ:
         hvd.consensus(model)
     validation, test = _evaluate(task, model, "validation"), _evaluate(task, model, "test")
     train_loss = hvd.allreduce(torch.tensor(losses[-len(losses) // 10:]), name="losses").mean().item()

@@ -155,12 +155,19 @@ def prediction_error(quantile="0.5"):
 
 def speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pace="1"):
     """How many times as fast as another way. A "+" stands for a comma and a space."""
+    found = _speed(way, hosts, rate, delay, slow, over, pace)
+    return f"{found[0]:.1f}x" if found else "-"
+
+
+def _speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pace="1"):
+    """speed(), and that of the way's longest and of its shortest step; None: not measured."""
     found = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=float(delay), slow=float(slow), model="resnet18",
                               environment={}, pace=float(pace))
-    ways = [found.get(name.replace("+", ", ")) for name in (way, over)]
-    if any(record is None or step_times.why_not(record) for record in ways):
-        return "-"
-    return f"{step_times.ms(ways[1]) / step_times.ms(ways[0]):.1f}x"
+    mine, other = (found.get(name.replace("+", ", ")) for name in (way, over))
+    if any(record is None or step_times.why_not(record) for record in (mine, other)):
+        return None
+    shortest, longest = step_times.spread(mine)
+    return [step_times.ms(other) / ms for ms in (step_times.ms(mine), longest, shortest)]
 
 
 def milliseconds(way, hosts, rate):
@@ -171,16 +178,17 @@ def milliseconds(way, hosts, rate):
 
 
 def choose():
-    """What docs/choose.md recommends: for each network a name, its speed on 4 hosts, and its loss on 4 ranks.
+    """What docs/choose.md recommends: for each network a name, its speed on 4 hosts, and its loss on 4 ranks; spreads.
 
     Raises ValueError: an algorithm is outside the margin on some task, so the page must not recommend it there.
     """
     quality = importlib.import_module("tests.laboratory.quality.page")
     lines = []
     for network, name, way, place, optimizer in CHOICES:
-        times = speed(way, 4, **place) if place else "1.0x"
+        times = _speed(way, 4, **place) if place else None
+        said = "{:.1f}x ({:.1f} to {:.1f})".format(*times) if times else "not measured" if place else "1.0x"
         kept = quality.kept(name, optimizer) if name != predict.EXACT else "this is the reference"
-        lines.append((network, f"`{name}`", times if times != "-" else "not measured", kept))
+        lines.append((network, f"`{name}`", said, kept))
     return report.table(("your network", "use", "speed", "loss"), lines, left=4)
 
 

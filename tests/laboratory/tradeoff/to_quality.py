@@ -46,7 +46,7 @@ def trainings(way, task=None):
     except ImportError:
         return []
     algorithm, said, _ = step_times.WAYS[way]
-    if algorithm not in algorithms.names():
+    if algorithm not in (*algorithms.names(), *grid.HOOKS):
         return []
     same = ("hierarchical", "gradients_untouched")
     arguments = {name: value for name, value in said.items() if name not in (*same, "warmup_steps")}
@@ -58,7 +58,7 @@ def trainings(way, task=None):
     wanted = told({"arguments": arguments, "defaults": grid.defaults(algorithm)})
     found, asked = [], {"task": task} if task else {}
     for record in records.read("quality", algorithm=algorithm, ranks=4, split="iid", **asked):
-        if told(record.setting) != wanted:
+        if told(record.setting) != wanted or not grid.of_hosts(record):
             continue
         key = {name: record.setting[name] for name in ("task", "optimizer", "rate", "ranks", "split", "seed")}
         for exact in records.read("quality", algorithm="gradient_allreduce", **key)[-1:]:
