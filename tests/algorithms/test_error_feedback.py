@@ -122,6 +122,13 @@ def passes_before_a_step():
             torch.testing.assert_close(model.weight.grad, torch.full((2, 3), momentum))
 
 
+def test_a_seed_needs_the_step():
+    """Of which a checkpoint must know, also where no full step does."""
+    for codec in (codecs.block(4, stochastic=True), codecs.rotated(1)):
+        assert DoubleSqueeze(codec, full_steps=0).counts_steps
+    assert not DoubleSqueeze(full_steps=0).counts_steps
+
+
 def test_leaving_in_a_full_step_sends_the_error(monkeypatch):
     monkeypatch.setattr(bytegrad, "error_state", lambda *_: "error")
     monkeypatch.setattr(bytegrad, "c_lp_s", lambda bucket, group, **how: how)
