@@ -140,9 +140,6 @@ class Auto(Algorithm):
     def gradients_only(self) -> bool:
         return all(algorithm.gradients_only for algorithm in self.algorithms.values())
 
-    def cost(self, elements: int, dtype: int, ranks: Ranks) -> None:
-        """Not known: it is that of another."""
-
     def prepare(self, model: Model) -> None:
         strong = [name for name, algorithm in self.algorithms.items()
                   if getattr(algorithm, "codec", float16).bits(native.FLOAT32) < 8]

@@ -19,9 +19,7 @@ Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weig
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.codecs import Codec
-from bagua_hvd.core.operations import Posted
 from bagua_hvd.primitives import d_lp_s, sign
-from bagua_hvd.training.buckets import Weights
 from bagua_hvd.training.model import Model
 
 
@@ -53,12 +51,9 @@ class Choco(LocalSteps):
     def after_step(self, model: Model) -> None:
         if not self.begins_interval(model):
             return
-        rounds = [self._begin(bucket, model) for bucket in model.weights]
-        for bucket, operation in zip(model.weights, rounds, strict=True):
+        group, hierarchical = model.group, self.hierarchical
+        rounds = [d_lp_s(x, group, self.codec, replicas_of(x, group, hierarchical), hierarchical=hierarchical,
+                         seed=x.seed(model.step), before=self.before, after=self.after) for x in model.weights]
+        for x, operation in zip(model.weights, rounds, strict=True):
             operation.wait()
-            bucket.written()
-
-    def _begin(self, bucket: Weights, model: Model) -> Posted:
-        replicas = replicas_of(bucket, model.group, self.hierarchical)
-        return d_lp_s(bucket, model.group, self.codec, replicas, hierarchical=self.hierarchical,
-                      seed=bucket.seed(model.step), before=self.before, after=self.after)
+            x.written()
