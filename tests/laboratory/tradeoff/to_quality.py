@@ -58,7 +58,8 @@ def trainings(way, task=None):
     wanted = told({"arguments": arguments, "defaults": grid.defaults(algorithm)})
     found, asked = [], {"task": task} if task else {}
     for record in records.read("quality", algorithm=algorithm, ranks=4, split="iid", **asked):
-        if told(record.setting) != wanted or not grid.of_hosts(record):
+        if (told(record.setting) != wanted or not grid.of_hosts(record)
+                or record.setting["task"] in grid.ACCURACY_MARGINS):
             continue
         key = {name: record.setting[name] for name in ("task", "optimizer", "rate", "ranks", "split", "seed")}
         for exact in records.read("quality", algorithm="gradient_allreduce", **key)[-1:]:
