@@ -1,7 +1,8 @@
-// Broadcast in two levels (run/two_level.h): a tree over the members with the root's local index, one on each host, each of which
+// Broadcast in two levels (run/two_level.h): over links to the members with the root's local index, one on each host, each of which
 // shows every piece to its host when it has come, and gone on. A host receives the vector once, however many members it holds.
 #include "collective/collective.h"
 #include "collective/pipelines.h"
+#include "collective/schedules.h"
 #include "run/hierarchy.h"
 #include "run/two_level.h"
 
@@ -30,7 +31,8 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
     if (b->h->index != b->index)
         return BHVD_OK;
     const void *src = b->h->host == b->host ? b->src + piece.begin : NULL;
-    broadcast_plan(plan, b->h->cross, b->host, src, b->dst + piece.begin, piece.nbytes);
+    const bool chain = broadcast_by_chain(b->h->cross->size, &l->wire, l->nbytes);
+    broadcast_plan(plan, b->h->cross, b->host, src, b->dst + piece.begin, piece.nbytes, chain);
     return BHVD_OK;
 }
 

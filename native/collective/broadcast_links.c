@@ -1,14 +1,26 @@
-// Broadcast over links by a binomial tree: with ranks counted from the root, rank v has its parent at v without its
-// lowest set bit, and its children at v + 2^k for every 2^k below that bit. ceil(log2 n) hops. Segments are passed on
-// as they come, so that all levels are busy at once.
+// Broadcast over links. Ranks are counted from the root. Segments are passed on as they come, so that all levels are busy at once.
+// Tree (binomial): rank v has its parent at v without its lowest set bit, and its children at v + 2^k for every 2^k below that bit.
+// ceil(log2 n) hops; the root sends each byte so often. Chain: rank v has its child at v + 1. n-1 hops; a rank sends each byte once.
 #include "collective/collective.h"
 #include "collective/schedules.h"
 
-void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes)
+bool broadcast_by_chain(int n, const struct wire *wire, size_t nbytes)
 {
-    const int n = schedule->size, me = (schedule->rank - root + n) % n, parent = ((me & (me - 1)) + root) % n;
-    int first_child = 1;        // of the largest subtree, which comes first
-    while (first_child < n && !(me & first_child))
+    int rounds = 0;
+    while (1 << rounds < n)
+        rounds++;
+    const double hop = wire_hop_ns(wire), byte = wire_byte_ps(wire) / 1000.0;
+    const double tree = rounds * (hop + byte * (double)nbytes);
+    const double chain = (n - 1) * hop + byte * ((double)nbytes + (n - 2.0) * SCHEDULE_SEGMENT);
+    return nbytes > SCHEDULE_SEGMENT && chain < tree;
+}
+
+void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool chain)
+{
+    const int n = schedule->size, me = (schedule->rank - root + n) % n;
+    const int parent = ((chain ? me + n - 1 : me & (me - 1)) + root) % n;
+    int first_child = chain ? 2 : 1;        // twice the distance to the root of the largest subtree, which comes first
+    while (!chain && first_child < n && !(me & first_child))
         first_child *= 2;
     struct part part;
     for (size_t s = 0; (part = part_segment((struct part){0, nbytes}, s)).nbytes; s++) {
@@ -21,8 +33,8 @@ void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes)
     }
 }
 
-void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes)
+void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain)
 {
-    schedule_broadcast(plan_begin(plan, group), root, nbytes);
+    schedule_broadcast(plan_begin(plan, group), root, nbytes, chain);
     plan->operands = (struct operands){.input = src, .output = dst};
 }

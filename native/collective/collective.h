@@ -96,7 +96,7 @@ bhvd_status alltoall_shared(struct executor_context *run, struct group *group, c
 // root: position in the group. The root's dst may equal src.
 bhvd_status broadcast_shared(struct executor_context *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes);
-void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes);
+void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain);
 // A task. The group has a hierarchy, and the root's local index exists on every host.
 bhvd_status broadcast_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes);

@@ -169,7 +169,7 @@ static bhvd_status share(struct executor_context *run, struct group *set, void *
     struct plan plan = {0};
     if (set->shared)
         return broadcast_shared(run, set, 0, bytes, bytes, nbytes);
-    broadcast_plan(&plan, set, 0, bytes, bytes, nbytes);
+    broadcast_plan(&plan, set, 0, bytes, bytes, nbytes, false);
     return plan_execute(run, &plan);
 }
 

@@ -157,7 +157,7 @@ static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source
         status = nccl_run_wait(x, pinned->ready);       // for what is sent, or until the room is free
     if (status)
         return status;
-    broadcast_plan(&plan, x->levels->cross, host, pinned->data, pinned->data, nbytes);
+    broadcast_plan(&plan, x->levels->cross, host, pinned->data, pinned->data, nbytes, false);
     status = plan_execute(x->run, &plan);
     if (status || is_source)
         return status;

@@ -182,7 +182,7 @@ def test_allgather_with_unequal_rows(world, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_broadcast_from_every_root(world, dtype):
-    for root, count in itertools.product(range(world.n), [0, 1, 65_537]):
+    for root, count in [*itertools.product(range(world.n), [0, 1, 65_537]), (world.n // 2, LARGE)]:
         inputs = [make(dtype, count, rank + 1, 3) for rank in range(world.n)]
         name = name_for_all()
 

@@ -39,6 +39,7 @@ struct job {
     int n, root;
     size_t cell;            // bytes; what the schedules take for an element
     size_t nbytes;          // allreduce, broadcast
+    bool chain;             // broadcast
     size_t *part;           // allgather, reducescatter: of each rank
     size_t *sent;           // alltoall: [from * n + to]
 };
@@ -125,7 +126,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         free(received);
         break;
     case BROADCAST:
-        schedule_broadcast(schedule, job->root, job->nbytes);
+        schedule_broadcast(schedule, job->root, job->nbytes, job->chain);
         break;
     case OWNERS:
     case EVERYONE:
@@ -1018,10 +1019,25 @@ TEST(broadcast)
     for (int n = 1; n <= many(); n++)
         for (int root = 0; root < n; root += n < 9 ? 1 : 5)
             for (size_t cells = 0; cells < 12; cells += 5)
-                check_job(&(struct job){.kind = BROADCAST, .n = n, .root = root, .cell = CELL, .nbytes = CELL * cells},
-                          2);
+                for (int chain = 0; chain < 2; chain++)
+                    check_job(&(struct job){.kind = BROADCAST, .n = n, .root = root, .cell = CELL, .nbytes = CELL * cells,
+                                            .chain = chain}, 2);
     for (int n = 127; n < 1100; n += 873)
-        check_job(&(struct job){.kind = BROADCAST, .n = n, .root = n / 3, .cell = SEGMENT, .nbytes = 3 * SEGMENT}, 1);
+        for (int chain = 0; chain < 2; chain++)
+            check_job(&(struct job){.kind = BROADCAST, .n = n, .root = n / 3, .cell = SEGMENT, .nbytes = 3 * SEGMENT, .chain = chain}, 1);
+}
+
+// The line of a tree's root carries each byte log2 n times, that of a chain's once, and the last rank is n - 1 hops away.
+TEST(a_broadcast_takes_a_chain_where_bytes_are_what_it_costs)
+{
+    const struct wire near = {0, 8000}, far = {20000000, 8000};       // 1 Gbit/s; 20 ms
+    CHECK(!broadcast_by_chain(2, &near, 100 << 20));
+    CHECK(!broadcast_by_chain(4, &near, SEGMENT));
+    CHECK(broadcast_by_chain(4, &near, 8 * SEGMENT));
+    CHECK(!broadcast_by_chain(4, &far, 8 * SEGMENT));
+    CHECK(broadcast_by_chain(4, &far, 100 << 20));
+    CHECK(broadcast_by_chain(64, &near, 100 << 20));
+    CHECK(!broadcast_by_chain(64, &far, 10 << 20));
 }
 
 TEST(codes)
@@ -1140,6 +1156,7 @@ TEST(every_mutation_is_noticed)
         {.kind = REDUCESCATTER, .n = 5, .cell = 4, .part = part},
         {.kind = REDUCESCATTER_LOADS, .n = 5, .cell = 4, .part = part},
         {.kind = BROADCAST, .n = 6, .root = 1, .cell = SEGMENT, .nbytes = 2 * SEGMENT},
+        {.kind = BROADCAST, .n = 4, .root = 1, .cell = SEGMENT, .nbytes = 2 * SEGMENT, .chain = true},
         {.kind = OWNERS, .n = 4, .cell = SEGMENT / 2, .nbytes = 4 * SEGMENT * 4 + SEGMENT},
         {.kind = EVERYONE, .n = 3, .cell = SEGMENT / 2, .nbytes = 5 * SEGMENT},
         {.kind = PEERS, .n = 5, .cell = SEGMENT / 2, .nbytes = 5 * SEGMENT},

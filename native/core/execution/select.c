@@ -229,7 +229,8 @@ static bhvd_status execute_broadcast(struct executor_context *run, struct group 
         return broadcast_shared(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
     if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
         return broadcast_hierarchical(plan, run, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    const bool chain = broadcast_by_chain(group->size, &run->wire, tensor->nbytes);
+    broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes, chain);
     return BHVD_OK;
 }
 
