@@ -110,14 +110,13 @@ class EveryStep(ABC):
         if most is None and any(torn for _, _, torn in told):
             raise RuntimeError(TORN)
         root = steps.index(most)
+        if not torn and mine is not None and mine == most:
+            self._undo_random()
+        elif basics.rank() != root:     # which may be lost meanwhile
+            state._save()
+            self._receives = True
         if most is not None and any(step is None for step in steps):
             self._check_equal([rank for rank, step in enumerate(steps) if step == most], root, most)
-        if torn or mine is None or mine != most:
-            if basics.rank() != root:       # which may be lost meanwhile
-                state._save()
-                self._receives = True
-        else:
-            self._undo_random()
         state._receive(root, most is None or any(entry != (most, False, False) for entry in told))
         self._receives = False
         self.completed, self._begun = most or 0, False

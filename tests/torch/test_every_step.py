@@ -237,3 +237,22 @@ def test_what_follows_the_training_function_is_not_observed(growing_job):
         return "ended"
 
     assert train(state) == "ended" and optimizer.reducer.observer is None
+
+
+def test_the_script_runs_without_a_launcher():
+    """A single rank, which communicates nothing."""
+    hvd.init()
+    model = make_model()
+    optimizer = make_distributed(model)
+    state = hvd.elastic.TorchState(model, optimizer, every_step=True, step=0)
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < 2:
+            optimizer.zero_grad()
+            loss_of(model, [0, 1, 2]).backward()
+            optimizer.step()
+            state.step += 1
+        return state.step
+
+    assert train(state) == 2

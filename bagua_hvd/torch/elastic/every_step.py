@@ -28,10 +28,13 @@ class TorchEveryStep(EveryStep):
     def _observe(self, observer):
         if observer is not None:
             self._optimizer = self._checked()
-        self._optimizer.reducer.observer = observer
+        if self._optimizer.reducer is not None:     # a single rank, of a job that is not elastic
+            self._optimizer.reducer.observer = observer
 
     def _forget_step(self):
         reducer = self._optimizer.reducer
+        if reducer is None:
+            return False
         if self.completed is not None:
             reducer.model.drop_state(shared=False)      # residuals are of a step that failed
         self._optimizer.forget_step()
