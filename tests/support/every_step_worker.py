@@ -2,6 +2,8 @@
 
     every_step_worker.py MODEL      mlp (with batch norm) or gru; until rank 0 finds the file TEST_STOP
 
+On the host TEST_LATE_HOST it waits for the file TEST_GO before it calls init(), as if it loaded data.
+
 SIGUSR1 has it die in its next step, at a random moment of the backward pass: most of that is communication.
 """
 import json
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+
+from launcher import wait_until
 
 COUNT, BATCH = 389, 4
 DATA = torch.randn(COUNT, 6, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -52,6 +56,9 @@ def main(name):
 
     torch.set_num_threads(1)
     model = make_model(name)
+    if os.environ["HOROVOD_HOSTNAME"] == os.environ.get("TEST_LATE_HOST"):
+        print("loads", flush=True)
+        wait_until(Path(os.environ["TEST_GO"]).exists, 300)
     hvd.init()
     file = os.open(Path(os.environ["TEST_LOG"]) / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

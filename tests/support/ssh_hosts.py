@@ -204,6 +204,12 @@ class Namespaces:
             self._run(self._holders[i + 1].pid, f"ip address add {prefix}.{i + 1}/24 dev {interface}",
                       f"ip link set {interface} up")
 
+    def limit(self, rate):
+        """Has no host send or receive more than this, such as 100mbit, on eth0."""
+        for i, holder in enumerate(self._holders[1:]):
+            for pid, interface in ((self._holders[0].pid, f"port{i}"), (holder.pid, "eth0")):
+                self._run(pid, f"tc qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 50ms")
+
     def received(self, i, interface):
         """Bytes that have come to host i by an interface."""
         path = f"/sys/class/net/{interface}/statistics/rx_bytes"
