@@ -239,9 +239,15 @@ def test_what_follows_the_training_function_is_not_observed(growing_job):
     assert train(state) == "ended" and optimizer.reducer.observer is None
 
 
-def test_the_script_runs_without_a_launcher():
-    """A single rank, which communicates nothing."""
+@pytest.fixture
+def one_rank():
     hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_the_script_runs_without_a_launcher(one_rank):
+    """A single rank, which communicates nothing."""
     model = make_model()
     optimizer = make_distributed(model)
     state = hvd.elastic.TorchState(model, optimizer, every_step=True, step=0)
