@@ -7,7 +7,6 @@ Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate chan
 Here v itself is scaled before the step. It is the same step, and a compiled one obeys it, for which m is a constant.
 """
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import keras
@@ -111,9 +110,11 @@ class MetricAverageCallback(Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         logs = {} if logs is None else logs
         for name in sorted(logs):
-            with suppress(TypeError, ValueError):
+            try:
                 value = float(logs[name])
-                logs[name] = float(values.allreduce(value, name=f"MetricAverageCallback.{name}"))
+            except (TypeError, ValueError):
+                continue
+            logs[name] = float(values.allreduce(value, name=f"MetricAverageCallback.{name}"))
 
 
 def _steps(params):

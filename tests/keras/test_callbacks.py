@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import bagua_hvd.keras as hvd_keras
 import bagua_hvd.tensorflow.keras as hvd
+from bagua_hvd._keras import values
 from bagua_hvd._keras.values import broadcast_variables
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
@@ -291,3 +292,12 @@ def test_callbacks(run_ranks, tmp_path):
     results = run_ranks(2, run_cells, arguments={"folder": str(tmp_path)}, timeout=240)
     assert results[0].output.count("finished gradual learning rate warmup to 0.4") == 1
     assert "warmup" not in results[1].output
+
+
+def test_an_average_that_fails_is_no_entry_that_is_left_out(monkeypatch):
+    def allreduce(value, name):
+        raise ValueError(f"{name} is in flight")
+
+    monkeypatch.setattr(values, "allreduce", allreduce)
+    with pytest.raises(ValueError, match=r"MetricAverageCallback.loss is in flight"):
+        hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {"a list": [1, 2], "loss": 1.0})
