@@ -3,6 +3,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from bagua_hvd.collectives.compression import is_compression
+
 # By parameter: what it takes, and whether a value is that.
 _TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "name": ("a str", lambda value: value is None or isinstance(value, str)),
@@ -11,8 +13,7 @@ _TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "average": ("a bool", lambda value: value is None or isinstance(value, bool)),
     "root_rank": ("an int", lambda value: isinstance(value, int)),
     **dict.fromkeys(("prescale_factor", "postscale_factor"), ("a number", lambda value: hasattr(value, "__float__"))),
-    "compression": ("one of hvd.Compression",
-                    lambda value: hasattr(value, "compress") and hasattr(value, "decompress")),
+    "compression": ("one of hvd.Compression", is_compression),
 }
 
 

@@ -16,6 +16,11 @@ class Compressor:
         raise NotImplementedError
 
 
+def is_compression(value: Any) -> bool:
+    """Whether it has what a Compressor has; a class of one's own need not derive from it."""
+    return hasattr(value, "compress") and hasattr(value, "decompress")
+
+
 class NoneCompressor(Compressor):
     """Leaves tensors as they are."""
 

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from bagua_hvd import algorithms
 from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.compression import is_compression
 from bagua_hvd.core.util import deprecated, split_list
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Sum
@@ -32,7 +33,7 @@ class GradientOptions(NamedTuple):
         """
         if self.op not in (Average, Sum, Adasum):
             raise ValueError(f"op={self.op!r}: gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum")
-        if self.compression is not None and not hasattr(self.compression, "decompress"):
+        if self.compression is not None and not is_compression(self.compression):
             raise ValueError(f"compression={self.compression!r}: expected one of hvd.Compression, such as "
                              "hvd.Compression.fp16")
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
