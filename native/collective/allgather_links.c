@@ -68,11 +68,9 @@ void allgather_schedule(struct schedule *schedule, const struct wire *wire, cons
 {
     const double hop = wire_hop_ns(wire);
     size_t nbytes = 0;
-    int rounds = 0;
+    const int rounds = doubling_rounds(schedule->size);
     for (int i = 0; i < schedule->size; i++)
         nbytes += part[i];
-    while (1 << rounds < schedule->size)
-        rounds++;
     if (nbytes <= SCHEDULE_SEGMENT && rounds * (hop + MESSAGE_NS) < hop + (schedule->size - 1) * MESSAGE_NS)
         schedule_allgather_doubling(schedule, part);
     else

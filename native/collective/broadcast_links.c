@@ -6,11 +6,8 @@
 
 bool broadcast_by_chain(int n, const struct wire *wire, size_t nbytes)
 {
-    int rounds = 0;
-    while (1 << rounds < n)
-        rounds++;
     const double hop = wire_hop_ns(wire), byte = wire_byte_ps(wire) / 1000.0;
-    const double tree = rounds * (hop + byte * (double)nbytes);
+    const double tree = doubling_rounds(n) * (hop + byte * (double)nbytes);
     const double chain = (n - 1) * hop + byte * ((double)nbytes + (n - 2.0) * SCHEDULE_SEGMENT);
     return nbytes > SCHEDULE_SEGMENT && chain < tree;
 }

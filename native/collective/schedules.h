@@ -23,6 +23,15 @@ void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size
 // From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values come into the
 // vector first, else they lie in input. Output may begin where input does.
 void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool loads);
+// Rounds in which what one of n ranks has reaches all, when those who have it double.
+static inline int doubling_rounds(int n)
+{
+    int rounds = 0;
+    while (1 << rounds < n)
+        rounds++;
+    return rounds;
+}
+
 // From the root's input to everybody's output, in a chain or a tree.
 void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool chain);
 // Whether a chain is the cheaper one. wire equal on all ranks.
