@@ -1,8 +1,12 @@
 """Compiles the kernels of native/device/kernels.cu for the GPU that is there, by NVRTC through CuPy.
 
-CuPy keeps what it has compiled on disk (CUPY_CACHE_DIR). Without CuPy the core copies what it has no kernel for.
+Without CuPy the core copies what it has no kernel for.
 """
+import contextlib
+import fcntl
+import hashlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ SOURCE = Path(__file__).with_name("device_kernels.cu")
 
 # -fmad=false: a fused multiply-add would make the GPU and the CPU differ in the last bit.
 OPTIONS = ("-std=c++17", "--fmad=false")
+# By all processors; it makes no other code.
+IN_PARALLEL = ("--split-compile=0",)
 
 
 def available() -> bool:
@@ -31,14 +37,52 @@ class Kernels:
 
         self._device = cupy.cuda.Device(index)
         with self._device:
-            self._module = cupy.RawModule(code=SOURCE.read_text(), options=OPTIONS)
-            self._module.compile()
+            self._module = cupy.cuda.Module()
+            self._module.load(_machine_code(self._device.compute_capability))
 
     def function(self, name: str) -> Any:
-        """The kernel as CuPy's RawKernel: called with (grid,), (block,), arguments."""
-        return self._module.get_function(name)
+        """The kernel as CuPy's Function: called with (grid,), (block,), arguments."""
+        with self._device:              # in whose context the driver loads a kernel: the current one's at its first use
+            return self._module.get_function(name)
 
     def handle(self, name: str) -> Any:
         """The driver's handle of the kernel, an int; it lives as long as this object."""
-        with self._device:              # in whose context CuPy loads a kernel: the current one's at its first use
-            return self._module.get_function(name).kernel.ptr
+        return self.function(name).ptr
+
+
+def _machine_code(capability: str) -> bytes:
+    """For the current GPU. It takes up to a minute, so it is kept where CuPy keeps its own (CUPY_CACHE_DIR), and the ranks
+    of a host wait for the one that compiles. Where no file can be written, each compiles.
+
+    Not by cupy.RawModule, which adds -ftz=true: numbers below 1e-38 would be 0, and the GPU's codes not the CPU's.
+    """
+    import cupy
+
+    source = SOURCE.read_text()
+    about = repr((source, OPTIONS, capability, cupy.cuda.nvrtc.getVersion()))
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    file = folder / f"bagua_hvd-{hashlib.sha256(about.encode()).hexdigest()[:32]}.cubin"
+    with _locked(file.with_suffix(".lock")) as may_write:
+        with contextlib.suppress(OSError):
+            return file.read_bytes()
+        code, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS + IN_PARALLEL, filename="bagua_hvd.cu")
+        if may_write:
+            with contextlib.suppress(OSError):
+                unfinished = file.with_suffix(f".{os.getpid()}")
+                unfinished.write_bytes(code)
+                unfinished.rename(file)
+        return code
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Any:
+    """Holds the file's lock, and makes its folder. Yields False where there can be none: a disk that is full, or read-only."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(file.open("w")), fcntl.LOCK_EX)
+        except OSError:
+            may_write = False
+        else:
+            may_write = True
+        yield may_write

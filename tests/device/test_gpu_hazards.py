@@ -179,6 +179,7 @@ class _CuPy(types.ModuleType):
 
     class Device:
         current = [0]
+        compute_capability = "90"
 
         def __init__(self, index):
             self.index = index
@@ -189,34 +190,30 @@ class _CuPy(types.ModuleType):
         def __exit__(self, *error):
             self.current.pop()
 
-    class RawModule:
-        def __init__(self, code, options):
-            self.code = code
-
-        def compile(self):
-            pass
+    class Module:
+        def load(self, code):
+            assert code == b"code"
 
         def get_function(self, name):
-            return _RawKernel(name)
+            with fake_cuda().current(_CuPy.Device.current[-1]):
+                return types.SimpleNamespace(ptr=emulation().handle(name))
 
     def __init__(self):
         super().__init__("cupy")
-        self.cuda = types.SimpleNamespace(Device=self.Device)
+        self.compiled = 0
+        self.cuda = types.SimpleNamespace(
+            Device=self.Device, Module=self.Module, nvrtc=types.SimpleNamespace(getVersion=lambda: (12, 9)),
+            compiler=types.SimpleNamespace(compile_using_nvrtc=self._compile))
+
+    def _compile(self, source, options, filename):
+        self.compiled += 1
+        return b"code", {}
 
 
-class _RawKernel:
-    def __init__(self, name):
-        self.name = name
-
-    @property
-    def kernel(self):
-        with fake_cuda().current(_CuPy.Device.current[-1]):
-            return types.SimpleNamespace(ptr=emulation().handle(self.name))
-
-
-def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch):
+def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch, tmp_path):
     """Also where the thread's current device is another one, since nobody has called torch.cuda.set_device."""
     monkeypatch.setitem(sys.modules, "cupy", _CuPy())
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     devices = [Device(index, files=fake_cuda_path(), nccl=fake_cuda_path()) for index in (3, 4)]
     for one in devices:
         kernels = device_kernels.Kernels(one.index)
@@ -230,6 +227,23 @@ def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch):
 
         for values in world.run(call):
             np.testing.assert_array_equal(values, np.full(100, 1.5))
+
+
+def test_kernels_are_compiled_once_for_a_host(monkeypatch, tmp_path):
+    """A minute of compiling is not each rank's; where the result cannot be kept, it is."""
+    monkeypatch.setitem(sys.modules, "cupy", cupy := _CuPy())
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kept"))
+    ranks = [threading.Thread(target=device_kernels.Kernels, args=(0,)) for _ in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert cupy.compiled == 1
+    assert len(list((tmp_path / "kept").glob("*.cubin"))) == 1
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/dev/null/no folder")
+    for _ in range(2):
+        device_kernels.Kernels(0)
+    assert cupy.compiled == 3
 
 
 def test_a_whole_model_needs_little_pinned_memory():

@@ -60,6 +60,8 @@ class _Event:
 
 
 class _Device:
+    compute_capability = "90"
+
     def __init__(self, index):
         self._current = device_arrays.fake_cuda().current(index)
 
@@ -70,32 +72,28 @@ class _Device:
         self._current.__exit__(*error)
 
 
-cuda = SimpleNamespace(
-    Device=_Device, Event=_Event, get_current_stream=lambda: None,
-    get_elapsed_time=lambda begin, end: 1000 * (end.at - begin.at),
-    runtime=SimpleNamespace(getDeviceProperties=lambda index: {"name": b"no GPU: a rehearsal"},
-                            driverGetVersion=lambda: device_arrays.device.cuda_facts()[0]))
-
-
-class _RawKernel:
+class _Function:
     def __init__(self, name):
         self._name = name
-
-    @property
-    def kernel(self):
-        return SimpleNamespace(ptr=device_arrays.emulation().handle(self._name))
+        self.ptr = device_arrays.emulation().handle(name)
 
     def __call__(self, grid, block, arguments):
         words = [float(word) if isinstance(word, np.floating) else int(word) for word in arguments]
         device_arrays.emulation().launch(self._name, grid[0], block[0], *words, everywhere=True)
 
 
-class RawModule:
-    def __init__(self, code, options):
+class _Module:
+    def load(self, code):
         pass
 
-    def compile(self):
-        device_arrays.emulation()
-
     def get_function(self, name):
-        return _RawKernel(name)
+        return _Function(name)
+
+
+cuda = SimpleNamespace(
+    Device=_Device, Event=_Event, Module=_Module, get_current_stream=lambda: None,
+    get_elapsed_time=lambda begin, end: 1000 * (end.at - begin.at),
+    compiler=SimpleNamespace(compile_using_nvrtc=lambda source, options, filename: (b"", {})),
+    nvrtc=SimpleNamespace(getVersion=lambda: "rehearsed"),
+    runtime=SimpleNamespace(getDeviceProperties=lambda index: {"name": b"no GPU: a rehearsal"},
+                            driverGetVersion=lambda: device_arrays.device.cuda_facts()[0]))
