@@ -3,7 +3,7 @@
 //
 // Conventions, so that a launch needs no signature: every parameter is 8 bytes (pointer, uint64_t or double); grids and
 // blocks are one-dimensional, blocks of whole warps, at most 256 threads; vectors are used where the addresses allow it.
-// A GPU makes NaNs of one kind, the CPU keeps the bits of an operand: where one may be stored, it is written as NAN.
+// A GPU makes NaNs of one kind, the CPU keeps the bits of an operand: where one may be stored, it is that of canonical().
 #include "device/spans.h"
 #include "kernel/codec_random.h"
 #include "kernel/codec_sums.h"
@@ -21,6 +21,14 @@ enum { BLOCK_MAX = 256, VECTOR = 4, WARP = 32 };
 
 __device__ static uint64_t first_index() { return (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ static uint64_t all_threads() { return (uint64_t)gridDim.x * blockDim.x; }
+
+// NAN, if x is a NaN. Chosen among integers: of two floating point numbers the compiler may choose before it converts them,
+// and the GPU converts every NaN to one of its own.
+__device__ static float canonical(float x) { return __int_as_float(x == x ? __float_as_int(x) : 0x7fc00000); }
+__device__ static double canonical(double x)
+{
+    return __longlong_as_double(x == x ? __double_as_longlong(x) : 0x7ff8000000000000);
+}
 
 // One element type: how it lies in memory, and in which type it is computed with. Typed accesses: of memory whose type the
 // compiler does not know it loads and stores single bytes.
@@ -184,10 +192,10 @@ template <class T> __device__ typename T::real rounded(typename T::real x)
     {                                                                                                               \
         const type::stored *from = (const type::stored *)src;                                                       \
         for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
-            const float total = error[i] + (float)type::load(from + i);                                             \
-            sum[i] = total == total ? total : NAN;                                                                  \
+            const float total = canonical(error[i] + (float)type::load(from + i));                                  \
+            sum[i] = total;                                                                                         \
             if (value)                                                                                              \
-                type::store((type::stored *)value + i, (type::real)sum[i]);                                         \
+                type::store((type::stored *)value + i, canonical((type::real)total));                               \
         }                                                                                                           \
     }                                                                                                               \
     KERNEL(update_residual_##type)(float *error, const void *decoded, uint64_t count)                                     \
@@ -222,7 +230,7 @@ FEEDBACK(bf16)
             type::real x = mixed;                                                                                   \
             if (keep != 0)                                                                                          \
                 x = type::load((const type::stored *)values + i) * (type::real)keep + x;                            \
-            type::store((type::stored *)dst + i, x == x ? x : (type::real)NAN);                                     \
+            type::store((type::stored *)dst + i, canonical(x));                                                     \
         }                                                                                                           \
     }
 MIX(f32)

@@ -8,7 +8,7 @@ template <class real> __device__ void store_scale(uint8_t *header, real scale)
 template <class real> __device__ real load_scale(const uint8_t *header)
 {
     const real scale = *(const real *)header;
-    return scale == scale ? scale : (real)NAN;
+    return canonical(scale);
 }
 
 // ------------------------------------------------------------------------------------------------------------- sign
@@ -60,7 +60,7 @@ template <class T> __device__ void sign_header(const struct coded &coded, const 
     __syncthreads();
     if (threadIdx.x == 0) {
         const real found = (real)sign_scale(codec_sums_total(parts), count, squares);
-        shared_scale = found == found ? found : (real)NAN;
+        shared_scale = canonical(found);
         codec_header_init(header, SIGN_VERSION, found == found);
         store_scale(header, shared_scale);
     }

@@ -58,7 +58,7 @@ template <class T> __device__ void qsgd_encode(const struct coded &coded, const 
             part += x * x;
         }
         const double squares = __shfl_sync(0xffffffff, sum_of_half_warp(part), 0, CODEC_SUMS);
-        const real found = qsgd<real>::norm(squares, levels, largest_element<T>()), norm = found == found ? found : (real)NAN;
+        const real found = qsgd<real>::norm(squares, levels, largest_element<T>()), norm = canonical(found);
         const real scale = qsgd<real>::scale(norm, levels);
         if (j == 0 && begin < count)
             code.norms[block] = norm;
@@ -112,7 +112,7 @@ template <class T> struct qsgd_decoder {
     __device__ real value(int8_t q, real norm) const
     {
         const real x = qsgd<real>::dequantize(q, step, norm);
-        return x == x ? x : (real)NAN;
+        return canonical(x);
     }
     __device__ real element(uint64_t i) const { return value(code.codes[i], code.norms[i / QSGD_BLOCK]); }
     __device__ void four(uint64_t i, real *out) const

@@ -368,7 +368,7 @@ template <class T> __device__ void rotated_decode_add(const struct coded &coded,
             if (i >= r.count)
                 return;
             const float total = (float)(to[i] + x);
-            to[i] = total == total ? total : NAN;
+            to[i] = canonical(total);
         });
     });
 }
@@ -383,7 +383,7 @@ __device__ void rotated_decode_sum(const struct coded &coded, void *dst, uint64_
     const bool alike = r.count && are_alike(r, coded.code, rank_stride, ranks);
     auto put = [&](uint64_t i, typename T::real x) {
         if (i < r.count)
-            T::store(to + i, x == x ? x : (typename T::real)NAN);
+            T::store(to + i, canonical(x));
     };
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         sum_block<T>(r, coded.code, rank_stride, ranks, factor, alike, begin, d);

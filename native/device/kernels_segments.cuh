@@ -66,8 +66,7 @@ __device__ void decode_sum_segment(const struct coded &coded, void *dst, uint64_
     typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
     const float by = (float)factor;
     auto finish = [&](float total) {
-        const float scaled = factor == 1.0 ? total : total * by;
-        return (typename T::real)(scaled == scaled ? scaled : NAN);
+        return canonical((typename T::real)(factor == 1.0 ? total : total * by));
     };
     const uint64_t count = coded.part.count, groups = is_aligned<typename T::stored>(to) ? count / VECTOR : 0;
     for (uint64_t begin = coded.first; begin < groups; begin += SUM_GROUPS * coded.step) {
@@ -111,7 +110,7 @@ template <class Decoder, class T> __device__ void decode_add_segment(const struc
     const Decoder decoder(coded.code, coded.part.count);
     auto add = [](float *at, typename T::real x) {
         const float total = (float)(*at + rounded<T>(x));
-        *at = total == total ? total : NAN;
+        *at = canonical(total);
     };
     for_elements(
         coded.part.count, is_aligned<float>(to), [&](uint64_t i) { add(to + i, decoder.element(i)); },
