@@ -22,5 +22,5 @@ def built():
     import nvrtc
 
     device_arrays.fake_cuda_path()
-    if nvrtc.library():
+    if nvrtc.library() and device_arrays.missing_gpu():
         device_arrays.emulation()
