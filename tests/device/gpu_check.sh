@@ -8,8 +8,8 @@
 #     --rehearse   both on a machine without a GPU, with fakes of driver, NCCL and CuPy: shows this script's own mistakes
 #
 # The steps go on after failures, and each has a limit of time. At the end: a summary of at most 40 lines, then the last lines
-# of what failed. The raw output goes to FOLDER (docs/results/gpu/<date>), one file for each step. The exit code is the
-# number of steps that failed.
+# of what failed. The raw output goes to FOLDER (docs/results/gpu/<date>), one file for each step, and device.jsonl: its
+# lines belong into docs/results/records. The exit code is the number of steps that failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 mode=quick
@@ -62,13 +62,13 @@ on_gpu() {
 quick() {
     # The codecs' bytes on the GPU against the C codecs'; then each kernel's bandwidth beside the copy's: aim for 80 %.
     step kernels 150 $python -m pytest -q -p no:cacheprovider tests/device/test_kernels.py -k "$kernels"
-    step bandwidths 60 $python -m tests.laboratory.device $bandwidths
+    step bandwidths 60 $python -m tests.laboratory.device --record --folder "$out" $bandwidths
     # Every dtype, encoded operations, order of streams, groups of c10d, an optimizer on two streams, a shutdown while the
     # GPU is behind: on ranks that share the GPU, against the CPU's results.
     on_gpu nccl1 60 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py -k nccl
     on_gpu staged2 120 env BAGUA_HVD_NCCL=0 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py \
         -k 'not nccl and not algorithms and 2'
-    on_gpu allreduce2 40 env BAGUA_HVD_NCCL=0 $run -np 2 $python -m tests.laboratory.device
+    on_gpu allreduce2 40 env BAGUA_HVD_NCCL=0 $run -np 2 $python -m tests.laboratory.device --record --folder "$out"
     step training2 60 $run -np 2 $python tests/device/gpu_training.py --device $device --steps $steps \
         --algorithms gradient_allreduce bytegrad qadam decentralized low_precision_decentralized
 }
@@ -78,13 +78,13 @@ long() {
     step fakes 900 $python -m pytest -q -p no:cacheprovider tests/device tests/torch/test_cuda_view.py \
         -k "not test_gpu.py and not gpu- and $fakes"
     for ranks in 1 4; do
-        on_gpu "allreduce$ranks" 60 env BAGUA_HVD_NCCL=0 $run -np $ranks $python -m tests.laboratory.device
+        on_gpu "allreduce$ranks" 60 env BAGUA_HVD_NCCL=0 $run -np $ranks $python -m tests.laboratory.device --record --folder "$out"
     done
     on_gpu training4 600 $run -np 4 $python tests/device/gpu_training.py
     gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
     if [ "$gpus" -gt 1 ]; then
         on_gpu "nccl$gpus" 300 env NCCL_DEBUG=INFO $run -np "$gpus" $python tests/device/gpu_training.py
-        on_gpu "allreduces$gpus" 60 $run -np "$gpus" $python -m tests.laboratory.device
+        on_gpu "allreduces$gpus" 60 $run -np "$gpus" $python -m tests.laboratory.device --record --folder "$out"
     fi
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck synccheck; do

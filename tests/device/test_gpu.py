@@ -188,7 +188,7 @@ def _group_of_c10d(file):
     import torch.distributed as dist
 
     import bagua_hvd.torch as hvd
-    import bagua_hvd.torch.distributed      # which makes the backend known, also where the package was not installed
+    import bagua_hvd.torch.distributed  # noqa: F401  (makes the backend known where the package was not installed)
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()

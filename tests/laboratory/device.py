@@ -3,15 +3,21 @@
 `python -m tests.laboratory.device`: the first two by itself; the last in a job (`baguarun -np 2 python -m
 tests.laboratory.device`), whose ranks may share a GPU. Bandwidths count all bytes read and written, the copy's
 too, and are the median of RUNS timings by the GPU's own events. Every result is checked against the C kernels.
+`--record` appends a record "device".
 """
 import argparse
+import os
 import statistics
+import tempfile
+import time
 
 import numpy as np
 
+from bagua_hvd.bench import report
 from bagua_hvd.bench.rank import human_nbytes, resnet50_counts
-from bagua_hvd.core import device, device_kernels, native, variables
+from bagua_hvd.core import device, device_kernels, native
 from bagua_hvd.core.native import ffi, lib
+from tests.laboratory import records
 
 NBYTES = 256 << 20              # unless --nbytes says otherwise, and --runs
 RUNS = 20
@@ -31,8 +37,8 @@ def missing():
     return "" if device_kernels.available() else "CuPy is not installed: pip install 'bagua_hvd[cuda13]' (or [cuda12])"
 
 
-def _seconds(run):
-    """Median over RUNS, after one that is not counted."""
+def _times(run):
+    """Seconds of RUNS runs, after one that is not counted."""
     import cupy
 
     times = []
@@ -43,7 +49,7 @@ def _seconds(run):
         end.record()
         end.synchronize()
         times.append(cupy.cuda.get_elapsed_time(begin, end) / 1000)
-    return statistics.median(times[1:])
+    return times[1:]
 
 
 def _launch(kernel, blocks, *arguments):
@@ -52,16 +58,26 @@ def _launch(kernel, blocks, *arguments):
     kernel((blocks,), (THREADS,), words)
 
 
+COPY = "copy by the driver"
+
+
 class _Table:
-    """Lines with a bandwidth and its share of the copy's."""
+    """Lines with a bandwidth and its share of the copy's, which is the first."""
 
-    def __init__(self, copy_bandwidth):
-        self.copy_bandwidth = copy_bandwidth
+    def __init__(self):
+        self.samples = {}
 
-    def line(self, name, nbytes, seconds):
-        bandwidth = nbytes / seconds
-        print(f"{name:<44} {seconds * 1e6:>10.1f} us {bandwidth / 1e9:>9.1f} GB/s "
-              f"{100 * bandwidth / self.copy_bandwidth:>6.1f} %", flush=True)
+    def line(self, name, nbytes, times):
+        self.samples |= {f"{name}: bytes": ("bytes", [nbytes]), f"{name}: time": ("s", times)}
+        bandwidth, share = _bandwidth(self.samples, name)
+        print(f"{name:<44} {statistics.median(times) * 1e6:>10.1f} us {bandwidth:>9.1f} GB/s {share:>6.1%}", flush=True)
+
+
+def _bandwidth(samples, name):
+    """GB/s, and the share of the copy's. samples: name: (unit, values)."""
+    found, copied = (samples[f"{each}: bytes"][1][0] / statistics.median(samples[f"{each}: time"][1]) / 1e9
+                     for each in (name, COPY))
+    return found, found / copied
 
 
 def _measure_codec(table, kernels, name, codec, per_segment, option=0):
@@ -89,20 +105,20 @@ def _measure_codec(table, kernels, name, codec, per_segment, option=0):
                     option, 0, 0)
 
     nbytes = NBYTES + segments * stride
-    table.line(f"encode {name}", nbytes if one_pass else nbytes + NBYTES, _seconds(run))
+    table.line(f"encode {name}", nbytes if one_pass else nbytes + NBYTES, _times(run))
     part, expected = x[:SEGMENT].get(), np.zeros(stride, np.uint8)
     options = ffi.new("struct bhvd_codec_options *", {"seed": _mix(0, 0)})
     lib.bhvd_encode(codec, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), SEGMENT, options)
     _check(f"encode {name}", codes[:stride].get(), expected)
-    seconds = _seconds(lambda: _launch(decode, segments * PER_SEGMENT, out, codes, segments * stride, stride, count, 1,
+    times = _times(lambda: _launch(decode, segments * PER_SEGMENT, out, codes, segments * stride, stride, count, 1,
                                        SEGMENT, PER_SEGMENT, option))
-    table.line(f"decode {name}", nbytes, seconds)
+    table.line(f"decode {name}", nbytes, times)
     lib.bhvd_decode(codec, native.FLOAT32, ffi.from_buffer(part), ffi.from_buffer(expected), SEGMENT, options)
     _check(f"decode {name}", out[:SEGMENT].get(), part)
     codes[segments * stride:] = codes[:segments * stride]
-    seconds = _seconds(lambda: _launch(total, segments * PER_SEGMENT, out, codes, segments * stride, stride, 2, count,
+    times = _times(lambda: _launch(total, segments * PER_SEGMENT, out, codes, segments * stride, stride, 2, count,
                                        SEGMENT, PER_SEGMENT, 0.5, option))
-    table.line(f"decode and average 2 codes of {name}", nbytes + segments * stride, seconds)
+    table.line(f"decode and average 2 codes of {name}", nbytes + segments * stride, times)
     _check(f"the mean of {name}", out[:SEGMENT].get(), part)        # of two equal codes
 
 
@@ -123,10 +139,10 @@ def _measure_feedback(table, kernels):
     x, error = (cupy.random.default_rng(seed).standard_normal(count, dtype=cupy.float32) for seed in (1, 2))
     total = cupy.zeros(count, cupy.float32)
     feed, keep = kernels.function("feed_error_f32"), kernels.function("update_residual_f32")
-    seconds = _seconds(lambda: _launch(feed, BLOCKS, total, 0, error, x, count))
+    times = _times(lambda: _launch(feed, BLOCKS, total, 0, error, x, count))
     _check("feeding errors", total.get(), error.get() + x.get())
-    table.line("feed errors of float32", 3 * NBYTES, seconds)
-    table.line("keep what was lost", 3 * NBYTES, _seconds(lambda: _launch(keep, BLOCKS, total, x, count)))
+    table.line("feed errors of float32", 3 * NBYTES, times)
+    table.line("keep what was lost", 3 * NBYTES, _times(lambda: _launch(keep, BLOCKS, total, x, count)))
 
 
 def _check(what, got, expected):
@@ -147,61 +163,98 @@ def _measure_pack(table, kernels):
         pieces += -(-gradient.nbytes // 16384)
     spans_on_gpu, kernel = cupy.asarray(spans), kernels.function("copy_spans")
     nbytes = sum(gradient.nbytes for gradient in gradients)
-    seconds = _seconds(lambda: _launch(kernel, pieces, spans_on_gpu, len(gradients)))
-    table.line(f"pack {len(gradients)} gradients of ResNet-50, {human_nbytes(nbytes)}", 2 * nbytes, seconds)
+    times = _times(lambda: _launch(kernel, pieces, spans_on_gpu, len(gradients)))
+    table.line(f"pack {len(gradients)} gradients of ResNet-50, {human_nbytes(nbytes)}", 2 * nbytes, times)
     for start, gradient in zip(starts, gradients, strict=False):
         _check("pack", flat[int(start):int(start) + gradient.nbytes].get(), gradient.get())
 
 
-def _copy_seconds():
+def _copy_times():
     import cupy
 
     src, dst = cupy.zeros(NBYTES, cupy.uint8), cupy.zeros(NBYTES, cupy.uint8)
-    return _seconds(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
+    return _times(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
 
 
 def measure_kernels():
-    import cupy
-
-    kernels = device_kernels.Kernels(0)
-    properties = cupy.cuda.runtime.getDeviceProperties(0)
-    print(f"{properties['name'].decode()}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}, CuPy {cupy.__version__}")
-    seconds = _copy_seconds()
-    table = _Table(2 * NBYTES / seconds)
-    table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
+    """Prints a table; returns samples for a record."""
+    kernels, table = device_kernels.Kernels(0), _Table()
+    table.line(COPY, 2 * NBYTES, _copy_times())
     _measure_codec(table, kernels, "minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8, PER_SEGMENT)
     _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, PER_SEGMENT // 2)
     _measure_codec(table, kernels, "rotated", lib.BHVD_CODEC_ROTATED2, PER_SEGMENT, option=512 << 8 | 2)
     _measure_feedback(table, kernels)
     _measure_pack(table, kernels)
+    return table.samples
 
 
 def measure_job(sizes):
-    """Allreduces of CUDA tensors by the ranks of this job: until the result is there, and until the host may go on."""
+    """Allreduces of CUDA tensors by the ranks of this job until the result is there, beside gloo's and those on the CPU.
+
+    Prints a line for each size; returns samples for a record.
+    """
     import torch
+    import torch.distributed as dist
 
     import bagua_hvd.torch as hvd
 
     hvd.init()
+    store = hvd.broadcast_object(f"{tempfile.mkdtemp()}/store", root_rank=0)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=hvd.rank(), world_size=hvd.size())
     gpu = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    samples = {}
     for nbytes in sizes:
-        x = torch.ones(max(1, nbytes // 4), device=gpu)
-        samples = []
-        for run in range(RUNS + 1):
-            hvd.barrier()
-            torch.cuda.synchronize(gpu)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            y = hvd.allreduce(x, op=hvd.Sum, name=f"bench.{nbytes}.{run}")
-            end.record()
-            end.synchronize()
-            samples.append(begin.elapsed_time(end) * 1000)
-        if not bool((y == hvd.size()).all()):
-            raise SystemExit(f"bench: an allreduce of {nbytes} bytes on the GPU is wrong")
+        on_gpu = torch.ones(max(1, nbytes // 4), device=gpu)
+        on_cpu = on_gpu.cpu()
+        runs = {"ours": lambda x=on_gpu: hvd.allreduce(x, op=hvd.Max, name=f"gpu.{x.numel()}"),
+                "gloo": lambda x=on_gpu: dist.all_reduce(x, op=dist.ReduceOp.MAX),
+                "ours, CPU": lambda x=on_cpu: hvd.allreduce(x, op=hvd.Max, name=f"cpu.{x.numel()}")}
+        times = {name: [] for name in runs}
+        for _ in range(RUNS + 1):
+            for name, run in runs.items():
+                hvd.barrier()
+                torch.cuda.synchronize(gpu)
+                begin = time.perf_counter()
+                run()
+                torch.cuda.synchronize(gpu)
+                times[name].append(time.perf_counter() - begin)
         if hvd.rank() == 0:
+            medians = {name: statistics.median(each[1:]) * 1e6 for name, each in times.items()}
             print(f"allreduce of {human_nbytes(nbytes):>8} on {hvd.size()} ranks "
-                  f"{statistics.median(samples[1:]):>10.1f} us", flush=True)
+                  + ", ".join(f"{name} {median:.1f} us" for name, median in medians.items()), flush=True)
+            samples |= {f"{nbytes} {name}": ("s", each[1:]) for name, each in times.items()}
+    dist.destroy_process_group()
     hvd.shutdown()
+    return samples
+
+
+def _newest(**setting):
+    runs = records.read("device", **setting)
+    return runs[-1] if runs else None
+
+
+def speeds():
+    """The newest run's bandwidths. Records "device"."""
+    run = _newest(what="kernels")
+    if run is None:
+        return "Nothing measured yet."
+    samples = {name: (each.unit, each.values) for name, each in run.samples.items()}
+    names = [name.removesuffix(": time") for name in samples if name.endswith(": time")]
+    found = [(name, *_bandwidth(samples, name)) for name in names]
+    lines = [(name, f"{bandwidth:.0f}", f"{share:.0%}") for name, bandwidth, share in found]
+    return report.table(("float32", "GB/s", "of the copy"), lines, left=1)
+
+
+def allreduces(ranks):
+    """The newest run's times. Records "device"."""
+    run = _newest(what="allreduce", ranks=int(ranks))
+    if run is None:
+        return "Nothing measured yet."
+    sizes = sorted({int(name.split()[0]) for name in run.samples})
+    medians = {name: statistics.median(each.values) * 1e6 for name, each in run.samples.items()}
+    lines = [(human_nbytes(nbytes), *(f"{medians[f'{nbytes} {kind}']:.0f}" for kind in ("ours", "gloo", "ours, CPU")))
+             for nbytes in sizes]
+    return report.table(("us", "CUDA tensors", "gloo's", "tensors of the CPU"), lines, left=1)
 
 
 def main(arguments=None):
@@ -210,14 +263,24 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nbytes", type=int, default=NBYTES, help="of the vector that is copied and encoded")
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--folder", default=records.FOLDER, help="of the records")
     args = parser.parse_args(arguments)
     NBYTES, RUNS = args.nbytes, args.runs
     if why := missing():
         raise SystemExit(f"nothing can be measured here: {why}")
-    if variables.given("HOROVOD_SIZE"):
-        measure_job([4, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26])
+    import cupy
+
+    gpu, ranks = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(), int(os.environ.get("HOROVOD_SIZE", 0))
+    if int(os.environ.get("HOROVOD_RANK", 0)) == 0:
+        print(f"{gpu}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}, CuPy {cupy.__version__}")
+    if ranks:
+        setting = {"what": "allreduce", "ranks": ranks}
+        samples = measure_job([4, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26])
     else:
-        measure_kernels()
+        setting, samples = {"what": "kernels", "nbytes": NBYTES}, measure_kernels()
+    if args.record and samples:
+        records.append("device", {"gpu": gpu, **setting}, samples, shared=False, folder=args.folder)
 
 
 if __name__ == "__main__":
