@@ -51,8 +51,8 @@ class Kernels:
 
 
 def _machine_code(capability: str) -> bytes:
-    """For the current GPU. Compiling takes up to a minute, so the code is kept where CuPy keeps its own (CUPY_CACHE_DIR),
-    and the ranks of a host wait for the one that compiles. Where no file can be written, each compiles.
+    """For the current GPU. Compiling takes up to a minute, so the code is kept where CuPy keeps its own
+    (CUPY_CACHE_DIR), and the ranks of a host wait for the one that compiles. Without such a folder each compiles.
 
     Not by cupy.RawModule, which adds -ftz=true: numbers below 1e-38 would be 0, and the GPU's codes not the CPU's.
     """
@@ -76,7 +76,7 @@ def _machine_code(capability: str) -> bytes:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Any:
-    """Holds the file's lock, and makes its folder. Yields False where there can be none, as on a disk that is read-only."""
+    """Holds the file's lock, and makes its folder. Yields False where there can be none: a read-only disk."""
     with contextlib.ExitStack() as stack:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

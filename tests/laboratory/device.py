@@ -189,7 +189,7 @@ def measure_kernels():
 
 
 def measure_job(sizes):
-    """Allreduces of CUDA tensors by the ranks of this job until the result is there, beside gloo's and those on the CPU.
+    """Allreduces of CUDA tensors by the ranks of this job until the result is there, beside gloo's and the CPU's.
 
     Prints a line for each size; returns samples for a record.
     """

@@ -63,9 +63,10 @@ class _Device:
     compute_capability = "90"
 
     def __init__(self, index):
-        self._current = device_arrays.fake_cuda().current(index)
+        self._index = index
 
     def __enter__(self):
+        self._current = device_arrays.fake_cuda().current(self._index)
         self._current.__enter__()
 
     def __exit__(self, *error):
