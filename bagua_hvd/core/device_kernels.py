@@ -65,7 +65,7 @@ def _machine_code(capability: str) -> bytes:
     with _locked(file.with_suffix(".lock")) as may_write:
         with contextlib.suppress(OSError):
             return file.read_bytes()
-        code, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS + IN_PARALLEL, filename="bagua_hvd.cu")
+        code, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS + IN_PARALLEL, filename="kernels.cu")
         if may_write:
             with contextlib.suppress(OSError):
                 unfinished = file.with_suffix(f".{os.getpid()}")
