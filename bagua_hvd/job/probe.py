@@ -1,28 +1,23 @@
 """Which addresses of a host others can reach, found by connecting. Needs nothing but Python's own modules.
 
 Several hosts may have one address (a bridge for containers, loopback), so who answers must prove to be the host that is
-meant: it returns HMAC(key, its name, the caller's nonce). The key is of one job and goes through ssh.
+meant: the secret of the handshake is made of its name and a key, which is of one job and goes through ssh.
 """
 import base64
 import fcntl
 import hmac
 import math
-import os
-import selectors
 import socket
 import struct
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from bagua_hvd.job.ports import listen
+from bagua_hvd.job.channel import Connection
+from bagua_hvd.job.server import Server
 
-_NONCE_NBYTES = 32
 _SIOCGIFADDR = 0x8915
 _TIMEOUT_SECONDS = 3
 _PARALLEL = 64
-_CALLERS_MAX = 256
-_PAUSE_SECONDS = 0.01
 
 
 def addresses(nics=None):
@@ -40,89 +35,25 @@ def addresses(nics=None):
     return sorted(found, key=lambda pair: pair[1].startswith("127."))
 
 
-def _proof(key, name, nonce):
-    return hmac.digest(key, name.encode() + b"\0" + nonce, "sha256")
-
-
-class Target:
-    """Answers those who try to reach this host, from construction to close().
-
-    Strangers who say nothing delay nobody: they are dropped after _TIMEOUT_SECONDS, or for a newer one.
+class Target(Server):
+    """Lets others find out that they reach this host, from construction to close().
 
     Args:
-        host: the address to listen at; default all.
+        name, key: the host's, and the job's; bytes. host: the address to listen at; default all.
         ports: as for listen().
     Attributes:
         port.
     """
 
     def __init__(self, name, key, host="0.0.0.0", ports=None):
-        self._name, self._key = name, key
-        self._socket = listen(host, ports)
-        self._socket.setblocking(False)
-        self.port = self._socket.getsockname()[1]
-        self._callers = {}          # connection -> (until when it may speak, its nonce so far), in the order they came
-        self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)     # not by the thread: close() may come first
-        self._thread = threading.Thread(target=self._serve, name="probe", daemon=True)
-        self._thread.start()
+        super().__init__(_secret(key, name), host, "probe", ports)
 
-    def _serve(self):
-        with self._selector as selector:
-            while not self._closed:
-                for key, _ in selector.select(_TIMEOUT_SECONDS):
-                    if key.fileobj is self._socket:
-                        self._accept(selector)
-                    elif key.fileobj in self._callers and not self._listen_to(key.fileobj):
-                        self._drop(selector, key.fileobj)
-                now = time.monotonic()
-                for connection in [each for each, (until, _) in self._callers.items() if until <= now]:
-                    self._drop(selector, connection)
-            for connection in list(self._callers):
-                self._drop(selector, connection)
+    async def talk(self, reader, writer):
+        """Nothing: both have proved who they are."""
 
-    def _accept(self, selector):
-        try:
-            connection, _ = self._socket.accept()
-        except OSError:
-            connection = None       # closed, or gone already, or out of descriptors: then one is given back
-        if self._callers and (connection is None or len(self._callers) >= _CALLERS_MAX):
-            self._drop(selector, next(iter(self._callers)))
-        if connection is None:
-            time.sleep(_PAUSE_SECONDS)
-            return
-        connection.setblocking(False)
-        selector.register(connection, selectors.EVENT_READ)
-        self._callers[connection] = (time.monotonic() + _TIMEOUT_SECONDS, b"")
 
-    def _listen_to(self, connection):
-        """Whether it may go on speaking."""
-        until, nonce = self._callers[connection]
-        try:
-            data = connection.recv(_NONCE_NBYTES - len(nonce))
-            self._callers[connection] = (until, nonce + data)
-            if len(nonce + data) == _NONCE_NBYTES:
-                connection.sendall(_proof(self._key, self._name, nonce + data))
-                return False
-        except OSError:
-            return False            # a stranger, or one who went
-        return bool(data)
-
-    def _drop(self, selector, connection):
-        selector.unregister(connection)
-        del self._callers[connection]
-        connection.close()
-
-    def close(self):
-        """Frees the port. Idempotent."""
-        self._closed = True
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)     # wakes accept(), which close() alone does not
-        except OSError:
-            pass
-        self._socket.close()
-        self._thread.join()
+def _secret(key, name):
+    return hmac.digest(key, name.encode(), "sha256")
 
 
 class Requests:
@@ -154,15 +85,12 @@ class Requests:
 
 def _reaches(target, key, deadline):
     name, address, port = target
-    nonce = os.urandom(_NONCE_NBYTES)
-    proof = _proof(key, name, nonce)
+    seconds = min(_TIMEOUT_SECONDS, max(0.001, deadline - time.monotonic()))
     try:
-        seconds = min(_TIMEOUT_SECONDS, max(0.001, deadline - time.monotonic()))
-        with socket.create_connection((address, port), seconds) as connection:
-            connection.sendall(nonce)
-            return hmac.compare_digest(connection.recv(len(proof), socket.MSG_WAITALL), proof)
+        Connection(address, port, _secret(key, name), seconds).close()
     except OSError:
         return False
+    return True
 
 
 def reachable(targets, key, timeout=math.inf):

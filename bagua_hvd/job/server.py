@@ -18,18 +18,18 @@ class Server:
     """Listens from construction to close(); a context manager. Subclasses say what follows the handshake: talk().
 
     Args:
-        secret: bytes. host: numeric address to bind. name: of the thread.
+        secret: bytes. host: numeric address to bind. name: of the thread. ports: as for listen().
     Raises:
         OSError: the address cannot be used.
     Attributes:
         port. loop: of the thread.
     """
 
-    def __init__(self, secret, host, name):
+    def __init__(self, secret, host, name, ports=None):
         self._secret = secret
         self._strangers = set()     # their tasks
         self.loop = asyncio.new_event_loop()
-        listener = listen(host)
+        listener = listen(host, ports)
         self.port = listener.getsockname()[1]
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
