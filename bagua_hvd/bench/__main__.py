@@ -6,6 +6,7 @@ job, without peers unless --backends names gloo.
 Exit codes: 0; 1, a rank failed or a result was wrong; 2, a wrong command line; 128 + n, stopped by signal n.
 """
 import argparse
+import functools
 import os
 import re
 import signal
@@ -29,12 +30,13 @@ class _Parser(argparse.ArgumentParser):
     """One sentence instead of the whole usage; in a job, once."""
 
     def error(self, message):
-        if _job_rank() == 0:
+        if job_rank() == 0:
             sys.stderr.write(f"bench: error: {message} (see `{self.prog} --help`)\n")
         sys.exit(2)
 
 
-def _job_rank():
+def job_rank():
+    """This process's rank in its job; 0 where it belongs to none."""
     return variables.read("HOROVOD_RANK")
 
 
@@ -111,11 +113,17 @@ def job_size():
     return variables.read("HOROVOD_SIZE") if variables.given("HOROVOD_SIZE") else None
 
 
-def _check(options):
+def set_ranks(options):
+    """Sets options.np where it is not given. ValueError: this is a job of another size."""
     size = job_size()
     if size and options.np not in (None, size):
-        raise ValueError(f"-n {options.np}, but this is a job of {size} ranks: leave out -n, or baguarun")
+        raise ValueError(f"-np {options.np}, but this is a job of {size} ranks: leave out -np, or baguarun")
     options.np = size or options.np or 2
+
+
+def _check(options):
+    set_ranks(options)
+    size = job_size()
     if options.op is None:
         options.op = [] if options.many else ["allreduce"]
     else:
@@ -160,25 +168,6 @@ def _measure_fresh(options, where, guard):
                               guard)
 
 
-def _measure_in_job(options):
-    """The same in the ranks of this job, of which this process is one."""
-    from bagua_hvd.bench import backends
-
-    bagua = backends.Bagua(options)
-    made = {"bagua": bagua}
-    if "gloo" in options.backends:
-        made["gloo"] = backends.create_gloo_within(bagua)
-
-    def run(name):
-        return rounds.slowest(bagua.hvd.allgather_object(measure(name, made[name], options)))
-
-    results, _ = rounds.interleaved(options.backends, options, run)
-    for backend in reversed(made.values()):
-        backend.close()
-    # The other ranks are programs too: what is not ours is not known.
-    return results, {}
-
-
 def measure_and_print(options, where=None, described="", guard=None):
     """Measures and prints the table. Returns what rounds.interleaved() returns, by the names in the table.
 
@@ -187,11 +176,12 @@ def measure_and_print(options, where=None, described="", guard=None):
         guard: see rounds.interleaved(); not in a running job, whose ranks must all make the same rounds.
     """
     in_job = job_size() is not None
-    speaks = _job_rank() == 0
+    speaks = job_rank() == 0
     facts = report.machine()
     if speaks:
         print(report.machine_line(facts) + "\n" + report.method_line(options, in_job, described), flush=True)
-    results, others = _measure_in_job(options) if in_job else _measure_fresh(options, where, guard)
+    results, others = (rounds.in_job(options, functools.partial(measure, options=options)) if in_job else
+                       _measure_fresh(options, where, guard))
     results, others = ({_label(name, options): of for name, of in found.items()} for found in (results, others))
     rows = report.rows(results, cases(options, options.np), options.np)
     if speaks:

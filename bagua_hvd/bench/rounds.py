@@ -189,3 +189,25 @@ def interleaved(names, options, run, guard=None):
             if sys.stderr.isatty() and variables.read("HOROVOD_RANK") == 0:
                 print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
     return results, others
+
+
+def in_job(options, measure):
+    """What interleaved() returns, from the ranks of this job, of which this process is one.
+
+    Args:
+        measure: function of a backend's name and the backend; {Case.key: [seconds]} of this rank.
+    """
+    from bagua_hvd.bench import backends
+
+    bagua = backends.Bagua(options)
+    gloo = backends.create_gloo_within(bagua) if "gloo" in options.backends else None
+
+    def run(name):
+        return slowest(bagua.hvd.allgather_object(measure(name, gloo if name == "gloo" else bagua)))
+
+    results, _ = interleaved(options.backends, options, run)
+    if gloo:
+        gloo.close()
+    bagua.close()
+    # The other ranks are programs too: what is not ours is not known.
+    return results, {}

@@ -7,9 +7,11 @@ perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" 
 each step: what it alone costs that ranks need the memory's bandwidth at the same time and wait for the slower one. A
 sample is the slowest rank's time for one step.
 
-As a program with a backend's name, a folder and options: one rank of one round.
+Starts its ranks itself. Started as the ranks of a job (`baguarun -np N python -m bagua_hvd.bench.train`) it measures in
+that job. With a backend's name, a folder and options as its arguments it is one rank of one round.
 """
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -18,7 +20,7 @@ import time
 
 from bagua_hvd import algorithms
 from bagua_hvd.bench import report, rounds
-from bagua_hvd.bench.__main__ import run
+from bagua_hvd.bench.__main__ import job_rank, job_size, run, set_ranks
 from bagua_hvd.bench.results import leave
 from bagua_hvd.core import variables
 
@@ -58,8 +60,15 @@ def _wrapped(name, model, optimizer, options):
     return model, optimizer
 
 
+def _measure(name, backend, options):
+    """{model: seconds of each step} on this rank."""
+    import torch
+
+    torch.set_num_threads(1)
+    return {kind: _times(name, kind, backend, options) for kind in options.models}
+
+
 def _times(name, kind, backend, options):
-    """Seconds of each step on this rank."""
     import torch
     from torch import nn
 
@@ -83,14 +92,11 @@ def _times(name, kind, backend, options):
 
 
 def _rank(name, folder, options):
-    import torch
-
     from bagua_hvd.bench import backends
 
     def work():
-        torch.set_num_threads(1)
         backend = backends.create("bagua" if name in (*WITHOUT, *OURS) else name, options, folder)
-        times = {kind: _times(name, kind, backend, options) for kind in options.models}
+        times = _measure(name, backend, options)
         backend.barrier()
         backend.close()
         return times
@@ -113,7 +119,7 @@ def _lines(results, models):
 def build_parser():
     parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-np", type=int, default=2, help="ranks; default 2")
+    parser.add_argument("-np", type=int, help="ranks; default 2, in a job its size")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS[:3],
                         help="default: none bagua gloo")
@@ -127,9 +133,8 @@ def build_parser():
 def parse_options(parser):
     """The options, checked. Wrong ones end the process with one sentence and exit code 2."""
     options = parser.parse_args()
-    if variables.given("HOROVOD_SIZE"):
-        parser.error("this program starts ranks of its own: run it without baguarun")
     try:
+        set_ranks(options)
         algorithms.get(options.algorithm)
     except ValueError as error:
         parser.error(str(error))
@@ -139,10 +144,17 @@ def parse_options(parser):
 def measure_and_print(options, where=None, guard=None):
     """As that of bagua_hvd.bench.__main__."""
     os.environ["BAGUA_FULL_STEPS"] = "0"       # what is timed are relaxed steps
-    print(report.machine_line(report.machine()), flush=True)
-    results, others = rounds.interleaved(
-        options.backends, options,
-        lambda name: rounds.slowest(rounds.run_round(name, options, where, "bagua_hvd.bench.train")), guard)
+    speaks = job_rank() == 0
+    if speaks:
+        print(report.machine_line(report.machine()), flush=True)
+    if job_size() is not None:
+        results, others = rounds.in_job(options, functools.partial(_measure, options=options))
+    else:
+        results, others = rounds.interleaved(
+            options.backends, options,
+            lambda name: rounds.slowest(rounds.run_round(name, options, where, "bagua_hvd.bench.train")), guard)
+    if not speaks:
+        return results, others
     print("\n" + report.table(COLUMNS, list(_lines(results, options.models)), left=2))
     if busy := report.others_line(others):
         print("\n" + busy)

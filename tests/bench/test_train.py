@@ -24,6 +24,17 @@ def test_every_backend_has_its_line(backends):
     assert cells[2][6] == "-" and all(row[6].endswith("%") for row in cells[3:])
 
 
+def test_a_job_measures_in_its_own_ranks():
+    """The only way to measure between hosts."""
+    command = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", "2", sys.executable, "-m",
+               "bagua_hvd.bench.train", "--models", "mlp", "--rounds", "1", "--steps", "1", "--warmup-steps", "1",
+               "--backends", "none", "bagua", "gloo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if "| mlp" in line]
+    assert [row.split("|")[2].strip() for row in rows] == ["none", "bagua", "gloo"]
+
+
 def test_an_unknown_algorithm_is_one_sentence():
     command = [sys.executable, "-m", "bagua_hvd.bench.train", "--algorithm", "nonsense"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
