@@ -134,11 +134,15 @@ def _host_options(args, env):
     return host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
 
 
+def _environment(args):
+    """That of the job: the launcher's own, with what the flags set."""
+    env = config_parser.set_env_from_args(dict(os.environ), args)
+    return as_horovod_environment(env) if args.as_horovod else env
+
+
 def _run_static(args):
     """Runs a job of fixed size; see _run."""
-    env = config_parser.set_env_from_args(dict(os.environ), args)
-    if args.as_horovod:
-        env = as_horovod_environment(env)
+    env = _environment(args)
     slots = plan(args.num_proc, _hosts(args))
     options = _host_options(args, env)
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
@@ -166,9 +170,7 @@ def _run_mpi(args):
     if args.min_num_proc is not None or args.host_discovery_script is not None:
         raise ValueError("--mpi: mpirun starts no elastic jobs: leave out --mpi, or --min-np and "
                          "--host-discovery-script")
-    env = mpi_run.environment(config_parser.set_env_from_args(dict(os.environ), args))
-    if args.as_horovod:
-        env = as_horovod_environment(env)
+    env = mpi_run.environment(_environment(args))
     try:
         command = mpi_run.command(args, _hosts(args), env)
     except FileNotFoundError as error:
@@ -183,9 +185,7 @@ def _run_elastic(args):
     """Runs a job that grows and shrinks; see _run."""
     from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
 
-    env = config_parser.set_env_from_args(dict(os.environ), args)
-    if args.as_horovod:
-        env = as_horovod_environment(env)
+    env = _environment(args)
     discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
                                        args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
     options = _host_options(args, env)

@@ -55,13 +55,11 @@ class Shutdown:
     """The service ends."""
 
 
-class Registry:
-    """Listens from construction to close(); a context manager.
+class Registry(Service):
+    """See Service.
 
     Args:
         secret: bytes that every client must prove to know. host: numeric address to bind.
-    Attributes:
-        port.
     """
 
     def __init__(self, secret: Any, host: Any = "127.0.0.1") -> None:
@@ -70,14 +68,13 @@ class Registry:
         self._watching: set[Any] = set()
         self._finished = False
         self._over = threading.Event()
-        self._service = Service(secret, self._on_event, (Dispatcher, Wanted, Attach, Watch, Finished, Shutdown), host)
-        self.port = self._service.port
+        super().__init__(secret, self._take, (Dispatcher, Wanted, Attach, Watch, Finished, Shutdown), host)
 
-    def _on_event(self, event, number, message):
+    def _take(self, event, number, message):
         if event == "dispatcher":
             self._addresses[message.index] = message.address
         elif event == "wanted":
-            self._service.send(number, Address(self._addresses.get(message.index)))
+            self.send(number, Address(self._addresses.get(message.index)))
         elif event == "attach":
             self._attached.add(number)
         elif event == "watch":
@@ -91,17 +88,7 @@ class Registry:
             self._over.set()
         if self._over.is_set():
             while self._watching:
-                self._service.send(self._watching.pop(), Shutdown())
-
-    def close(self) -> None:
-        """Hangs up on everybody."""
-        self._service.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
+                self.send(self._watching.pop(), Shutdown())
 
 
 class Client:
