@@ -163,6 +163,16 @@ class _Distribution:
         self.reduction.in_turn(gradients, update, self.applied)
 
 
+def _built(optimizer, trainable_variables):
+    """What apply() is to update; the optimizer has its variables then: a condition, which comes next, can make none."""
+    variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    return variables
+
+
 class Distributed(HasDistribution, keras.optimizers.Optimizer):
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
@@ -215,12 +225,7 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         gradients = list(grads)
         if self.distribution.reduced or not gradients:      # reduced: by a LossScaleOptimizer around this one
             return apply(gradients, trainable_variables)
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        if not self.built:
-            # Within the condition of an accumulation, variables cannot be made.
-            with keras.name_scope(self.name, caller=self):
-                self.build(variables)
-            self.built = True
+        variables = _built(self, trainable_variables)
         return self.distribution.apply(self, gradients, variables, apply)
 
     def _require_reduced(self, method):
@@ -251,11 +256,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
     if inner.algorithm.replaces_step or inner._settings[0].keeps_gradients:
         raise _not_scaled(inner._settings[0])
     inner.algorithm.shares_variance = False     # what it would see of gradients is multiplied
-    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-    if not self.built:
-        with keras.name_scope(self.name, caller=self):
-            self.build(variables)
-        self.built = True
+    variables = _built(self, trainable_variables)
     return inner.distribution.apply(self, gradients, variables, functools.partial(_scaled_apply, self))
 
 

@@ -2,25 +2,14 @@
 """bagua_hvd for tf.keras: `import bagua_hvd.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`."""
 from typing import Any
 
-from bagua_hvd import algorithms
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras import types as _types
-from bagua_hvd._keras.api import (
-    Compression,
-    allgather,
-    broadcast,
-    broadcast_global_variables,
-    load_model,
-    reducescatter,
-)
-from bagua_hvd._keras.consensus import consensus
+from bagua_hvd._keras.surface import *
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
-from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.core.util import doc_from as _doc_from
 from bagua_hvd.job import basics as _basics
-from bagua_hvd.job.process_sets import ProcessSet, add_process_set, remove_process_set
-from bagua_hvd.job.surface import *
+from bagua_hvd.job.process_sets import add_process_set, remove_process_set
 from bagua_hvd.tensorflow.keras import callbacks, elastic
 
 
