@@ -101,22 +101,6 @@ def _check_size(source, message, into):
         raise ValueError(f"recv of {into.nbytes} bytes, but rank {source} sent {message.nbytes}")
 
 
-class _Taken:
-    """A message that was begun before anybody wanted it, and is now wanted in `tensor`."""
-
-    def __init__(self, message, tensor):
-        self._message, self._tensor = message, tensor
-        self.source = message.source
-        self.ended_within, self.done, self.wait = message.ended_within, message.done, message.wait
-
-    def when_ended(self, callback):
-        # The message itself is watched already, by who began it.
-        self._message.arrival.add_done_callback(lambda _: callback())
-
-    def take(self):
-        self._message.take(self._tensor)
-
-
 class _Open(_Message):
     """A message from one rank that anybody may take. `arrived` is called when it is there, and `arrival` done then."""
 
@@ -131,12 +115,11 @@ class _Open(_Message):
         self.arrival.set_result(None)
 
 
-class _Any:
-    """A message from whoever sends first."""
+class _Wanted:
+    """A message that will be there in the memory of another one, which was begun before: of whoever sends first."""
 
-    source = -1
-
-    def __init__(self, tensor):
+    def __init__(self, tensor, source=-1):
+        self.source = source
         self._tensor = tensor
         self._given: Future[_Message] = Future()
         self.done = self._given.done
@@ -174,7 +157,7 @@ class PointToPoint:
         self._sent: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)      # by (receiver, tag)
         self._received: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)  # by (sender, tag)
         self._open: defaultdict[Any, deque] = defaultdict(deque)         # by (sender, tag): begun and not taken
-        self._wanting: defaultdict[Any, deque] = defaultdict(deque)      # by tag: _Any without a message, and sizes
+        self._wanting: defaultdict[Any, deque] = defaultdict(deque)      # by tag: _Wanted without a message, and sizes
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
@@ -241,12 +224,14 @@ class PointToPoint:
                 message = self._open[rank, tag].popleft()
                 message.taken = True
                 self._want(tag)
-                return _Taken(message, tensor)
+                wanted = _Wanted(tensor, rank)
+                message.arrival.add_done_callback(lambda _: wanted.give(message))
+                return wanted
         return self._begin(rank, tag, tensor, _Message)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
         """Begins to receive into a flat tensor from whoever sends first. Returns a message with its `source`."""
-        wanted = _Any(tensor)
+        wanted = _Wanted(tensor)
         with self._lock:
             self._wanting[tag].append((wanted, tensor))
             self._want(tag)
