@@ -17,16 +17,12 @@ from bagua_hvd.bench import report
 
 FRAMING = 1514 / 1448
 BUCKET_NBYTES = 10 << 20
-DDP_NBYTES = 25 << 20
-BLOCK8, BLOCK4, ROTATED2 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32, (2 + 32 / 512) / 32        # of float32's bytes
+ROTATED2 = (2 + 32 / 512) / 32          # of float32's bytes
 GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
 LATE = "until the next step's end"
 EXACT, LAYERS = "gradient_allreduce", 50
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-# Of the menu: by name, the way with its defaults, and for Adam with gradients_untouched=True.
-WAYS = {**{name: name for name in ("gradient_allreduce", "bytegrad", "rotated", "powersgd")},
-        "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco, 8", "async": "async, at once"}
-# How far their test losses were from that of full gradients, after as many steps: docs/results/quality.md, 4 ranks.
+# How far test losses were from that of full gradients, after as many steps: docs/results/quality.md, 4 ranks.
 LOSSES = {"gradient_allreduce": "the reference", "bytegrad": "-5 to +1 %", "rotated": "-1 to +5 %",
           "powersgd": "-1 to +4 %", "onebit_adam": "-3 to +1 %", "diloco": "-5 to +14 %; not equivalent: images, sgd",
           "async": "-3 to +13 %; not equivalent: images, sgd"}
@@ -80,34 +76,25 @@ class Sends(NamedTuple):
     period: int = 1
 
 
-def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
-    """thin: rows and columns of all matrices. Raises KeyError: an unknown way."""
-    part, log, ring = (n - 1) / n, max(1, math.ceil(math.log2(n))), min(2, n - 1)
-    exact = 8 * count * part
-    known = {
-        "none": Sends(0, 0, HIDDEN),
-        **{name: Sends(exact, 2 * log) for name in ("ddp", "gradient_allreduce", "gradient_allreduce, Adam")},
-        "ddp, fp16 hook": Sends(exact / 2, 2 * log), "ddp, PowerSGD hook": Sends(8 * part * 4 * thin, 4 * log, STEP),
-        "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
-        "gradient_allreduce, delay": Sends(exact, 2 * log, LATE),
-        "doublesqueeze": Sends(exact / 32, 2), "topk": Sends(0.24 * count * (n - 1), 1),
-        "powersgd": Sends(8 * part * 4 * thin, 4 * log),
-        "qadam": Sends(exact / 4, 2, STEP), "qadam, gradients_untouched": Sends(exact / 4, 2),
-        "onebit_adam": Sends(exact / 32, 2, STEP), "onebit_adam, gradients_untouched": Sends(exact / 32, 2),
-        **{f"bytegrad, {codec}": Sends(exact * BLOCK8, 2) for codec in ("block(8)", "float8", "float8, Adam")},
+def sends(name: str, n: int, count: float, thin: float = 0) -> Sends:
+    """Of an algorithm of the menu with its defaults; of Adam with gradients_untouched=True.
+
+    Args:
+        thin: rows and columns of all matrices.
+    Raises:
+        KeyError: it is not of the menu.
+    """
+    log = max(1, math.ceil(math.log2(n)))
+    exact = 8 * count * (n - 1) / n
+    return {
+        "gradient_allreduce": Sends(exact, 2 * log),
+        "bytegrad": Sends(exact / 4, 2),
         "rotated": Sends(exact * ROTATED2, 2),
-        "bytegrad, block(4)": Sends(exact * BLOCK4, 2),
-        "doublesqueeze, block(4)": Sends(exact * BLOCK4, 2), "topk, 10 %": Sends(0.8 * count * (n - 1), 1),
-        "decentralized": Sends(exact, 2 * log), "decentralized, shift_one": Sends(4 * count, 1),
-        "low_precision_decentralized": Sends(count * ring, 1, STEP), "choco": Sends(count / 8 * ring, 1, STEP),
-        "local_sgd": Sends(exact, 2 * log, STEP, 4), "local_sgd, 2": Sends(exact, 2 * log, STEP, 2),
-        "diloco, 16": Sends(exact, 2 * log, STEP, 16), "diloco, 8": Sends(exact, 2 * log, STEP, 8),
-        # A quarter of the model in 4 bits every fourth step, or second, which may travel for one step.
-        "streaming_diloco": Sends(exact * BLOCK4 / 4, 2, LATE, 4),
-        "streaming_diloco, 8": Sends(exact * BLOCK4 / 4, 2, LATE, 2),
-        **{name: Sends(0, 0, HIDDEN) for name in ("async", "async, at once")},
-    }
-    return known[way]
+        "powersgd": Sends(8 * (n - 1) / n * 4 * thin, 4 * log),
+        "onebit_adam": Sends(exact / 32, 2),
+        "diloco": Sends(exact, 2 * log, STEP, 8),
+        "async": Sends(0, 0, HIDDEN),
+    }[name]
 
 
 @functools.cache
@@ -130,10 +117,8 @@ def thin(profile: Profile) -> int:
     return sum(shape[0] + math.prod(shape[1:]) for _, shape, _ in profile.gradients if len(shape) > 1)
 
 
-def step_s(way: str, profile: Profile, network: Network) -> float:
+def step_s(said: Sends, profile: Profile, network: Network, bucket_nbytes: int = BUCKET_NBYTES) -> float:
     """Seconds of a step."""
-    n, total = network.hosts, profile.parameters
-    said = sends(way, n, total, thin(profile))
     if said.when == HIDDEN:
         return profile.computing_s
     wait = (said.rounds + 2) * network.latency_s
@@ -144,8 +129,8 @@ def step_s(way: str, profile: Profile, network: Network) -> float:
         return profile.computing_s + (said.nbytes * FRAMING / network.bytes_per_s + wait) / said.period
     free = 0.0
     done = profile.backward_s
-    for count, ready in _buckets(profile, DDP_NBYTES if way.startswith("ddp") else BUCKET_NBYTES):
-        free = max(free, ready) + said.nbytes * count / total * FRAMING / network.bytes_per_s
+    for count, ready in _buckets(profile, bucket_nbytes):
+        free = max(free, ready) + said.nbytes * count / profile.parameters * FRAMING / network.bytes_per_s
         done = max(done, free + wait)
     return profile.forward_s + done + profile.step_s
 
@@ -158,10 +143,10 @@ def even_profile(parameters: float, computing_s: float, layers: int = LAYERS) ->
 
 
 def _lines(profile: Profile, network: Network):
-    exact = step_s(EXACT, profile, network)
-    for name, way in WAYS.items():
-        seconds = step_s(way, profile, network)
-        said = sends(way, network.hosts, profile.parameters, thin(profile))
+    found = {name: sends(name, network.hosts, profile.parameters, thin(profile)) for name in LOSSES}
+    exact = step_s(found[EXACT], profile, network)
+    for name, said in found.items():
+        seconds = step_s(said, profile, network)
         mb = f"{said.nbytes / said.period / 1e6:.2f}" if said.nbytes else "by the clock"
         yield name, f"{1e3 * seconds:.1f}", f"{exact / seconds:.2f}x", mb, LOSSES[name]
 

@@ -15,7 +15,7 @@ from tests.laboratory import records, step_times
 from tests.laboratory.hosts import why_impossible
 from tests.laboratory.profiles import Profile
 from tests.laboratory.tradeoff import __main__ as tradeoff
-from tests.laboratory.tradeoff import page, to_quality
+from tests.laboratory.tradeoff import page, predicted, to_quality
 from tests.laboratory.tradeoff.__main__ import SMALL
 from tests.laboratory.tradeoff.winners import winner
 
@@ -27,13 +27,13 @@ def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
     monkeypatch.setattr(predict, "BUCKET_NBYTES", 5 << 20)
     predict._buckets.cache_clear()
     one = 4e6 * FRAMING / 125e6 * 2         # both ways of the allreduce of two: 2 (n-1)/n
-    found = predict.step_s("gradient_allreduce", PROFILE, Network(2, 125e6, 1e-3))
+    found = predicted.step_s("gradient_allreduce", PROFILE, Network(2, 125e6, 1e-3))
     assert one > 0.030                      # the second waits for the line
     assert found == pytest.approx(0.010 + 0.010 + 2 * one / 2 * 1 + (2 + 2) * 1e-3 + 0.005)
-    assert predict.step_s("async", PROFILE, Network(2, 1.0)) == pytest.approx(0.055)
-    assert predict.step_s("gradient_allreduce, delay", PROFILE, Network(2, 125e6)) == pytest.approx(2 * one / 2)
-    assert predict.step_s("gradient_allreduce, delay", PROFILE, Network(2, 1250e6)) == pytest.approx(0.055)
-    late = predict.step_s("local_sgd", PROFILE, Network(2, 125e6))
+    assert predicted.step_s("async", PROFILE, Network(2, 1.0)) == pytest.approx(0.055)
+    assert predicted.step_s("gradient_allreduce, delay", PROFILE, Network(2, 125e6)) == pytest.approx(2 * one / 2)
+    assert predicted.step_s("gradient_allreduce, delay", PROFILE, Network(2, 1250e6)) == pytest.approx(0.055)
+    late = predicted.step_s("local_sgd", PROFILE, Network(2, 125e6))
     assert late == pytest.approx(0.055 + 2 * one / 2 / 4)
 
 
@@ -114,19 +114,19 @@ def test_the_figure_in_the_browser_predicts_as_python_does():
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60, check=True)
     for (hosts, rate, latency, parameters, computing), row in zip(places, json.loads(done.stdout), strict=True):
         profile, network = predict.even_profile(parameters, computing), Network(hosts, rate / 8, latency)
-        expected = [predict.step_s(way, profile, network) for way in predict.WAYS.values()]
+        expected = [predicted.step_s(way, profile, network) for way in predicted.WAYS.values()]
         assert row == pytest.approx(expected, rel=1e-9)
 
 
 def test_predictions_name_the_losses_of_the_records():
     quality = importlib.import_module("tests.laboratory.quality.page")
-    measured = {name: quality.spread(name) for name in predict.WAYS if name != predict.EXACT}
+    measured = {name: quality.spread(name) for name in predicted.WAYS if name != predict.EXACT}
     assert predict.LOSSES == {predict.EXACT: "the reference", **measured}
 
 
 def test_every_way_is_predicted():
     for way in step_times.WAYS:
-        assert predict.step_s(way, PROFILE, Network(4, 125e6)) >= PROFILE.computing_s - 1e-9
+        assert predicted.step_s(way, PROFILE, Network(4, 125e6)) >= PROFILE.computing_s - 1e-9
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_measured(monkeypatch, capsys):
@@ -155,7 +155,7 @@ def test_the_small_form(tmp_path):
     # Sleeping cannot be quicker than it was told; bytes are what the formulas say, whatever else the machine does.
     assert all(step_times.ms(record) >= 20 for record in found.values())
     for way in ("gradient_allreduce", "bytegrad"):
-        said = predict.sends(way, 2, 1e6).nbytes * FRAMING
+        said = predicted.sends(way, 2, 1e6).nbytes * FRAMING
         assert step_times.nbytes(found[way]) == pytest.approx(said, rel=0.1)
     assert step_times.nbytes(found["none"]) < 1e4
     for picture in ("step_times.png", "map.png"):

@@ -22,6 +22,7 @@ from bagua_hvd.bench import predict, report
 from bagua_hvd.bench.predict import bytes_per_s
 from tests.laboratory import profiles, step_times
 from tests.laboratory.hosts import why_impossible
+from tests.laboratory.tradeoff import predicted
 from tests.laboratory.tradeoff.pictures import draw_documentation, draw_steps, row_of
 from tests.laboratory.tradeoff.to_quality import exact_way, relative_time
 from tests.laboratory.tradeoff.winners import draw_map, winner
@@ -45,8 +46,8 @@ def _measure(options, profile):
 def _predicted(options, profile):
     network = predict.Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
     for way in options.ways:
-        milliseconds = 1e3 * predict.step_s(way, profile, network)
-        said = predict.sends(way, network.hosts, profile.parameters, predict.thin(profile))
+        milliseconds = 1e3 * predicted.step_s(way, profile, network)
+        said = predicted.sends(way, network.hosts, profile.parameters, predict.thin(profile))
         yield way, milliseconds, milliseconds, milliseconds, said.nbytes / said.period
 
 
@@ -99,7 +100,7 @@ def main(arguments=None):
     network = predict.Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
     print(f"\nthe least relaxed within 10 % of the quickest, predicted: {winner(profile, network)}")
     if not options.predict and rows:
-        errors = [abs(1e3 * predict.step_s(row[0], profile, network) / row[1] - 1) for row in rows]
+        errors = [abs(1e3 * predicted.step_s(row[0], profile, network) / row[1] - 1) for row in rows]
         print(f"error of the prediction, median: {100 * statistics.median(errors):.0f} %")
     if options.output:
         Path(options.output).mkdir(parents=True, exist_ok=True)

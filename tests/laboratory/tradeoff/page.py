@@ -11,6 +11,7 @@ from typing import Any
 from bagua_hvd.bench import predict, report
 from bagua_hvd.bench.predict import bytes_per_s
 from tests.laboratory import profiles, records, step_times
+from tests.laboratory.tradeoff import predicted
 from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 
 LATE = "gradient_allreduce, delay"
@@ -127,7 +128,7 @@ def bytes_sent(hosts="8", model="resnet18"):
     profile = profiles.load(model)
     errors = []
     for way in step_times.WAYS:
-        said = predict.sends(way, int(hosts), profile.parameters, predict.thin(profile))
+        said = predicted.sends(way, int(hosts), profile.parameters, predict.thin(profile))
         if way in found and said.nbytes:
             errors.append((step_times.nbytes(found[way]) / (said.nbytes / said.period * predict.FRAMING) - 1, way))
     if len(errors) < 2:
@@ -144,7 +145,7 @@ def _compared():
                 or "pace" in said):
             continue
         network = predict.Network(said["hosts"], bytes_per_s(said["rate"]), said["delay_ms"] / 1e3)
-        yield record, 1e3 * predict.step_s(said["way"], profiles.load(said["model"]), network)
+        yield record, 1e3 * predicted.step_s(said["way"], profiles.load(said["model"]), network)
 
 
 def prediction_error(quantile="0.5"):
@@ -196,11 +197,12 @@ def figure() -> str:
     """What docs/tradeoff.js computes with: of each name what it sends, by bench.predict, and what its loss was."""
     quality = importlib.import_module("tests.laboratory.quality.page")
     found: dict[str, dict[str, Any]] = {}
-    for name, way in predict.WAYS.items():
-        few, many = (predict.sends(way, n, 1) for n in (2, 16))
+    for name in predict.LOSSES:
+        few, many = (predict.sends(name, n, 1) for n in (2, 16))
         losses = "the reference" if name == predict.EXACT else quality.spread(name)
-        found[name] = {"elements": few.nbytes / 4, "thin": predict.sends(way, 2, 0, 1).nbytes / 4, "rounds": few.rounds,
-                       "grows": many.rounds > few.rounds, "when": few.when, "period": few.period, "loss": losses}
+        found[name] = {"elements": few.nbytes / 4, "thin": predict.sends(name, 2, 0, 1).nbytes / 4,
+                       "rounds": few.rounds, "grows": many.rounds > few.rounds, "when": few.when,
+                       "period": few.period, "loss": losses}
     constants = {"framing": predict.FRAMING, "bucket": predict.BUCKET_NBYTES, "layers": predict.LAYERS}
     lines = [f"    {name}: {json.dumps(said)}," for name, said in found.items()]
     return "\n".join([f"const TRADEOFF = {{constants: {json.dumps(constants)}, algorithms: {{", *lines, "}};"])

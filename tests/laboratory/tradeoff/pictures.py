@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from bagua_hvd.bench import predict
 from bagua_hvd.bench.predict import bytes_per_s
 from tests.laboratory import profiles, records, step_times
+from tests.laboratory.tradeoff import predicted
 from tests.laboratory.tradeoff.to_quality import sooner
 
 DOCS = records.ROOT / "docs"
@@ -98,7 +99,7 @@ def draw_curve(path, hosts=2, model="resnet18"):
     with _over_bandwidth(path, [100, 300, 1000, 2000, 10000], "ms per step", values, title) as panel:
         for way in CURVE:
             look = _look(way)
-            panel.plot(rates / 1e6, [1e3 * predict.step_s(way, profile, predict.Network(hosts, rate / 8))
+            panel.plot(rates / 1e6, [1e3 * predicted.step_s(way, profile, predict.Network(hosts, rate / 8))
                                      for rate in rates], alpha=0.5, **{**look, "marker": ""})
             for rate in RATES:
                 record = step_times.newest(rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model,
