@@ -136,7 +136,7 @@ def test_the_readme_links_what_is_there():
 def test_the_readme_says_first_what_is_missing():
     first_screen = (ROOT / "README.md").read_text().partition("## Start")[0]
     assert "No package index has a release yet" in first_screen
-    assert "never run on a GPU" in first_screen
+    assert "tested with [one H200](docs/gpu.md), never with several" in first_screen
 
 
 def test_a_release_gives_readme_and_metadata_its_address(tmp_path):
