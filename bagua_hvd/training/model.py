@@ -144,14 +144,17 @@ class Model:
         """Gradients are about to be communicated, for the first time in this step or once more."""
         self.skipped()
         self._follow_scale()
-        if self._before is None and (self._loss_scale is not None or not self._made_a_step):
+        if self._before is None and (self._scaling_seen or self._loss_scale is not None or not self._made_a_step):
             self._before = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
 
     def _follow_scale(self) -> None:
         """Brings what is kept of gradients to the unit that they have now."""
         scale = self.source.loss_scale()
-        states = [] if scale is None else self._states_of_gradients()
-        if scale is None or not any(any(state.kinds()) for state in states):
+        if scale is None:
+            return
+        states = self._states_of_gradients()
+        if not any(any(state.kinds()) for state in states):
+            self._loss_scale = None         # the first step was skipped, and nothing is left of it
             return
         before = self._loss_scale or 1.0
         if scale != before:

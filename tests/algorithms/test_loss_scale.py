@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import DoubleSqueeze
+from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze, PowerSGD, TopK
 from floats import assert_same_bits
 from workers import backward, flat, gradient, make_model, start
 
@@ -34,6 +34,27 @@ def train(model, optimizer, scaler, steps, overflow=()):
 
 def scaler_of(scale=1024.0):
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+
+
+def skipped_where_something_begins():
+    """The first step of all, and the first one of which anything is kept: bit for bit as without a scale."""
+    hvd.init()
+    for algorithm in (ByteGrad(error_feedback=True), DoubleSqueeze(momentum=0.5, full_steps=2), PowerSGD(full_steps=0),
+                      TopK(full_steps=2)):
+        ends = []
+        for scaler in (None, scaler_of()):
+            model = make_model(start(0, False))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25), algorithm=algorithm)
+            for t in range(5):
+                if scaler is not None and t in (0, 2):
+                    train(model, optimizer, scaler, [t], overflow=[t])
+                train(model, optimizer, scaler, [t])
+            ends.append(flat(model))
+        assert_same_bits(*ends, type(algorithm).__name__)
+
+
+def test_skipped_where_something_begins(run_ranks):
+    run_ranks(2, skipped_where_something_begins)
 
 
 def resumed(saved_after, scale):
