@@ -37,3 +37,10 @@ class Fragment:
         theta = self.bucket.state["theta"]
         m = self.bucket.state.zeros_like("momentum", theta, shared=True)
         return theta[self._place], m[self._place]
+
+    def stop_frozen(self) -> None:
+        """Frozen members go no further than ranks have brought them: their m becomes 0."""
+        _, m = self.outer()
+        for index, part in zip(self.x.members, self.x.slices(), strict=True):
+            if self.bucket.model.source.is_frozen(index):
+                m[part] = 0

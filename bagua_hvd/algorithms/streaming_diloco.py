@@ -178,6 +178,7 @@ class StreamingDiLoCo(LocalSteps):
             if error is not None:           # it was lost, and what it did not say is part of the next Delta_i as well
                 error.scale(0)
             return
+        fragment.stop_frozen()
         theta, m = fragment.outer()
         outer_step(theta, m, delta, self.outer_lr, self.outer_momentum)
         fragment.x.write(self.mixing * fragment.x.read() + (1 - self.mixing) * theta if self.mixing else theta)

@@ -253,6 +253,10 @@ class TorchSource(Source):
             self._stand_ins[index] = (travels, context)
         return frontend.view(travels, travels)
 
+    def is_frozen(self, index: int) -> bool:
+        parameter = self.parameters[index]
+        return parameter.grad is None and not parameter.requires_grad
+
     def hand_over(self, indices: Iterable[int], memory: list[TensorView] | None) -> Any:
         parameters = [self.parameters[index] for index in indices]
         if not all(index not in self._stand_ins and _is_nobody_elses(parameter)

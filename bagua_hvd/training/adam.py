@@ -1,6 +1,6 @@
 """Adam's state and hyperparameters, for algorithms that update the weights in the optimizer's place."""
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,24 +66,43 @@ class Adam:
         raise NotImplementedError
 
 
-def members_of(bucket: Bucket, begin: bool = False) -> list[AdamMember]:
-    """Of each of a bucket's weights, in the order of the layout. begin: makes the state where it is not there yet."""
+def members_of(bucket: Bucket, indices: Iterable[int] | None = None, begin: bool = False) -> list[AdamMember]:
+    """Of a bucket's weights, in the order of the layout. begin: makes the state where it is not there yet.
+
+    indices: some of them; None: all.
+    """
     adam: Adam = bucket.model.source.adam()
-    for index in bucket.members if begin else ():
+    indices = bucket.members if indices is None else indices
+    for index in indices if begin else ():
         adam.begin(index)
-    return [adam.member(index) for index in bucket.members]
+    return [adam.member(index) for index in indices]
 
 
-def _numbers(member: AdamMember, frozen_for: int, bounded: bool) -> dict[str, float]:
-    """A struct bhvd_adam, for the next step; v is frozen since so many."""
-    corrected = 1 - member.beta1 ** (member.step + 1)
-    correction, eps = member.denominator(member.step - frozen_for)
-    return {
-        "beta1": member.beta1, "correction": correction, "eps": eps,
-        "longest": corrected * member.longest_step if bounded else math.inf,
-        "weight_decay": 0.0 if member.decoupled else member.weight_decay,
-        "rate": member.lr / corrected, "decay": member.lr * member.weight_decay if member.decoupled else 0.0,
-    }
+def _trained(bucket: Bucket) -> dict[int, slice]:
+    """Of each of a bucket's weights that is not frozen, where it lies in a flat array."""
+    parts = zip(bucket.members, bucket.slices(), strict=True)
+    return {index: part for index, part in parts if not bucket.model.source.is_frozen(index)}
+
+
+def _missed(bucket: Bucket) -> np.ndarray:
+    """Of each of a bucket's weights, how many steps it was frozen in since v is."""
+    missed: np.ndarray = bucket.state.keep("missed", lambda: np.zeros(len(bucket.members), np.int64), shared=True)
+    return missed
+
+
+def _numbers(bucket: Bucket, members: dict[int, AdamMember], frozen_for: int, bounded: bool) -> list[dict[str, float]]:
+    """A struct bhvd_adam of each, for the next step; v is frozen since so many."""
+    missed, numbers = dict(zip(bucket.members, _missed(bucket).tolist(), strict=True)), []
+    for index, member in members.items():
+        corrected = 1 - member.beta1 ** (member.step + 1)
+        correction, eps = member.denominator(member.step - (frozen_for - missed[index]))
+        numbers.append({
+            "beta1": member.beta1, "correction": correction, "eps": eps,
+            "longest": corrected * member.longest_step if bounded else math.inf,
+            "weight_decay": 0.0 if member.decoupled else member.weight_decay,
+            "rate": member.lr / corrected, "decay": member.lr * member.weight_decay if member.decoupled else 0.0,
+        })
+    return numbers
 
 
 def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, in_steps: bool,
@@ -96,22 +115,45 @@ def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, i
         in_steps: whether it is divided by p = sqrt(v) / sqrt(1 - beta2^T) + eps.
         bounded: whether it is cut to what makes Adam's longest step.
     """
-    members = members_of(bucket)
-    numbers = [_numbers(member, frozen_for, bounded) for member in members]
+    trained = _trained(bucket)
+    members = dict(zip(trained, members_of(bucket, trained), strict=True))
+    numbers = _numbers(bucket, members, frozen_for, bounded)
     decays = any(each["weight_decay"] for each in numbers)
     sent = bucket.workspace("momentum", bucket.count, bucket.flat_dtype)
-    vectors.adam_momentum([member.m for member in members], [member.v for member in members], gradients,
-                          bucket.weights if decays else None, numbers, in_steps, sent)
+    all_are = len(trained) == len(bucket.members)
+    dense = sent if all_are else np.empty(sum(part.stop - part.start for part in trained.values()), sent.dtype)
+    vectors.adam_momentum([member.m for member in members.values()], [member.v for member in members.values()],
+                          _of(bucket, gradients, trained), _of(bucket, bucket.weights, trained) if decays else None,
+                          numbers, in_steps, dense)
+    if not all_are:
+        sent[:] = 0
+        sent[_places(trained)] = dense
     return sent
 
 
 def step(bucket: Bucket, sent: np.ndarray, frozen_for: int, in_steps: bool, bounded: bool) -> None:
-    """Adam's step by what momentum() has given: sets weights and m, and counts a step of each; arguments as there."""
-    members = members_of(bucket)
-    numbers = [_numbers(member, frozen_for, bounded) for member in members]
-    vectors.adam_step([member.m for member in members], [member.v for member in members], bucket.weights, numbers,
-                      in_steps, sent)
-    source = bucket.model.source
-    for index in bucket.members:
+    """Adam's step by what momentum() has given: sets weights and m, and counts a step of each; arguments as there.
+
+    Frozen weights, and Adam's state of them, stay as they are.
+    """
+    trained, source = _trained(bucket), bucket.model.source
+    members = dict(zip(trained, members_of(bucket, trained), strict=True))
+    vectors.adam_step([member.m for member in members.values()], [member.v for member in members.values()],
+                      _of(bucket, bucket.weights, trained), _numbers(bucket, members, frozen_for, bounded), in_steps,
+                      sent if len(trained) == len(bucket.members) else sent[_places(trained)])
+    _missed(bucket)[:] += [index not in trained for index in bucket.members]
+    for index in trained:
         source.weight_written(index)
         source.adam().stepped(index)
+
+
+def _of(bucket: Bucket, views: Sequence[TensorView], indices: Iterable[int]) -> list[TensorView]:
+    """Those of some of a bucket's weights."""
+    of_all = dict(zip(bucket.members, views, strict=True))
+    return [of_all[index] for index in indices]
+
+
+def _places(parts: dict[int, slice]) -> np.ndarray:
+    """Of some parts of a flat array."""
+    places: np.ndarray = np.concatenate([np.arange(part.start, part.stop) for part in parts.values()] or [np.arange(0)])
+    return places

@@ -60,6 +60,10 @@ class Source(ABC):
     def weight_written(self, index: int) -> None:  # noqa: B027  (optional)
         """weight(index) has new values: bring them to where the model has them, if that is elsewhere."""
 
+    def is_frozen(self, index: int) -> bool:
+        """Whether weight `index` is not to be trained now, and the optimizer would pass it over."""
+        return False
+
     def fingerprint(self) -> int:
         """A number from 0 to 2**31 - 2 that differs, most likely, where gradients are for other variables."""
         return 0

@@ -244,3 +244,42 @@ def pitfalls():
 
 def test_pitfalls(run_ranks):
     run_ranks(2, pitfalls, timeout=60)
+
+
+def frozen_later():
+    """They stay, with their momenta, as in plain Adam; the others train; unfrozen ones go on."""
+    hvd.init()
+    for algorithm in (QAdam(warmup_steps=2), OneBitAdam(warmup_steps=2)):
+        torch.manual_seed(0)
+        first, frozen, never, last = (torch.nn.Parameter(torch.randn(3)) for _ in range(4))
+        alone = torch.nn.Parameter(torch.randn(2, dtype=torch.float64))         # in a bucket by itself
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW([first, frozen, never, last, alone], lr=LR, weight_decay=0.1), algorithm=algorithm)
+        never.requires_grad_(False)
+        optimizer.zero_grad()
+        for t in range(12):
+            for parameter in (frozen, alone):
+                parameter.requires_grad_(not 5 <= t < 9)
+            before = [parameter.detach().clone() for parameter in (first, frozen, never, last, alone)]
+            m = optimizer.state[frozen]["exp_avg"].clone() if t else None
+            trained = [parameter for parameter in (first, frozen, last, alone) if parameter.requires_grad]
+            sum((parameter.double() * (1 + hvd.rank())).sum() for parameter in trained).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for parameter, old in zip((first, frozen, never, last, alone), before, strict=True):
+                moved = (old * (1 - LR * 0.1) - parameter.detach()) / LR
+                if parameter.requires_grad:
+                    assert (abs(moved - 1) < (0.02 if type(algorithm) is QAdam else 0.5)).all(), (moved, t)     # 1 bit
+                else:
+                    assert torch.equal(parameter, old), (type(algorithm).__name__, t)
+            if 5 <= t < 9:
+                assert torch.equal(optimizer.state[frozen]["exp_avg"], m)
+    never.requires_grad_(True)
+    never.sum().backward()
+    with pytest.raises(ValueError, match="no momentum and variance, and the warm-up is over"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_frozen_later(run_ranks, n):
+    run_ranks(n, frozen_later)

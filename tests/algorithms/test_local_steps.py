@@ -5,6 +5,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
@@ -130,6 +131,27 @@ def all_cases():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+def frozen_later():
+    """Frozen weights go where the ranks have brought them, and no further by momentum."""
+    hvd.init()
+    for algorithm in (DiLoCo(2, full_steps=0), StreamingDiLoCo(4, codec=None, full_steps=0)):
+        frozen, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([frozen, other], lr=0.1), algorithm=algorithm)
+        for step in range(24):
+            frozen.requires_grad_(step < 9)
+            optimizer.zero_grad()
+            sum(((1 + hvd.rank()) * each).sum() for each in (frozen, other) if each.requires_grad).backward()
+            optimizer.step()
+            if step == 14:
+                kept, moving = frozen.detach().clone(), other.detach().clone()
+        assert (frozen == kept).all() and (other < moving).all()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_frozen_later(run_ranks, n):
+    run_ranks(n, frozen_later)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
