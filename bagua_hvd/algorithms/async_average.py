@@ -169,6 +169,9 @@ class Async(LocalSteps):
         self._models.add(model)
         _in_use.add(model)
 
+    def takes_more(self, model: Model) -> bool:
+        return "rounds" not in model.scratch or self._rounds(model).stopped
+
     def after_step(self, model: Model) -> None:
         if model.step + 1 >= self.warmup_steps:
             with self._peers_may_leave(model):

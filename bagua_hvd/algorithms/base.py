@@ -150,6 +150,10 @@ class Algorithm:
         """
         return None
 
+    def takes_more(self, model: Model) -> bool:
+        """Whether weights may be added to the model now: all ranks must communicate as many of them at a time."""
+        return not self.asynchronous or model.step == 0
+
     def agreed(self, model: Model) -> None:
         """The ranks have agreed on the step and on what they keep: in the first step, after init(), join(), loading."""
 

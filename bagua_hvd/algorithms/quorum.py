@@ -297,6 +297,8 @@ class QuorumRounds:
         settings: a StreamingDiLoCo with a quorum.
     Raises:
         HorovodInternalError: there is no such server.
+    Attributes:
+        has_left: this rank takes part no more.
     """
 
     def __init__(self, settings: _Settings, model: Model) -> None:
@@ -305,7 +307,7 @@ class QuorumRounds:
                        if (part := Part.of(bucket, p, fragments))]
         for part in self._parts:
             part.age = (fragments - part.p - 1) * settings.communication_interval // fragments
-        self._left = False
+        self.has_left = False
         # A job of one rank by itself has no secret.
         secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
         address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, model.group)
@@ -330,7 +332,7 @@ class QuorumRounds:
         Raises:
             HorovodInternalError: the server has ended.
         """
-        if self._left:
+        if self.has_left:
             return
         if self._is_new:        # the step was from elsewhere
             self._is_new = False
@@ -347,7 +349,7 @@ class QuorumRounds:
 
     def leave(self) -> None:
         """Takes part no more."""
-        self._left = True
+        self.has_left = True
         self._link.close()
 
     def _send_due(self) -> None:

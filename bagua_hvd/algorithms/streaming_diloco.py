@@ -123,6 +123,9 @@ class StreamingDiLoCo(LocalSteps):
         for model in self._models:
             model.scratch.pop("rounds", None)
 
+    def takes_more(self, model: Model) -> bool:
+        return "rounds" not in model.scratch or model.scratch["rounds"].has_left
+
     def before_step(self, model: Model) -> None:
         if model.step < self.warmup_steps:
             return

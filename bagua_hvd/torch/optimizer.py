@@ -102,7 +102,16 @@ class _Distributed(Wrapped):
             model.skipped()
 
     def add_param_group(self, param_group):
-        """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
+        """As the class's own; the group's gradients are communicated too. To be called alike on all ranks.
+
+        Raises:
+            RuntimeError: the algorithm is asynchronous, and this rank has not called its abort().
+        """
+        if self.reducer is not None and not self.algorithm.takes_more(self.reducer.model):
+            raise RuntimeError(
+                f"{type(self.algorithm).__name__} cannot take in parameters while each rank steps at its own pace: "
+                "call optimizer.algorithm.abort() on all ranks before add_param_group(), and resume() after it"
+            )
         super().add_param_group(param_group)
         self._groups = len(self.param_groups)
         group = self._groups - 1

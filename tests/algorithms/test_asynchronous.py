@@ -14,7 +14,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import Async
+from bagua_hvd.algorithms import Async, DiLoCo
 from bagua_hvd.algorithms.rounds import NoRounds
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import (
@@ -248,6 +248,42 @@ def left(mode):
 @pytest.mark.parametrize("mode", ["all", "shift_one", "ring"])
 def test_the_first_rank_to_finish(run_ranks, mode):
     run_ranks(2, left, arguments={"mode": mode}, timeout=60)
+
+
+def added_later(kind):
+    """A group of parameters: refused while ranks are in rounds, or these would not have as many buckets."""
+    hvd.init()
+    one, late = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    early, rank = torch.nn.Parameter(torch.ones(2)), hvd.rank()
+    algorithm = Async(kind, full_steps=0, warmup_steps=2) if kind != "quorum" else DiLoCo(1, quorum=2, outer_lr=1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one], lr=0.1), algorithm=algorithm)
+    optimizer.add_param_group({"params": [early]})
+
+    def train(steps, *parameters):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            sum((parameter * (1 + rank)).sum() for parameter in parameters).backward()
+            optimizer.step()
+
+    train(3 + rank, one, early)
+    with pytest.raises(RuntimeError, match=r"cannot take in parameters while .* call optimizer.algorithm.abort\(\)"):
+        optimizer.add_param_group({"params": [late]})
+    assert len(optimizer.param_groups) == 2
+    algorithm.abort()
+    optimizer.add_param_group({"params": [late]})
+    hvd.barrier()               # rank 0 may be the server
+    algorithm.resume()
+    train(9, one, early, late)
+    hvd.barrier()
+    algorithm.abort()
+    everyone = hvd.allgather(late.detach()[None])
+    apart = 9 * 0.1 * (hvd.size() - 1)
+    assert (everyone.max(0).values - everyone.min(0).values < apart * 0.9).all()
+
+
+@pytest.mark.parametrize("kind", ["all", "shift_one", "ring", "quorum"])
+def test_added_later(run_ranks, kind):
+    run_ranks(2, added_later, arguments={"kind": kind}, timeout=60)
 
 
 def stopped_before_the_first_round():
