@@ -78,7 +78,7 @@ def members_of(bucket: Bucket, indices: Iterable[int] | None = None, begin: bool
     return [adam.member(index) for index in indices]
 
 
-def _trained(bucket: Bucket) -> dict[int, slice]:
+def trained_of(bucket: Bucket) -> dict[int, slice]:
     """Of each of a bucket's weights that is not frozen, where it lies in a flat array."""
     parts = zip(bucket.members, bucket.slices(), strict=True)
     return {index: part for index, part in parts if not bucket.model.source.is_frozen(index)}
@@ -115,7 +115,7 @@ def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, i
         in_steps: whether it is divided by p = sqrt(v) / sqrt(1 - beta2^T) + eps.
         bounded: whether it is cut to what makes Adam's longest step.
     """
-    trained = _trained(bucket)
+    trained = trained_of(bucket)
     members = dict(zip(trained, members_of(bucket, trained), strict=True))
     numbers = _numbers(bucket, members, frozen_for, bounded)
     decays = any(each["weight_decay"] for each in numbers)
@@ -123,11 +123,11 @@ def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, i
     all_are = len(trained) == len(bucket.members)
     dense = sent if all_are else np.empty(sum(part.stop - part.start for part in trained.values()), sent.dtype)
     vectors.adam_momentum([member.m for member in members.values()], [member.v for member in members.values()],
-                          _of(bucket, gradients, trained), _of(bucket, bucket.weights, trained) if decays else None,
-                          numbers, in_steps, dense)
+                          views_of(bucket, gradients, trained),
+                          views_of(bucket, bucket.weights, trained) if decays else None, numbers, in_steps, dense)
     if not all_are:
         sent[:] = 0
-        sent[_places(trained)] = dense
+        sent[places_of(trained)] = dense
     return sent
 
 
@@ -136,24 +136,24 @@ def step(bucket: Bucket, sent: np.ndarray, frozen_for: int, in_steps: bool, boun
 
     Frozen weights, and Adam's state of them, stay as they are.
     """
-    trained, source = _trained(bucket), bucket.model.source
+    trained, source = trained_of(bucket), bucket.model.source
     members = dict(zip(trained, members_of(bucket, trained), strict=True))
     vectors.adam_step([member.m for member in members.values()], [member.v for member in members.values()],
-                      _of(bucket, bucket.weights, trained), _numbers(bucket, members, frozen_for, bounded), in_steps,
-                      sent if len(trained) == len(bucket.members) else sent[_places(trained)])
+                      views_of(bucket, bucket.weights, trained), _numbers(bucket, members, frozen_for, bounded),
+                      in_steps, sent if len(trained) == len(bucket.members) else sent[places_of(trained)])
     _missed(bucket)[:] += [index not in trained for index in bucket.members]
     for index in trained:
         source.weight_written(index)
         source.adam().stepped(index)
 
 
-def _of(bucket: Bucket, views: Sequence[TensorView], indices: Iterable[int]) -> list[TensorView]:
+def views_of(bucket: Bucket, views: Sequence[TensorView], indices: Iterable[int]) -> list[TensorView]:
     """Those of some of a bucket's weights."""
     of_all = dict(zip(bucket.members, views, strict=True))
     return [of_all[index] for index in indices]
 
 
-def _places(parts: dict[int, slice]) -> np.ndarray:
+def places_of(parts: dict[int, slice]) -> np.ndarray:
     """Of some parts of a flat array."""
     places: np.ndarray = np.concatenate([np.arange(part.start, part.stop) for part in parts.values()] or [np.arange(0)])
     return places

@@ -4,6 +4,8 @@
     w_i <- w_i + (1 - beta2) / (1 - beta2^t) (g_i^2 - w_i)  in every step
     x_i <- x_i - lr m_i / (1 - beta1^t) / (sqrt(min(max(v, w_i / n), w_i)) + eps)
 """
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -223,6 +225,34 @@ def one_is_frozen():
 
 def test_one_is_frozen(run_ranks):
     run_ranks(2, one_is_frozen)
+
+
+def frozen_and_unfrozen():
+    """A weight that is frozen for long keeps its variance: its next steps are as long as those before."""
+    hvd.init()
+    for algorithm in (algorithms.PowerSGD(rank=1, full_steps=4), algorithms.LocalSGD(2, full_steps=4)):
+        torch.manual_seed(0)
+        other, frozen = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+        alone = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))       # in a bucket by itself
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam([other, frozen, alone], lr=0.01), algorithm=algorithm)
+        for t in range(320):
+            frozen.requires_grad_(not 10 <= t < 310)
+            alone.requires_grad_(frozen.requires_grad)
+            optimizer.zero_grad()
+            before, kept = frozen.detach().clone(), copy.deepcopy(optimizer.state[frozen])
+            sum_of_all = other + frozen + alone if frozen.requires_grad else other
+            (sum_of_all * (1 + 0.1 * torch.randn(4, 4))).sum().backward()
+            optimizer.step()
+            moved = abs(frozen.detach() - before) / 0.01
+            if frozen.requires_grad:
+                assert (moved < 1.7).all() and (moved.mean() > 0.3), (type(algorithm).__name__, t, moved)
+            else:
+                assert torch.equal(frozen, before)
+                assert all(torch.equal(optimizer.state[frozen][name], value) for name, value in kept.items())
+
+
+def test_frozen_and_unfrozen(run_ranks):
+    run_ranks(2, frozen_and_unfrozen)
 
 
 def windows_of_a_step():
