@@ -247,14 +247,13 @@ def test_a_process_set_is_removed_and_made_again():
 
 
 def test_a_long_wait_names_the_rank():
-    with World(2, "tcp", stall_warning_ms=500, stall_shutdown_ms=2500) as world:
+    """When the limit is over, not with the second warning: rank 1 comes between the two."""
+    with World(2, "tcp", stall_warning_ms=3000, stall_shutdown_ms=4000) as world:
         make_stand(world, "x")
 
         def call(rank, context):
-            if rank == 0:
-                with pytest.raises(HorovodInternalError, match="'x' waits for rank 1 for longer than 2 seconds"):
-                    meet(context, "x", values("float32", COUNT, rank))
-            else:
-                time.sleep(4)
+            time.sleep(5.5 * rank)
+            with pytest.raises(HorovodInternalError, match="'x' waits for rank 1 for longer than 4 seconds"):
+                meet(context, "x", values("float32", COUNT, rank))
 
         world.run(call)

@@ -37,7 +37,7 @@ static enum doorbell_state doorbell_asleep(bhvd_context *ctx)
 static bool engine_has_work(bhvd_context *ctx)
 {
     if (ctx->run.failure.status)
-        return false;
+        return executor_is_busy(&ctx->run);     // what runs ends at the next look
     if (atomic_load(&ctx->posted_count) || engine_has_next(ctx))
         return true;
     // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.

@@ -1,6 +1,6 @@
 // The state of one rank, and who may touch which part of it:
 //
-//     posting side    any thread, under `post_lock`: posted operations, names in progress, failure
+//     posting side    any thread, under `post_lock`: posted operations, names in progress, why it takes no more
 //     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
 //     process sets    written by the engine, read by any thread, under `sets_lock`; so is, under its own, who stalls
 #pragma once

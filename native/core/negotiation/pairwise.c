@@ -359,13 +359,16 @@ void pairwise_check_stalls(bhvd_context *ctx)
     ctx->pairwise->next_look_ns = now_ns + LOOK_EVERY_NS;
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
         const int missing = first_missing(persistent);
-        if (missing < 0 || now_ns - persistent->warned_ns < warning_ns)
+        const int64_t waited_ns = now_ns - persistent->since_ns;
+        if (missing < 0 || waited_ns < warning_ns)
             continue;
-        persistent->warned_ns = now_ns;
-        log_say(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not asked for it as "
-                "often as this rank.", (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing,
-                (double)(now_ns - persistent->since_ns) / 1e9);
-        if (shutdown_ns > 0 && now_ns - persistent->since_ns >= shutdown_ns) {
+        if (now_ns - persistent->warned_ns >= warning_ns) {
+            persistent->warned_ns = now_ns;
+            log_say(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not asked for it as "
+                    "often as this rank.", (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing,
+                    (double)waited_ns / 1e9);
+        }
+        if (shutdown_ns > 0 && waited_ns >= shutdown_ns) {
             run_blame(&ctx->run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, missing,
                       "'%.*s' waits for rank %d for longer than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
                       (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing, (long long)(shutdown_ns / 1000000000));
