@@ -172,7 +172,7 @@ struct bhvd_context_options {
                                      * reach; 0: never */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
-    const char *allreduce_path;     /* NULL or "": chosen by native/core/execution/select.c; "shared", "ring", "doubling",
+    const char *allreduce_path;     /* NULL or "": chosen (docs/architecture.md); "shared", "ring", "doubling",
                                      * "halving", "hierarchical": forced where the process set allows it */
     int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: by the round trip. The smaller
                                      * number of two ranks holds between them */

@@ -27,9 +27,9 @@ void *fusion_acquire(struct fusion *fusion, size_t size) { return grow(&fusion->
 bool fusion_borrow(struct fusion *fusion, size_t size, struct fusion_buffer *out)
 {
     const size_t limit = TOO_LARGE * (size > SMALLEST ? size : SMALLEST);
-    struct fusion_buffer *fitting = NULL, *small = NULL, *least = &fusion->lent[0];
+    struct fusion_buffer *fitting = NULL, *small = NULL, *least = &fusion->idle[0];
     for (int i = 0; i < FUSION_KEPT; i++) {
-        struct fusion_buffer *other = &fusion->lent[i];
+        struct fusion_buffer *other = &fusion->idle[i];
         if (other->size >= size && other->size <= limit && (!fitting || other->size < fitting->size))
             fitting = other;
         if (other->size < size && (!small || other->size > small->size))
@@ -46,11 +46,11 @@ bool fusion_borrow(struct fusion *fusion, size_t size, struct fusion_buffer *out
 // Of more than are kept the smallest goes.
 void fusion_return(struct fusion *fusion, struct fusion_buffer *buffer)
 {
-    struct fusion_buffer *smallest = &fusion->lent[0];
+    struct fusion_buffer *smallest = &fusion->idle[0];
     buffer->used_ns = clock_now_ns();
     for (int i = 1; i < FUSION_KEPT; i++)
-        if (fusion->lent[i].size < smallest->size)
-            smallest = &fusion->lent[i];
+        if (fusion->idle[i].size < smallest->size)
+            smallest = &fusion->idle[i];
     if (buffer->data && buffer->size >= smallest->size) {
         free(smallest->data);
         *smallest = *buffer;
@@ -72,12 +72,12 @@ void fusion_trim(struct fusion *fusion, int64_t now_ns)
 {
     trim(&fusion->scratch, now_ns);
     for (int i = 0; i < FUSION_KEPT; i++)
-        trim(&fusion->lent[i], now_ns);
+        trim(&fusion->idle[i], now_ns);
 }
 
 void fusion_fini(struct fusion *fusion)
 {
     free(fusion->scratch.data);
     for (int i = 0; i < FUSION_KEPT; i++)
-        free(fusion->lent[i].data);
+        free(fusion->idle[i].data);
 }

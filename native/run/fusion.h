@@ -18,7 +18,7 @@ struct fusion_buffer {
 
 struct fusion {
     struct fusion_buffer scratch;
-    struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
+    struct fusion_buffer idle[FUSION_KEPT];     // those that are not idle now
 };
 
 // Scratch memory of a step while it is done: of at least this size, 64-byte aligned, valid until the next call. NULL: no memory.

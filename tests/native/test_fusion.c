@@ -10,7 +10,7 @@ static size_t kept(const struct fusion *fusion)
 {
     size_t sum = 0;
     for (int i = 0; i < FUSION_KEPT; i++)
-        sum += fusion->lent[i].size;
+        sum += fusion->idle[i].size;
     return sum + fusion->scratch.size;
 }
 
