@@ -38,7 +38,7 @@ class Options:
     stall_shutdown_ms: int = 0
     allreduce_path: str | None = None
     streams: int = 0
-    emulated_byte_ps: int = 0
+    emulated_bytes_per_s: int = 0
     negotiation: str | None = None
     negotiation_fanout: int = 16
     nccl_levels: int = 0
@@ -65,7 +65,7 @@ def read_options(environ=None):
     options.transport = read("BAGUA_HVD_TRANSPORT")
     options.allreduce_path = read("BAGUA_HVD_ALLREDUCE") or (None if read("BAGUA_HIERARCHY") else "ring")
     options.streams = read("BAGUA_HVD_STREAMS")
-    options.emulated_byte_ps = read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8
+    options.emulated_bytes_per_s = read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8
     options.negotiation = read("BAGUA_HVD_NEGOTIATION")
     options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
     options.nccl_levels = _nccl_levels(read)

@@ -176,7 +176,7 @@ struct bhvd_context_options {
                                      * "halving", "hierarchical": forced where the process set allows it */
     int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: by the round trip. The smaller
                                      * number of two ranks holds between them */
-    int64_t emulated_byte_ps;       /* bytes a second that each of them sends, to try a slow network; 0: as many as it can */
+    int64_t emulated_bytes_per_s;       /* bytes a second that each of them sends, to try a slow network; 0: as many as it can */
     const char *negotiation;        /* "star", "tree" (of relays, docs/decisions/engine.md), NULL or "": a tree beyond 64 ranks */
     int nccl_levels;                /* tensors on GPUs, sets on several hosts. 0: NCCL among all members where it can, else
                                      * within hosts; 1: NCCL within hosts in allreduces; 2: NCCL only within hosts */

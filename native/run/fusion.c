@@ -22,7 +22,7 @@ static bool grow(struct fusion_buffer *buffer, size_t size)
 
 void *fusion_acquire(struct fusion *fusion, size_t size) { return grow(&fusion->scratch, size) ? fusion->scratch.data : NULL; }
 
-// The smallest that is large enough and not far too large, so that one that was large once is idle and given back; else the largest
+// The smallest that is large enough and not far too large, so that one that was large once is borrowed and given back; else the largest
 // that is too small, which grows, so that there are not ever more of them; else the smallest.
 bool fusion_borrow(struct fusion *fusion, size_t size, struct fusion_buffer *out)
 {

@@ -193,7 +193,7 @@ static void use_arrival(const struct connections *c, struct link *link, struct a
     for (int i = 0; i < link->stream_count; i++) {
         struct channel *channel = &link->streams[i].channel;
         if (is_of_use && channel->fd < 0 && arrival->streams[i] >= 0) {
-            socket_limit_rate(arrival->streams[i], c->emulated_byte_ps);
+            socket_limit_rate(arrival->streams[i], c->emulated_bytes_per_s);
             use_socket(channel, &arrival->streams[i]);
         }
         complete = complete && channel->fd >= 0;
@@ -458,7 +458,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
                              struct bhvd_error *error)
 {
     *c = (struct connections){.rank = options->rank, .size = options->size, .doorbell = {.fd = -1}, .poller = {.fd = -1},
-                              .emulated_byte_ps = options->emulated_byte_ps};
+                              .emulated_bytes_per_s = options->emulated_bytes_per_s};
     error_clear(error);
     bhvd_status status = check_options(options, error);
     if (status)

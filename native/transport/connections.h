@@ -18,7 +18,7 @@ struct connections {
     int local_index, local_size;    // among the ranks that share `host`
     int *host_of;                   // by rank: its host, counted in the order of their first ranks
     bool owns_host_memory;          // to be unmapped in connections_fini
-    int64_t emulated_byte_ps;       // of each stream; 0: all that it can
+    int64_t emulated_bytes_per_s;       // of each stream; 0: all that it can
     bool has_communicator;
     union mpi_handle communicator;  // transport "mpi": of this context alone
 };
