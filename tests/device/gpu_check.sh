@@ -69,6 +69,7 @@ quick() {
     on_gpu staged2 120 env BAGUA_HVD_NCCL=0 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu.py \
         -k 'not nccl and not algorithms and 2'
     on_gpu allreduce2 40 env BAGUA_HVD_NCCL=0 $run -np 2 $python -m tests.laboratory.device --record --folder "$out"
+    on_gpu frameworks 90 $python -m pytest -q -p no:cacheprovider tests/device/test_gpu_training.py
     step training2 60 $run -np 2 $python tests/device/gpu_training.py --device $device --steps $steps \
         --algorithms gradient_allreduce bytegrad qadam decentralized low_precision_decentralized
 }
