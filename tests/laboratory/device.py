@@ -6,7 +6,6 @@ too, and are the median of RUNS timings by the GPU's own events. Every result is
 `--record` appends a record "device".
 """
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -14,6 +13,7 @@ import time
 import numpy as np
 
 from bagua_hvd.bench import report
+from bagua_hvd.bench.__main__ import job_rank, job_size
 from bagua_hvd.bench.rank import human_nbytes, resnet50_counts
 from bagua_hvd.core import device, device_kernels, native
 from bagua_hvd.core.native import ffi, lib
@@ -271,8 +271,8 @@ def main(arguments=None):
         raise SystemExit(f"nothing can be measured here: {why}")
     import cupy
 
-    gpu, ranks = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(), int(os.environ.get("HOROVOD_SIZE", 0))
-    if int(os.environ.get("HOROVOD_RANK", 0)) == 0:
+    gpu, ranks = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(), job_size()
+    if job_rank() == 0:
         print(f"{gpu}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}, CuPy {cupy.__version__}")
     if ranks:
         setting = {"what": "allreduce", "ranks": ranks}
