@@ -217,16 +217,6 @@ def exposed(model, hosts="0", rate=None, backend="bagua", folder=records.FOLDER)
     return f"{_exposed(*runs[-1]):.0%}" if runs else "-"
 
 
-def exposed_by_run(model, folder=records.FOLDER):
-    """The least and the most exposed on one host, of all runs on the newest one's processor: "10% to 24% in 3 runs"."""
-    runs = _runs("bagua", folder, model=model, hosts=0, rate=None)
-    if not runs:
-        return "-"
-    parts = [_exposed(none, found) for none, found in runs if found.machine["cpu"] == runs[-1][1].machine["cpu"]]
-    span = " to ".join(dict.fromkeys(f"{part:.0%}" for part in (min(parts), max(parts))))
-    return f"{span} in {len(parts)} run{'s' * (len(parts) > 1)}"
-
-
 def _machine(found):
     machine = found.machine
     versions = [f"{name} {machine['versions'][name]}" for name in ("Python", "torch", "mpich")

@@ -84,7 +84,7 @@ def test_nothing_run(tmp_path):
     for table in (collectives.one_host, collectives.two_hosts, collectives.training, collectives.conditions):
         assert table(tmp_path) == "Nothing run yet."
     assert {collectives.faster_than_gloo(tmp_path), collectives.tcp_to_gloo("1gbit", tmp_path),
-            collectives.exposed("mlp", folder=tmp_path), collectives.exposed_by_run("mlp", tmp_path),
+            collectives.exposed("mlp", folder=tmp_path),
             *(of(case, tmp_path) for of in (collectives.ours, collectives.theirs) for case in collectives.CASES),
             } == {"-"}
 
@@ -129,7 +129,6 @@ def test_exposed_is_by_the_run_it_was_measured_in(tmp_path):
     assert table[1] == ["one host, perceptron", "80.0 ms", "100.0 ms", "20%", "200.0 ms", "55%"]
     assert table[2] == ["one host, convolutions", *"-----"]
     assert table[3] == ["2 hosts, 10 Gbit/s, perceptron", "50.0 ms", "100.0 ms", "50%", "-", "-"]
-    assert collectives.exposed_by_run("mlp", tmp_path) == "10% to 20% in 2 runs"
     assert collectives.exposed("mlp", "2", "10gbit", "tcp", tmp_path) == "0%"
 
 

@@ -169,6 +169,25 @@ def test_who_missed_the_margin(tmp_path, monkeypatch):
     assert page.worst("topk+10+%") == "not trained yet"
 
 
+def test_a_longer_interval(tmp_path, monkeypatch):
+    exact = grid.Cell("tabular", "adam", 0.016, "gradient_allreduce", {}, 4, "iid", 0)
+    for task, losses in (("tabular", (1.0, 1.1, 1.3)), ("tokens", (2.0, 2.1, 2.2)), ("code", (1.0, 1.0, 1.05)),
+                         ("aside", (1.0, 0.9, 0.92))):
+        for seed in (0, 1):
+            base = exact._replace(task=task, seed=seed)
+            diloco = base._replace(algorithm="diloco", arguments={"full_steps": 32})
+            append(tmp_path, base, losses[0])
+            append(tmp_path, diloco, losses[1])
+            append(tmp_path, diloco._replace(arguments={}), 9.0)            # differs in more than the interval
+            if seed == 0:
+                append(tmp_path, diloco._replace(arguments={"full_steps": 32, "communication_interval": 16}), losses[2])
+    read = records.read
+    monkeypatch.setattr(records, "read", lambda experiment, **setting: read(experiment, tmp_path, **setting))
+    assert page.interval("diloco", "8", "16") == (
+        "tabular, adam +10.0 and +30.0 %; code, adam +0.0 and +5.0 %; tokens, adam +5.0 and +10.0 %; "
+        "on 1 other tasks at most 2.0 points more")
+
+
 def test_a_task_of_its_own(tmp_path, monkeypatch):
     for seed, (loss, nbytes) in enumerate(((1.02, 4.0), (1.03, 5.0), (1.04, 4.0))):
         rows = [grid.REFERENCE, "streaming_diloco sparing"]

@@ -11,9 +11,20 @@
     equivalence   two one-sided tests
     page          docs/results/quality.md, from the records
 """
-from tests.laboratory.quality.page import holds, kept, losses, missed, optimizers, own, reference, steps, worst
+from tests.laboratory.quality.page import (
+    holds,
+    interval,
+    kept,
+    losses,
+    missed,
+    optimizers,
+    own,
+    reference,
+    steps,
+    worst,
+)
 
-__all__ = ["holds", "kept", "losses", "missed", "optimizers", "own", "reference", "steps",
+__all__ = ["holds", "interval", "kept", "losses", "missed", "optimizers", "own", "reference", "steps",
            "switches", "worst"]     # what tests/laboratory/records.py asks for
 
 
