@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd._keras import legacy, values
-from bagua_hvd._keras.backend import shared_reductions, translated_errors
+from bagua_hvd._keras.backend import current
 from bagua_hvd._keras.callbacks import Callback
 from bagua_hvd._keras.every_step import KerasEveryStep
 from bagua_hvd._keras.optimizer import distributions, forget_step
@@ -81,7 +81,7 @@ class KerasState(ObjectState):
         super()._sync()
 
     def _share_numbers(self, root_rank):
-        share_numbers([*shared_reductions(), *(d.reduction for d in distributions(self.optimizer))],
+        share_numbers([*current().shared_reductions, *(d.reduction for d in distributions(self.optimizer))],
                       functools.partial(_broadcast_object, root_rank=root_rank))
 
     def _receive(self, root_rank, whole):
@@ -207,4 +207,4 @@ def runs(translated: Callable[[], Any], module: str) -> Callable[[Callable[..., 
     return run
 
 
-run = runs(translated_errors, __name__)
+run = runs(lambda: current().translated_errors(), __name__)
