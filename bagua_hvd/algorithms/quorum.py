@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +46,6 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.server import Server
 from bagua_hvd.training.model import Model
-
-if TYPE_CHECKING:
-    from bagua_hvd.algorithms.streaming_diloco import StreamingDiLoCo
 
 _CONNECT_SECONDS = 30
 _WARN_SECONDS = 60
@@ -290,7 +287,7 @@ class QuorumRounds:
         has_left: this rank takes part no more.
     """
 
-    def __init__(self, settings: "StreamingDiLoCo", model: Model) -> None:
+    def __init__(self, settings: Any, model: Model) -> None:
         self._settings, fragments = settings, settings.fragments
         self._parts = [part for bucket in model.weights for p in range(fragments)
                        if (part := Part.of(bucket, p, fragments))]
