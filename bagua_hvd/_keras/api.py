@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from bagua_hvd._keras import values
-from bagua_hvd._keras.backend import broadcast_global_variables, default_compression  # noqa: F401
+from bagua_hvd._keras.backend import broadcast_global_variables, current  # noqa: F401
 from bagua_hvd._keras.optimizer import load_model as _load_model
 from bagua_hvd._keras.optimizer import wrap
 from bagua_hvd._keras.types import Groups, Layers, OptimizerT
@@ -18,7 +18,7 @@ from bagua_hvd.job.basics import Average, Sum
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
 
-Compression = default_compression()
+Compression = current().Compression
 
 
 def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] = Compression.none,
@@ -68,21 +68,25 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
 
 
 UNUSED = dict.fromkeys(("name", "device_dense", "device_sparse"), "for Horovod's sake.")
-PARTIAL = ("DistributedOptimizer that leaves the trainable weights of some layers local; ValueError: these are no "
-           "layers.")
+PARTIAL = "Leaves the trainable weights of some layers local; ValueError: these are no layers."
 LOCAL_LAYERS = "a layer or a list of layers, built."
 
 
 def partial_distributed_optimizer(optimizer: OptimizerT, local_layers: Layers, **options: Any) -> OptimizerT:
     """See PARTIAL, and distributed_optimizer() for the options."""
+    local = weights_of(local_layers)
+    wrapped: Any = distributed_optimizer(optimizer, **options)
+    for variable in local:
+        wrapped.register_local_var(variable)
+    return wrapped
+
+
+def weights_of(local_layers: Layers) -> list[Any]:
+    """The trainable weights of a layer, or of several, of either Keras. ValueError: something else is among them."""
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     if not all(hasattr(layer, "trainable_weights") for layer in layers):
-        raise ValueError("local_layers: expected keras layers")
-    wrapped: Any = distributed_optimizer(optimizer, **options)
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            wrapped.register_local_var(variable)
-    return wrapped
+        raise ValueError("local_layers: expected layers, of keras or tf.keras")
+    return [variable for layer in layers for variable in layer.trainable_weights]
 
 
 class Value(np.ndarray):

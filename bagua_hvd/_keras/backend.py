@@ -27,18 +27,18 @@ class Backend:
     """
 
     make_reduction: Callable[..., Any]
-    Compression: type
+    Compression: Any
     shared_reductions: tuple = ()
     translated_errors: Callable[[], AbstractContextManager] = nullcontext
     broadcast_global_variables: Callable[[int], Any] | None = None
-    wrap_legacy: Callable[..., Any] | None = None
-    load_legacy_model: Callable[..., Any] | None = None
+    wrap_legacy: Any = None
+    load_legacy_model: Any = None
 
 
 _backends: dict[str, Backend] = {}
 
 
-def register(name: str, backend: Any) -> None:
+def register(name: str, backend: Backend) -> None:
     """Makes a Backend known for KERAS_BACKEND=name."""
     _backends[name] = backend
 
@@ -52,12 +52,12 @@ def _find(name):
     return _backends.get(name)
 
 
-def _current():
+def current() -> Backend:
     """The Backend that Keras runs on; of one that has none, what TensorFlow's has, but for reductions."""
     return _find(keras.backend.backend()) or of_tf_keras()
 
 
-def of_tf_keras() -> Any:
+def of_tf_keras() -> Backend:
     """The Backend of tf_keras, TensorFlow's. RuntimeError: nobody has imported its front end."""
     if "tensorflow" not in _backends:
         raise RuntimeError("models and optimizers of tf_keras need TensorFlow's front end: import bagua_hvd.tensorflow")
@@ -90,21 +90,6 @@ def as_written(function: Callable[..., Any]) -> Any:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def shared_reductions() -> Any:
-    """What beside optimizers has numbers; see reduction.py."""
-    return _current().shared_reductions
-
-
-def default_compression() -> Any:
-    """Compression of the backend: classes none and fp16."""
-    return _current().Compression
-
-
-def translated_errors() -> Any:
-    """A context in which a failed collective raises HorovodInternalError, whatever the backend makes of it."""
-    return _current().translated_errors()
-
-
 def broadcast_global_variables(root_rank: int) -> Any:
     """For graphs of tf.compat.v1: the operation that gives every rank the root's values of all variables.
 
@@ -113,7 +98,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     Raises:
         RuntimeError: in eager mode, and on other backends: BroadcastGlobalVariablesCallback does it there.
     """
-    broadcast = _current().broadcast_global_variables if keras.backend.backend() == "tensorflow" else None
+    broadcast = current().broadcast_global_variables if keras.backend.backend() == "tensorflow" else None
     if broadcast is None:
         raise RuntimeError(
             "broadcast_global_variables() is for graphs: use hvd.callbacks.BroadcastGlobalVariablesCallback"

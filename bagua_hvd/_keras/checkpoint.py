@@ -75,6 +75,11 @@ class HasDistribution:
         """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
         return self._distribution_class(self, *self._settings)
 
+    def register_local_var(self, var: Any) -> None:
+        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        scale_local_gradients is False."""
+        self.distribution.reduction.register_local(var)
+
     def algorithm_state_dict(self) -> Any:
         """What the algorithm keeps on this rank, made of dicts, lists, numbers and bytes; {} when it keeps nothing."""
         states = self.distribution.reduction.state_dicts()

@@ -9,17 +9,16 @@
             hvd.elastic.CommitStateCallback(state)])
 """
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd._keras import legacy, values
-from bagua_hvd._keras.backend import shared_reductions, translated_errors
+from bagua_hvd._keras.backend import current
 from bagua_hvd._keras.callbacks import Callback
 from bagua_hvd._keras.every_step import KerasEveryStep
 from bagua_hvd._keras.optimizer import distributions, forget_step
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
-from bagua_hvd.job.elastic import ObjectState, reset, run_fn
+from bagua_hvd.job.elastic import ObjectState, runs
 from bagua_hvd.reduction.numbers import share_numbers
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
@@ -81,7 +80,7 @@ class KerasState(ObjectState):
         super()._sync()
 
     def _share_numbers(self, root_rank):
-        share_numbers([*shared_reductions(), *(d.reduction for d in distributions(self.optimizer))],
+        share_numbers([*current().shared_reductions, *(d.reduction for d in distributions(self.optimizer))],
                       functools.partial(_broadcast_object, root_rank=root_rank))
 
     def _receive(self, root_rank, whole):
@@ -177,34 +176,4 @@ class UpdateEpochStateCallback(Callback):
         self.state.epoch = self._offset + epoch + 1
 
 
-def runs(translated: Callable[[], Any], module: str) -> Callable[[Callable[..., Any]], Any]:
-    """A front end's decorator `run`, a function of its module.
-
-    translated: makes a context that turns the front end's errors into HorovodInternalError.
-    """
-
-    def run(func: Callable[..., Any]) -> Any:
-        """Decorator: `func` goes on when ranks are lost or the hosts change.
-
-        Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may
-        be called before that: ranks that join later begin there.
-
-        Args:
-            func: function whose first argument is the state, such as a KerasState.
-        Returns:
-            A function with the same arguments and result. Exceptions other than HorovodInternalError,
-            HostsUpdatedInterrupt, and the errors of the framework that a lost rank causes pass through it.
-        """
-
-        @functools.wraps(func)
-        def within(state, *args, **kwargs):
-            with translated():
-                return func(state, *args, **kwargs)
-
-        return run_fn(within, reset)
-
-    run.__module__, run.__qualname__ = module, run.__name__     # where the reference finds it
-    return run
-
-
-run = runs(translated_errors, __name__)
+run = runs(__name__, lambda: current().translated_errors())

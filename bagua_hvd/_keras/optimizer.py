@@ -127,14 +127,10 @@ class _Distribution:
         """See Distributed.set_weight."""
         self._weight = weight, self.reduction.traces()
 
-    def _take_weight(self, weight, traced):
-        self._weight = None
+    def _apply_reduced(self, optimizer, gradients, variables, apply):
+        (weight, traced), self._weight = self._weight or (None, True), None
         if self.reduction.traces() and not traced:
             raise ValueError(WEIGHT_OUTSIDE)
-        return weight
-
-    def _apply_reduced(self, optimizer, gradients, variables, apply):
-        weight = None if self._weight is None else self._take_weight(*self._weight)
         gradients = self.reduction(gradients, variables, weight=weight)
 
         def by_optimizer():
@@ -151,16 +147,14 @@ class _Distribution:
                     variable.assign(variable.constraint(variable))
             innermost(optimizer)._iterations.assign_add(1)
 
-        if self.applied is None:
-            self.reduction.update(by_optimizer, by_algorithm)
-            self.reduction.stepped()
-            return
-
         def update():
             self.reduction.update(by_optimizer, by_algorithm)
             self.reduction.stepped()
 
-        self.reduction.in_turn(gradients, update, self.applied)
+        if self.applied is None:
+            update()
+        else:
+            self.reduction.in_turn(gradients, update, self.applied)
 
 
 def _built(optimizer, trainable_variables):
@@ -184,18 +178,10 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         """The Algorithm by which gradients travel."""
         return self._settings[0].algorithm
 
-    @property
-    def algorithm_state(self) -> Any:
+    @functools.cached_property      # see HasDistribution
+    def algorithm_state(self) -> AlgorithmState:
         """The part of the optimizer by which Keras saves what the algorithm keeps."""
-        part = self.__dict__.get("_algorithm_state")
-        if part is None:
-            part = self.__dict__["_algorithm_state"] = AlgorithmState(self)
-        return part
-
-    def register_local_var(self, var: Any) -> None:
-        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
-        scale_local_gradients is False."""
-        self.distribution.reduction.register_local(var)
+        return AlgorithmState(self)
 
     def set_weight(self, weight: Any) -> None:
         """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.

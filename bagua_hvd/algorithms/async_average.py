@@ -175,7 +175,7 @@ class Async(LocalSteps):
     def after_step(self, model: Model) -> None:
         if model.step + 1 >= self.warmup_steps:
             with self._peers_may_leave(model):
-                self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
+                self._rounds(model).advance()
 
     def _rounds(self, model: Model) -> AnyRounds:
         if "rounds" not in model.scratch:
@@ -184,11 +184,11 @@ class Async(LocalSteps):
         return rounds
 
     def _rounds_of(self, model: Model) -> AnyRounds:
-        mode = self.peer_selection_mode
+        mode, when = self.peer_selection_mode, (self.sync_interval_ms / 1000, self.max_staleness)
         if mode not in PAIRS or self.hierarchical:
-            return Rounds(model, self._difference)
+            return Rounds(model, self._difference, *when)
         topology, rounds = cycle(mode, model.group.size())
-        return Meetings(model, partial(peers, model.group, topology), topology, rounds, in_order=mode != "random")
+        return Meetings(model, partial(peers, model.group, topology), topology, rounds, mode != "random", *when)
 
     def _difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:
         mode, hierarchical = self.peer_selection_mode, self.hierarchical
@@ -222,7 +222,7 @@ class Async(LocalSteps):
         """
         for model in sorted(self._models, key=lambda model: model.name):
             with self._peers_may_leave(model):
-                self._rounds(model).stop(self.sync_interval_ms / 1000)
+                self._rounds(model).stop()
 
     def resume(self) -> None:
         """Rounds begin again. To be called on all ranks."""

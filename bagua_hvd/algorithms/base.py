@@ -183,6 +183,13 @@ def not_negative(name: str, value: float) -> int:
     return 0 if value == 0 else positive(name, value)
 
 
+def fraction(name: str, value: float) -> float:
+    """The same, 0 or more and below 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}={value!r}: expected 0 <= {name} < 1")
+    return value
+
+
 def blocks(count: int, size: int = 1 << 16) -> list[slice]:
     """Slices that cover `count` elements: arithmetic on one at a time stays in the cache."""
     return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]

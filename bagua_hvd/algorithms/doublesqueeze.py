@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bagua_hvd.algorithms.base import Safety, without_loss
+from bagua_hvd.algorithms.base import Safety, fraction, without_loss
 from bagua_hvd.algorithms.bytegrad import ByteGrad
 from bagua_hvd.algorithms.full_steps import FullSteps, codec_for, count, is_full, mean_of_gradients
 from bagua_hvd.codecs import Codec
@@ -52,9 +52,7 @@ class DoubleSqueeze(FullSteps, ByteGrad):
         ByteGrad.__init__(self, hierarchical, average, True, codec)
         FullSteps.__init__(self, warmup_steps, full_steps)
         self.counts_steps |= codec.random
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum={momentum!r}: expected 0 <= momentum < 1")
-        self.momentum = momentum
+        self.momentum = fraction("momentum", momentum)
 
     @property
     def runs_alone(self) -> bool:

@@ -15,12 +15,11 @@ import functools
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Protocol
 
+from bagua_hvd.training.source import Pending
 
-class Ending(Protocol):
-    """What has wait() and says whether that would return at once: an Operation, an Exchange."""
 
-    def wait(self) -> Any:
-        """See Operation.wait."""
+class Ending(Pending, Protocol):
+    """A Pending that says whether its wait() would return at once: an Operation, an Exchange."""
 
     def done(self) -> bool:
         """See Operation.done."""

@@ -29,7 +29,7 @@ class Fragment:
                   if min(fragments - 1, (part.start + part.stop) * fragments // twice) == p]
         if not chosen:
             return None
-        x = Weights(f"{bucket.name}.{p}", {index: member for index, member, _ in chosen}, bucket.model)
+        x = Weights(f"{bucket.name}.{p}", {index: member for index, member, _ in chosen}, model=bucket.model)
         return cls(bucket, p, x, slice(chosen[0][2].start, chosen[-1][2].stop))
 
     def outer(self) -> tuple[np.ndarray, np.ndarray]:

@@ -46,12 +46,14 @@ class Meetings(AnyRounds):
         begin: one bucket's part, of a round of the cycle; the last argument numbers memory that no other meeting has.
         topology, cycle: of d_fp_s, and how many rounds it has.
         in_order: False: each cycle in an order by chance, the same on all ranks.
+        interval_s: from the end of one to the beginning of the next. max_staleness: see Async.
     """
 
     def __init__(self, model: Model, begin: Callable[[Bucket, int, int], Exchange], topology: str, cycle: int,
-                 in_order: bool) -> None:
+                 in_order: bool, interval_s: float, max_staleness: int | None) -> None:
         self._model, self._begin_part = model, begin
         self._topology, self._cycle, self._in_order = topology, cycle, in_order
+        self._interval_s, self._max_staleness = interval_s, max_staleness
         self._order = self._rounds()
         self._begun = np.zeros(cycle)
         self._on_their_way: dict[int, Meeting] = {}
@@ -78,15 +80,18 @@ class Meetings(AnyRounds):
         self._changed_at = time.monotonic()
         self._last_took = self._changed_at - meeting.since
 
-    def advance(self, interval_s: float, max_staleness: int | None) -> None:
+    def advance(self) -> None:
         """After a step: ends what is done or too old, and begins another when it is due."""
+        self._end_done(self._max_staleness)
+        if self.running and not (self._on_their_way and self._max_staleness is not None):
+            self._begin_due(self._interval_s)
+
+    def _end_done(self, max_staleness: int | None) -> None:
         if max_staleness is None:
             self._wait_for_punctual()
         for round, meeting in list(self._on_their_way.items()):
             if meeting.done() or (max_staleness is not None and self._model.step - meeting.step >= max_staleness):
                 self._end(round)
-        if self.running and not (self._on_their_way and max_staleness is not None):
-            self._begin_due(interval_s)
 
     def _wait_for_punctual(self) -> None:
         """With patience; but not for what is later than the others usually are."""
@@ -102,7 +107,7 @@ class Meetings(AnyRounds):
         if is_due and all(self._is_late(meeting, interval_s) for meeting in self._on_their_way.values()):
             self._begin(next(round for round in self._order if round not in self._on_their_way))
 
-    def stop(self, interval_s: float) -> None:
+    def stop(self) -> None:
         """Meets others until all ranks are here, and then those that wait for this one. Collective."""
         self.running = False
         if self.stopped:
@@ -110,8 +115,8 @@ class Meetings(AnyRounds):
         group, name = self._model.group, self._model.name
         all_are_here = c_fp_s(np.ones(1, np.float32), group, name=f"{name}.stopping")
         while not all_are_here.done():
-            self.advance(0, None)
-            self._begin_due(min(interval_s, STOPPING_SECONDS))
+            self._end_done(None)
+            self._begin_due(min(self._interval_s, STOPPING_SECONDS))
             time.sleep(POLL_SECONDS)
         all_are_here.wait()
         # From here on nobody begins by himself, but for those who wait.

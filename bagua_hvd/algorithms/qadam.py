@@ -22,8 +22,6 @@ hundreds of learning rates as soon as it has one (bounded=False: it may).
 """
 from collections.abc import Sequence
 
-import numpy as np
-
 from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, positive
 from bagua_hvd.algorithms.full_steps import mean_of_gradients
 from bagua_hvd.codecs import Codec
@@ -88,13 +86,9 @@ class QAdam(Algorithm):
         return self._begin(bucket, bucket.views) if self.frozen(bucket.model) else mean_of_gradients(bucket, group)
 
     def _begin(self, bucket: Bucket, gradients: Sequence[TensorView]) -> Pending:
-        """Posts m_i of a bucket."""
+        """Begins m <- C_LP_S(m_i) of a bucket."""
         m = adam.momentum(bucket, gradients, self._frozen_for(bucket.model), self.in_steps, self.bounded)
         bucket.model.pending[bucket.name] = m
-        return self.exchange(bucket, m)
-
-    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
-        """Begins m <- C_LP_S(m)."""
         group, hierarchical = bucket.model.group, self.hierarchical
         error = error_state(bucket, group, hierarchical, scaled=False) if self.error_feedback else None
         return c_lp_s(m, group, self.codec, error, name=bucket.name, hierarchical=hierarchical,
@@ -107,9 +101,5 @@ class QAdam(Algorithm):
             for operation in [self._begin(bucket, bucket.gradients) for bucket in model.gradients]:
                 operation.wait()
         for bucket in model.gradients:
-            self.compressed_step(bucket, model.pending[bucket.name])
+            adam.step(bucket, model.pending[bucket.name], self._frozen_for(model), self.in_steps, self.bounded)
         return True
-
-    def compressed_step(self, bucket: Bucket, m: np.ndarray) -> None:
-        """Updates the weights by m, which is there."""
-        adam.step(bucket, m, self._frozen_for(bucket.model), self.in_steps, self.bounded)

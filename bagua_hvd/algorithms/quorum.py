@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -258,20 +258,6 @@ class _Link:
         self._connection.close()
 
 
-class _Settings(Protocol):
-    """Of a StreamingDiLoCo."""
-
-    communication_interval: int
-    fragments: int
-    overlap_steps: int
-    outer_lr: float
-    outer_momentum: float
-    mixing: float
-    codec: Codec | None
-    quorum: float | None
-    grace_s: float
-
-
 class Part(Fragment):
     """A fragment, as this rank takes part in its rounds.
 
@@ -301,7 +287,7 @@ class QuorumRounds:
         has_left: this rank takes part no more.
     """
 
-    def __init__(self, settings: _Settings, model: Model) -> None:
+    def __init__(self, settings: Any, model: Model) -> None:
         self._settings, fragments = settings, settings.fragments
         self._parts = [part for bucket in model.weights for p in range(fragments)
                        if (part := Part.of(bucket, p, fragments))]

@@ -50,10 +50,10 @@ class AnyRounds:
 
     running, stopped = True, False
 
-    def advance(self, interval_s: float, max_staleness: int | None) -> None:
+    def advance(self) -> None:
         """After a step."""
 
-    def stop(self, interval_s: float) -> None:
+    def stop(self) -> None:
         """See Async.abort()."""
 
     def resume(self) -> None:
@@ -74,11 +74,14 @@ class Rounds(AnyRounds):
     Args:
         difference: begins one bucket's part of a round, from the weights as they are now; its result is A(s) - s, flat.
             It is given the bucket, the ranks, the round's number and a state that is kept from round to round.
+        interval_s: from the end of a round to the beginning of the next. max_staleness: see Async.
     """
 
-    def __init__(self, model: Model, difference: Callable[[Bucket, ProcessSet, int, State], Exchange]) -> None:
+    def __init__(self, model: Model, difference: Callable[[Bucket, ProcessSet, int, State], Exchange],
+                 interval_s: float, max_staleness: int | None) -> None:
         self._model = model
         self._difference = difference
+        self._interval_s, self._max_staleness = interval_s, max_staleness
         self._parts: list[Exchange] = []
         self._stopping: tuple[np.ndarray, Posted] | None = None      # in a round: (how many have aborted, of all)
         self._states: dict[str, State] = {}
@@ -111,21 +114,18 @@ class Rounds(AnyRounds):
         self._parts, self._stopping = [], None
         self._ended_at = time.monotonic()
 
-    def advance(self, interval_s: float, max_staleness: int | None) -> None:
+    def advance(self) -> None:
         """After a step: ends a round that is done or too old, and begins one that is due."""
         age = self._model.step - self._began_in if self._stopping else 0
-        if max_staleness is None:
+        if self._max_staleness is None:
             self._patience.wait_for(self._done, age)
-        if self._stopping and (self._done() or (max_staleness is not None and age >= max_staleness)):
+        if self._stopping and (self._done() or (self._max_staleness is not None and age >= self._max_staleness)):
             self.end()
-        if not self._stopping and self.running and time.monotonic() - self._ended_at >= interval_s:
+        if not self._stopping and self.running and time.monotonic() - self._ended_at >= self._interval_s:
             self.begin()
 
-    def stop(self, interval_s: float = 0.0) -> None:
-        """Takes part in rounds until all ranks do so from here: none waits for one that has stopped. Collective.
-
-        interval_s: unused, since each of these rounds waits for the others.
-        """
+    def stop(self) -> None:
+        """Takes part in rounds until all ranks do so from here: none waits for one that has stopped. Collective."""
         self.running = False
         if self._stopping:
             self.end()

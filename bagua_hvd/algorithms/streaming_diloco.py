@@ -30,7 +30,7 @@ import weakref
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import error_state, not_negative, positive
+from bagua_hvd.algorithms.base import error_state, fraction, not_negative, positive
 from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.quorum import QuorumRounds
@@ -79,9 +79,6 @@ class StreamingDiLoCo(LocalSteps):
                              f"communication_interval={communication_interval}")
         if not outer_lr > 0:
             raise ValueError(f"outer_lr={outer_lr!r}: expected a number above 0")
-        for name, value in (("outer_momentum", outer_momentum), ("mixing", mixing)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name}={value!r}: expected 0 <= {name} < 1")
         if not 0 < error_decay <= 1:
             raise ValueError(f"error_decay={error_decay!r}: expected 0 < error_decay <= 1")
         if error_feedback and codec is None:
@@ -92,9 +89,9 @@ class StreamingDiLoCo(LocalSteps):
         self.grace_s = grace_s
         self.asynchronous = quorum is not None      # ranks step at their own pace
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
-        self.mixing = mixing
+        self.mixing = fraction("mixing", mixing)
         self.outer_lr = outer_lr
-        self.outer_momentum = outer_momentum
+        self.outer_momentum = fraction("outer_momentum", outer_momentum)
         self.codec = codec
         self.error_feedback = error_feedback
         self.error_decay = error_decay

@@ -5,6 +5,7 @@ buffers are torch tensors; MPI sees them through numpy. Allreduce and broadcast 
 other collectives are new tensors in bagua_hvd (its interface) and one reused tensor in gloo and MPI (theirs).
 """
 import datetime
+import functools
 import os
 from typing import Any
 
@@ -13,6 +14,10 @@ import torch
 from bagua_hvd.core import variables
 
 GLOO_TIMEOUT_SECONDS = 120
+
+
+def _name(tensor):
+    return f"bench.{tensor.numel()}"
 
 
 class Bagua:
@@ -31,10 +36,9 @@ class Bagua:
         self.hvd.barrier()
 
     def allreduce(self, tensor):
-        hvd, name = self.hvd, f"bench.{tensor.numel()}"
         if self.communicate:
-            return self._bucket_allreduce(tensor, name)
-        return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)
+            return self._bucket_allreduce(tensor, _name(tensor))
+        return functools.partial(self.hvd.allreduce_, tensor, op=self.hvd.Sum, name=_name(tensor))
 
     def _bucket_allreduce(self, tensor, name):
         from bagua_hvd.torch.frontend import frontend
@@ -51,20 +55,16 @@ class Bagua:
         return call
 
     def broadcast(self, tensor):
-        hvd, name = self.hvd, f"bench.{tensor.numel()}"
-        return lambda: hvd.broadcast_(tensor, 0, name=name)
+        return functools.partial(self.hvd.broadcast_, tensor, 0, name=_name(tensor))
 
     def allgather(self, tensor):
-        hvd, name = self.hvd, f"bench.{tensor.numel()}"
-        return lambda: hvd.allgather(tensor, name=name)
+        return functools.partial(self.hvd.allgather, tensor, name=_name(tensor))
 
     def alltoall(self, tensor):
-        hvd, name = self.hvd, f"bench.{tensor.numel()}"
-        return lambda: hvd.alltoall(tensor, name=name)
+        return functools.partial(self.hvd.alltoall, tensor, name=_name(tensor))
 
     def reducescatter(self, tensor):
-        hvd, name = self.hvd, f"bench.{tensor.numel()}"
-        return lambda: hvd.reducescatter(tensor, op=hvd.Sum, name=name)
+        return functools.partial(self.hvd.reducescatter, tensor, op=self.hvd.Sum, name=_name(tensor))
 
     def many(self, tensors):
         hvd = self.hvd

@@ -9,6 +9,7 @@ import os
 import platform
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
@@ -107,10 +108,8 @@ def machine():
     """What the numbers depend on, besides the program."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pass
     return {
         "cores": len(os.sched_getaffinity(0)), "cpu": _cpu(), "system": f"{platform.system()} {platform.release()}",
         "load": round(os.getloadavg()[0], 2), "versions": versions, "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),

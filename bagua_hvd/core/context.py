@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua_hvd.core.native import CHARS, NULL, UINTPTR, check, ffi, lib
+from bagua_hvd.core.native import CHARS, UINTPTR, check, ffi, lib
 from bagua_hvd.core.operations import Posting
 from bagua_hvd.core.telemetry import Telemetry
 
@@ -23,28 +23,14 @@ class Context(Posting, Telemetry):
     __slots__ = ()
 
     def __init__(self, options: Any) -> None:
-        strings: list[Any] = []
-
-        def text(value: str | None) -> Any:
-            if value is None:
-                return NULL
-            strings.append(ffi.new(CHARS, value.encode()))
-            return strings[-1]
-
-        native = ffi.new("struct bhvd_context_options *")
-        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
-                     "listen_port", "listen_port_last",
-                     "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
-                     "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
-                     "emulated_bytes_per_s", "negotiation_fanout", "nccl_levels"):
-            setattr(native, name, getattr(options, name))
-        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path",
-                     "negotiation"):
-            setattr(native, name, text(getattr(options, name)))
         secret = ffi.from_buffer(options.secret)
-        native.secret = secret
-        native.secret_size = len(options.secret)
-        native.inproc_world = options.inproc_world or NULL
+        values = {**vars(options), "secret": secret, "secret_size": len(secret)}
+        fields = {}         # they hold what the core reads
+        for name, _ in ffi.typeof("struct bhvd_context_options").fields:
+            value = values[name]
+            if value is not None:       # else NULL
+                fields[name] = ffi.new(CHARS, value.encode()) if isinstance(value, str) else value
+        native = ffi.new("struct bhvd_context_options *", fields)
         out = ffi.new("bhvd_context **")
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_context_create(native, out, error), error)

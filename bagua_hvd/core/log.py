@@ -12,6 +12,7 @@ line; what baguarun says to who started it stays on its stderr.
 import logging
 import os
 import sys
+from contextlib import suppress
 from datetime import datetime
 
 from bagua_hvd.core import variables
@@ -33,12 +34,11 @@ class _Handler(logging.Handler):
     def emit(self, record):
         if logger.propagate and logging.getLogger().handlers or logger.handlers != [self]:
             return
-        try:
+        # A full disk, a closed file, none at all: the next record may fit.
+        with suppress(OSError, ValueError, AttributeError):
             # In one piece, so that the lines stay together.
             sys.stderr.write(self.line(record) + "\n")
             sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):
-            pass        # a full disk, a closed file, none at all: the next record may fit
 
     def line(self, record):
         """The record in Horovod's form."""

@@ -80,17 +80,8 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
 
 
 def _cache(f):
-    """Remembers the function's results by its arguments."""
-    known = {}
-
-    @functools.wraps(f)
-    def cached(*args, **kwargs):
-        key = (args, frozenset(kwargs.items()))
-        if key not in known:
-            known[key] = f(*args, **kwargs)
-        return known[key]
-
-    return cached
+    """Horovod's name for functools.cache()."""
+    return functools.cache(f)
 
 
 def in_window(items, start, finish, nbytes, limit=64 << 20):

@@ -168,17 +168,16 @@ def pack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
 
 def unpack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
-    placement = tensors[0].placement if tensors else None
-    rooms = tensors if placement is None else [_room(view) for view in tensors]
+    rooms = tensors if _placement(tensors) is None else [_room(view) for view in tensors]
     _move_flat(lib.bhvd_unpack, rooms, flat)
-    _to_device(placement, rooms, tensors)
+    _to_device(rooms, tensors)
 
 
 def unpack_add(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
     rooms = _on_host(tensors)
     _move_flat(lib.bhvd_unpack_add, rooms, flat)
-    _to_device(tensors[0].placement if tensors else None, rooms, tensors)
+    _to_device(rooms, tensors)
 
 
 def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[TensorView],
@@ -192,9 +191,8 @@ def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[
     Raises:
         ValueError: sizes or dtypes do not fit.
     """
-    lists = [_on_host(each) for each in (m, v, g, *(() if x is None else (x,)))]
-    _compute(lib.bhvd_adam_momentum, [*lists, *([None] if x is None else [])], "struct bhvd_adam[]", numbers, sent,
-             in_steps)
+    lists = [None if each is None else _on_host(each) for each in (m, v, g, x)]
+    _compute(lib.bhvd_adam_momentum, lists, "struct bhvd_adam[]", numbers, sent, in_steps)
 
 
 def adam_step(m: Sequence[TensorView], v: Sequence[TensorView], x: Sequence[TensorView],
@@ -202,8 +200,8 @@ def adam_step(m: Sequence[TensorView], v: Sequence[TensorView], x: Sequence[Tens
     """bhvd_adam_step: new values into m and x; arguments and errors as for adam_momentum()."""
     lists = [_on_host(each) for each in (m, v, x)]
     _compute(lib.bhvd_adam_step, lists, "struct bhvd_adam[]", numbers, sent, in_steps)
-    for rooms, tensors in ((lists[0], m), (lists[2], x)):
-        _to_device(tensors[0].placement if tensors else None, rooms, tensors)
+    _to_device(lists[0], m)
+    _to_device(lists[2], x)
 
 
 def adam_variance(v: Sequence[TensorView], g: Sequence[TensorView], numbers: Sequence[dict[str, float]],
@@ -215,7 +213,7 @@ def adam_variance(v: Sequence[TensorView], g: Sequence[TensorView], numbers: Seq
         raise ValueError(f"variances of {exact.dtype}{list(exact.shape)} and {own.dtype}{list(own.shape)}")
     _compute(lib.bhvd_adam_variance, lists, "struct bhvd_adam_variance[]", numbers, exact, None,
              ffi.cast(VOID_POINTER, own.ctypes.data))
-    _to_device(v[0].placement if v else None, lists[0], v)
+    _to_device(lists[0], v)
 
 
 def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] | None], kind: str,
@@ -235,8 +233,14 @@ def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] 
         raise ValueError(f"tensors of {', '.join(names)} cannot be computed with as {flat.dtype}")
 
 
-def _to_device(placement: Any, rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
-    """Copies what is in rooms to where the results of tensors on a GPU belong. placement None: it is there."""
+def _placement(tensors: Sequence[TensorView]) -> Any:
+    """Of all of them, None on the host."""
+    return tensors[0].placement if tensors else None
+
+
+def _to_device(rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
+    """Copies what is in rooms to where the results of tensors on a GPU belong; on the host it is there."""
+    placement = _placement(tensors)
     if placement is not None:
         placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
                               placement.stream())
@@ -251,7 +255,7 @@ def _room(view: TensorView) -> TensorView:
 
 def _on_host(tensors: Sequence[TensorView]) -> Sequence[TensorView]:
     """The same, or copies of what lies on a GPU. Blocks until they are there."""
-    placement = tensors[0].placement if tensors else None
+    placement = _placement(tensors)
     if placement is None:
         return tensors
     rooms = [_room(view) for view in tensors]

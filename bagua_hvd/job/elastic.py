@@ -14,6 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -263,4 +264,34 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 skip_sync = interrupt.skip_sync
             reset_required = True
 
+    return run
+
+
+def runs(module: str, translated: Callable[[], AbstractContextManager] = nullcontext) -> Callable[..., Any]:
+    """A front end's decorator `run`, a function of its module.
+
+    translated: makes a context that turns the framework's errors of a lost rank into HorovodInternalError.
+    """
+
+    def run(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: `func` goes on when ranks are lost or the hosts change.
+
+        Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may
+        be called before that: ranks that join later begin there.
+
+        Args:
+            func: function whose first argument is the state, such as a TorchState or a KerasState.
+        Returns:
+            A function with the same arguments and result. Exceptions other than HorovodInternalError,
+            HostsUpdatedInterrupt, and errors of TensorFlow that a lost rank causes pass through it.
+        """
+
+        @functools.wraps(func)
+        def within(state, *args, **kwargs):
+            with translated():
+                return func(state, *args, **kwargs)
+
+        return run_fn(within, reset)
+
+    run.__module__, run.__qualname__ = module, run.__name__     # where the reference finds it
     return run

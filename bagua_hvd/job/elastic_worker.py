@@ -11,6 +11,7 @@ the first init(), which ends with the process.
 import os
 import queue
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bagua_hvd.core import variables
@@ -139,10 +140,8 @@ class DriverLink:
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
-        try:
+        with suppress(OSError):     # the receiving thread says why
             self._connection.send(Join(skip_sync, failure, silent))
-        except OSError:
-            pass        # the receiving thread says why
         answer = self._answers.get()
         if isinstance(answer, Assignment):
             return replace(answer, environment={name: answer.environment[name] for name in _PLACE})
@@ -154,10 +153,8 @@ class DriverLink:
 
     def synced(self):
         """Tells the driver that this process has the job's state."""
-        try:
+        with suppress(OSError):
             self._connection.send(Synced())
-        except OSError:
-            pass
 
 
 class _Worker:

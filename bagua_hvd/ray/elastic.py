@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,10 +238,8 @@ class _Crew:
             self._stopped.add(number)
             actor = self._actors.pop(number, None)
         if actor is not None:
-            try:
+            with suppress(RayError, ValueError):        # it has ended by itself
                 ray.kill(actor)
-            except (RayError, ValueError):
-                pass        # it has ended by itself
 
     def place(self, number, slot):
         pass

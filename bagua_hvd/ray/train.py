@@ -6,6 +6,7 @@ TorchTrainer needs none of it: hvd.init() joins the ranks of the torch.distribut
 """
 import os
 import socket
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,12 @@ from bagua_hvd.job import basics
 from bagua_hvd.ray.runner import Coordinator
 
 
-class _LeavesAtEnd:
+@contextmanager
+def _leaves_at_end():
     """Around the loop of a rank: one that raises leaves the job, so that the others do not wait for it."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: Any) -> None:
+    try:
+        yield
+    finally:
         basics.shutdown()
 
 
@@ -44,9 +44,9 @@ class BaguaConfig(BackendConfig):
         return _BaguaBackend
 
     @property
-    def train_func_context(self) -> type:
+    def train_func_context(self) -> Any:
         """For Ray Train."""
-        return _LeavesAtEnd
+        return _leaves_at_end
 
     def to_dict(self) -> dict[str, Any]:
         """For Ray Train's records."""

@@ -79,11 +79,6 @@ class Layout:
         self._cut(partition({index: self.members[index] for index in reversed(order)}, self.limit))
         return True
 
-    @property
-    def grouped(self) -> bool:
-        """Whether the user has said what travels together."""
-        return self._grouped
-
     def resize(self, limit: int | None) -> bool:
         """Cuts the buckets to another limit, in the order that they have. Returns whether it was another."""
         if limit == self.limit or self._grouped:

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 
 from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util import config_parser
@@ -92,29 +93,26 @@ def _check_command(name, env):
     raise FileNotFoundError(f"command {name!r}: {where}; check its spelling{python}")
 
 
-def _check_algorithm(name):
-    """ValueError unless --algorithm names one of the package's own: before any rank has started."""
+def _check_algorithm(given):
+    """Whether an algorithm is one of the package's own, before any rank has started.
+
+    Args:
+        given: by --algorithm: ValueError unless it is. None: by BAGUA_ALGORITHM: a warning, for the script may register
+            it.
+    """
     try:
         from bagua_hvd import algorithms
     except ImportError:
         return      # the native extension is not built: said where that is the matter
-    if name not in algorithms.names():
-        try:
-            algorithms.get(name)
-        except ValueError as error:
+    name = variables.read("BAGUA_ALGORITHM") if given is None else given
+    if name in algorithms.names():
+        return
+    try:
+        algorithms.get(name)
+    except ValueError as error:
+        if given is not None:
             raise ValueError(f"--algorithm: {error} One that the script registers itself is named by "
                              f"BAGUA_ALGORITHM={name}") from None
-
-
-def _warn_of_algorithm(name):
-    """Warns where BAGUA_ALGORITHM names none of the package's own: the script may register it."""
-    try:
-        from bagua_hvd import algorithms
-
-        algorithms.get(name)
-    except ImportError:
-        return
-    except ValueError as error:
         _warn(f"BAGUA_ALGORITHM={name}: {error} Unless the script registers it, the job will fail.")
 
 
@@ -207,10 +205,7 @@ def _run(args):
     if args.check_build:
         check_build(args.verbose)
         return
-    if args.algorithm is not None:
-        _check_algorithm(args.algorithm)
-    elif variables.given("BAGUA_ALGORITHM"):
-        _warn_of_algorithm(variables.read("BAGUA_ALGORITHM"))
+    _check_algorithm(args.algorithm)
     if args.use_mpi:
         _run_mpi(args)
         return
@@ -288,10 +283,8 @@ def run_commandline():
 
 
 def _fail(sentence, exit_code):
-    try:
+    with suppress(OSError):     # nobody reads stderr; the code still tells
         print(sentence, file=sys.stderr, flush=True)
-    except OSError:
-        pass        # nobody reads stderr; the code still tells
     sys.exit(exit_code)
 
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 from bagua_hvd.runner.common.util.hosts import parse_hosts
-from bagua_hvd.runner.ssh.connection import forwarded
+from bagua_hvd.runner.ssh.connection import flags, forwarded
 
 _OPEN_MPI = ("Open MPI", "OpenRTE", "Spectrum MPI")
 _HYDRA = ("HYDRA", "MPICH", "Intel(R) MPI")
@@ -73,9 +73,7 @@ def _open_mpi(args, hosts, env):
         start += ["--mca", "btl_tcp_if_include", ",".join(args.nics)]
         if "NCCL_SOCKET_IFNAME" not in env:
             start += ["-x", f"NCCL_SOCKET_IFNAME={','.join(args.nics)}"]
-    ssh = (["-p", str(args.ssh_port)] if args.ssh_port else []) + \
-          (["-i", args.ssh_identity_file] if args.ssh_identity_file else [])
-    if ssh:
+    if ssh := flags(args.ssh_port, args.ssh_identity_file):
         start += ["--mca", "plm_rsh_args", shlex.join(ssh)]
     if args.output_filename:
         start += ["--output-filename", args.output_filename]

@@ -9,6 +9,7 @@ import os
 import re
 import select
 import time
+from contextlib import suppress
 from typing import Protocol
 
 _WRITE_NBYTES = 4096        # a pipe that select() calls writable takes so many without blocking (PIPE_BUF)
@@ -139,18 +140,14 @@ class Console:
 
     def say(self, text):
         """A line of the launcher's own, on stderr. Lost when nobody reads there."""
-        try:
+        with suppress(BrokenPipeError):
             self._finish()
             self._sinks["stderr"].write(text.encode("utf-8", "surrogateescape") + b"\n")
-        except BrokenPipeError:
-            pass
 
     def close(self):
         """Ends an unfinished line."""
-        try:
+        with suppress(BrokenPipeError):
             self._finish()
-        except BrokenPipeError:
-            pass
 
 
 class Sink(Protocol):
@@ -216,10 +213,8 @@ class LineForwarder:
 
     def _close_file(self):
         file, self._file = self._file, None
-        try:
+        with suppress(OSError):
             file.close()
-        except OSError:
-            pass
 
     def _take_partial(self):
         line = b"".join(self._partial)

@@ -199,10 +199,8 @@ class Guard:
         self._tell(_FOLDER + os.fsencode(folder) + b"\n")
 
     def _tell(self, line):
-        try:
+        with suppress(BrokenPipeError):     # somebody killed the guard; the death signal remains
             self._stdin.write(line)
-        except BrokenPipeError:
-            pass        # somebody killed the guard; the death signal remains
 
     def __enter__(self):
         return self

@@ -52,14 +52,13 @@ class Spawner:
 
     Args:
         is_local: function of a host's name: whether it is this host.
-        remote: the spawner of all others; None: there are none.
+        remote: the spawner of all others.
     """
 
-    def __init__(self, is_local, remote=None):
+    def __init__(self, is_local, remote):
         self._is_local = is_local
-        self._local = LocalSpawner()
-        self._remote = remote
-        self._all = [self._local] + ([remote] if remote else [])
+        self._local, self._remote = LocalSpawner(), remote
+        self._all = self._local, remote
 
     def __enter__(self):
         with ExitStack() as stack:
@@ -73,7 +72,7 @@ class Spawner:
 
     def start(self, task):
         """The running process of a supervisor.Task. OSError: no more processes or descriptors."""
-        local = task.host is None or self._remote is None or self._is_local(task.host)
+        local = task.host is None or self._is_local(task.host)
         return (self._local if local else self._remote).start(task)
 
     def signal_all(self, signum):

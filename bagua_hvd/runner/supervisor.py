@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from bagua_hvd.runner.output import Sink
@@ -155,10 +155,8 @@ class Supervisor:
         """Has the loop call function(). Any thread; lost when run() has ended."""
         self._calls.append(function)
         if self._wakeup is not None:
-            try:
+            with suppress(OSError):     # full: the loop will wake up; closed: run() has ended
                 self._wakeup.send(b"\0")
-            except OSError:
-                pass        # full: the loop will wake up; closed: run() has ended
 
     def start(self, task):
         """Starts a task and returns its process. Only in the loop. OSError: it could not be started."""

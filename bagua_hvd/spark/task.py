@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,10 +127,8 @@ def _run(job, rank, env):
         told = Ended(_wait(process, task))
     for connection in (stdout, stderr):
         connection.close()
-    try:
+    with suppress(OSError):     # the driver has hung up
         task.send(told)
-    except OSError:
-        pass        # the driver has hung up
     task.close()
     return told.exit_code
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd._keras.elastic import KerasState, runs
+from bagua_hvd._keras.elastic import KerasState
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics
-from bagua_hvd.job.elastic import ObjectState
+from bagua_hvd.job.elastic import ObjectState, runs
 from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.tensorflow.bridge import take_interruption
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
@@ -57,7 +57,7 @@ class translated_errors:
                 raise lost from error
 
 
-run = runs(translated_errors, __name__)
+run = runs(__name__, translated_errors)
 
 
 class TensorFlowKerasState(KerasState):

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from bagua_hvd._keras import api
 from bagua_hvd._keras.types import Groups, Layers
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
@@ -146,8 +147,7 @@ def _subclass(base):
     return type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
 
 
-@doc_from(DistributedGradientTape, "DistributedGradientTape that leaves the trainable weights of some layers local; "
-          "ValueError: these are no layers.", local_layers="a layer or a list of layers, built.")
+@doc_from(DistributedGradientTape, api.PARTIAL, local_layers=api.LOCAL_LAYERS)
 def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
                                    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                                    op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
@@ -155,14 +155,11 @@ def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str 
                                    local_layers: Layers = None, scale_local_gradients: bool = True,
                                    algorithm: str | Algorithm | type[Algorithm] | None = None,
                                    delay: int = 0) -> tf.GradientTape:
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    if not all(isinstance(layer, tf.keras.layers.Layer) for layer in layers):
-        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    local = api.weights_of(local_layers)
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients, algorithm, delay,
     )
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    for variable in local:
+        tape.register_local_source(variable)
     return tape

@@ -6,7 +6,6 @@ apply_gradients(); there only what has not been reduced before. So what one sees
 LossScaleOptimizer around this one looks for infinities in what all ranks have alike.
 """
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -38,7 +37,7 @@ class _Distribution:
         self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
         self.aggregation = None
         self.all_in_one = Uses(options.algorithm, optimizer).any      # apply_gradients() reduces, nothing before it
-        self._applying = False
+        self.applying = False       # gradients that have been reduced
         self._reduced: ByIdentity | None = None     # variables whose gradients have been reduced and not applied
         if passes > 1:
             self.aggregation = LocalGradientAggregationHelper(
@@ -56,7 +55,7 @@ class _Distribution:
     def aggregate(self, optimizer, pairs):
         """Pairs of reduced gradients and their variables, which apply_gradients() then takes as they are."""
         pairs = list(pairs)
-        if self._applying or not pairs:
+        if self.applying or not pairs:
             return pairs
         gradients, variables = zip(*pairs, strict=True)
         with tf.init_scope():       # within a condition, variables cannot be made
@@ -72,25 +71,11 @@ class _Distribution:
         reduced, self._reduced = self._reduced, None
         return reduced is not None and all(variable in reduced for variable in variables)
 
-    @contextmanager
-    def applying(self):
-        """Within it, gradients have been reduced."""
-        self._applying = True
-        try:
-            yield
-        finally:
-            self._applying = False
-
 
 class _Distributed(HasDistribution, _Wrapped):
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
     _distribution_class = _Distribution
-
-    def register_local_var(self, var):
-        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
-        scale_local_gradients is False."""
-        self.distribution.reduction.register_local(var)
 
     def _aggregate(self, grads_and_vars):
         if self.distribution.all_in_one:
@@ -110,11 +95,14 @@ class _Distributed(HasDistribution, _Wrapped):
             gradients = distribution.reduce(gradients, variables)
 
         def apply():
-            with distribution.applying():
+            distribution.applying = True
+            try:
                 applied = distribution.reduction.update(
                     lambda: base(list(zip(gradients, variables, strict=True)), *args, **kwargs),
                     lambda: self.iterations.assign_add(1),
                 )
+            finally:
+                distribution.applying = False
             with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
                 after = distribution.reduction.stepped()
             return tf.group(applied, *after) if after else applied
@@ -134,7 +122,7 @@ class _DistributedNew(_Distributed):
         Raises:
             ValueError: the algorithm looks at weights.
         """
-        return super().aggregate_gradients(grads_and_vars) if self.distribution._applying else \
+        return super().aggregate_gradients(grads_and_vars) if self.distribution.applying else \
             self._aggregate(grads_and_vars)
 
 
@@ -155,7 +143,7 @@ class _DistributedLegacy(_Distributed):
 
     @as_written
     def _aggregate_gradients(self, grads_and_vars):
-        return super()._aggregate_gradients(grads_and_vars) if self.distribution._applying else \
+        return super()._aggregate_gradients(grads_and_vars) if self.distribution.applying else \
             self._aggregate(grads_and_vars)
 
 

@@ -122,18 +122,15 @@ class State:
             self._inits = basics.runtime.inits
         return group
 
-    def _begin(self, algorithm):
-        group = self._connected()
-        if algorithm.remembers_gradients and self._scaler is None:
-            _check_no_scaler(algorithm)
-        model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
-        model.step = self._loaded.get("step", 0)
-        self._place = group.rank(), group.size()
-        return model
-
     def _model_of(self, algorithm):
         if self._model is None or self._inits != basics.runtime.inits:
-            self._model = self._begin(algorithm)
+            group = self._connected()
+            if algorithm.remembers_gradients and self._scaler is None:
+                _check_no_scaler(algorithm)
+            model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
+            model.step = self._loaded.get("step", 0)
+            self._place = group.rank(), group.size()
+            self._model = model
         return self._model
 
     def _weigh(self, gradient, algorithm):

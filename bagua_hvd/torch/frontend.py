@@ -14,6 +14,7 @@ from bagua_hvd.torch.shards import is_sharded
 DTYPES = {
     torch.uint8: native.UINT8,
     torch.int8: native.INT8,
+    torch.uint16: native.UINT16,
     torch.int16: native.INT16,
     torch.int32: native.INT32,
     torch.int64: native.INT64,
@@ -23,8 +24,6 @@ DTYPES = {
     torch.bool: native.BOOL,
     torch.bfloat16: native.BFLOAT16,
 }
-if hasattr(torch, "uint16"):
-    DTYPES[torch.uint16] = native.UINT16
 # What the core has no arithmetic for, but can carry: as bytes, in one dimension more.
 _MOVED = {dtype for name in ("complex32", "complex64", "complex128", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
                              "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")

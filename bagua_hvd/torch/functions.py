@@ -1,5 +1,6 @@
 """Parameters, optimizer state and Python objects, from one rank to all or from all to all."""
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,19 +77,22 @@ def _broadcast_tensors(named, root_rank):
     in_window(named, start, finish, lambda entry: entry[1].numel() * entry[1].element_size())
 
 
+@dataclass(frozen=True)
 class _TensorFacts:
     """Stands for a tensor in the pickled state: what a rank needs to make room for it."""
 
-    def __init__(self, tensor):
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
-        self.on_cpu = tensor.device.type == "cpu"
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    on_cpu: bool
 
-    def room(self, existing, device):
-        """`existing` when it fits, else a new tensor."""
-        if isinstance(existing, torch.Tensor) and tuple(existing.shape) == self.shape and existing.dtype == self.dtype:
-            return existing
-        return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
+
+def _room(value, existing, device):
+    """For _TensorFacts `existing` when it fits, else a new tensor; other values as they are."""
+    if not isinstance(value, _TensorFacts):
+        return value
+    if isinstance(existing, torch.Tensor) and (tuple(existing.shape), existing.dtype) == (value.shape, value.dtype):
+        return existing
+    return torch.empty(value.shape, dtype=value.dtype, device="cpu" if value.on_cpu else device)
 
 
 @eager
@@ -129,7 +133,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     if not is_root:
         for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
             for key, value in options.items():
-                group[key] = value.room(group.get(key), parameters[0].device) if _is_facts(value) else value
+                group[key] = _room(value, group.get(key), parameters[0].device)
         for parameter, state in zip(parameters, states, strict=True):
             _make_room(optimizer, parameter, state)
     _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states), root_rank)
@@ -137,20 +141,16 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         optimizer.adopt(shared)
 
 
-def _is_facts(value):
-    return isinstance(value, _TensorFacts)
-
-
 def _describe(optimizer, parameters):
     """The root's class by name, its groups as (number of parameters, options), its states, by parameter, and its
     algorithm's shared state. Tensors are _TensorFacts.
     """
 
+    def facts(value):
+        return _TensorFacts(tuple(value.shape), value.dtype, value.is_cpu) if isinstance(value, torch.Tensor) else value
+
     def plain(values):
-        return {
-            key: _TensorFacts(value) if isinstance(value, torch.Tensor) else value
-            for key, value in values.items() if key != "params"
-        }
+        return {key: facts(value) for key, value in values.items() if key != "params"}
 
     groups = [(len(group["params"]), plain(group)) for group in optimizer.param_groups]
     states = [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
@@ -162,21 +162,18 @@ def _make_room(optimizer, parameter, state):
         optimizer.state.pop(parameter, None)
         return
     current = optimizer.state.get(parameter, {})
-    optimizer.state[parameter] = {
-        key: value.room(current.get(key), parameter.device) if _is_facts(value) else value
-        for key, value in state.items()
-    }
+    optimizer.state[parameter] = {key: _room(value, current.get(key), parameter.device) for key, value in state.items()}
 
 
 def _tensors_of(optimizer, parameters, groups, states):
     """Every tensor of the state with a name that is equal on all ranks."""
     for i, (group, (_, options)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for key, value in options.items():
-            if _is_facts(value):
+            if isinstance(value, _TensorFacts):
                 yield f"optimizer_state.group.{i}.{key}", group[key]
     for i, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
         for key, value in (state or {}).items():
-            if _is_facts(value):
+            if isinstance(value, _TensorFacts):
                 yield f"optimizer_state.{i}.{key}", optimizer.state[parameter][key]
 
 

@@ -125,10 +125,6 @@ class Bucket:
             array = self._workspaces[name] = np.empty(count, dtype)
         return array
 
-    def set_flat(self, views: Sequence[TensorView], values: np.ndarray) -> None:
-        """Sets tensors shaped as the members from a flat array, rounded to their dtype."""
-        vectors.unpack(views, values)
-
     def slices(self) -> list[slice]:
         """Of each member, where it lies in a flat array."""
         ends = list(itertools.accumulate(member.count for member in self.members.values()))
@@ -139,8 +135,8 @@ class Bucket:
         return self.flat(self.views, tail, workspace)
 
     def write(self, values: np.ndarray) -> None:
-        """Sets this step's views from a flat array."""
-        self.set_flat(self.views, values)
+        """Sets this step's views from a flat array, rounded to their dtype."""
+        vectors.unpack(self.views, values)
 
     def add(self, values: np.ndarray) -> None:
         """Adds a flat array to this step's views: read() + values, rounded to their dtype; one pass over memory."""
@@ -194,9 +190,6 @@ class Bucket:
 
 class Weights(Bucket):
     """The weights of some members of a Model: views of wherever they lie at the moment."""
-
-    def __init__(self, name: str, members: dict[int, Member], model: Any) -> None:
-        super().__init__(name, members, model=model)
 
     @property
     def views(self) -> list[TensorView]:

@@ -102,7 +102,7 @@ class Model:
         for index, member in members.items():
             by_kind.setdefault((member.dtype, member.device, fused or index), {})[index] = member
         for kind in by_kind.values():
-            self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, self))
+            self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, model=self))
 
     def look_at_weights(self) -> None:
         """Who looks at weights asks. ValueError: the algorithm has not declared it for the hook that runs."""

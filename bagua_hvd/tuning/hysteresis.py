@@ -112,14 +112,8 @@ class Hysteresis:
         self.plan, self.since, self.candidate, self.windows = plan, step, -1, 0
         return Verdict(plan, why, expected)
 
-    def numbers(self) -> list[int]:
-        """All of it, for a hash."""
-        return [self.plan, -1 if self.since is None else self.since, self.candidate, self.windows, self.before,
-                self.before_us, self.promised, self.tried, self.best_us,
-                *(number for pair in sorted(self.ratios.items()) for number in pair), -2, *sorted(self.barred)]
-
     def as_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """For a checkpoint, and to compare by."""
         return {**asdict(self), "ratios": sorted(self.ratios.items()), "barred": sorted(self.barred)}
 
     @classmethod

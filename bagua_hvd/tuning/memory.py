@@ -1,4 +1,5 @@
 """How much memory this host could still give, so that no plan is taken whose state would not fit."""
+from contextlib import suppress
 from pathlib import Path
 
 UNKNOWN_MIB = 2**31 - 2
@@ -9,13 +10,9 @@ _MEMINFO, _LIMIT, _USED = (Path(path) for path in (
 def available_mib() -> int:
     """What the kernel says could be had without swapping, and no more than this container has left."""
     found = [UNKNOWN_MIB]
-    try:
+    with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) >> 10)
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
+    with suppress(OSError, ValueError):         # no container, or one without a limit: "max"
         found.append(max(0, int(_LIMIT.read_text()) - int(_USED.read_text())) >> 20)
-    except (OSError, ValueError):           # no container, or one without a limit: "max"
-        pass
     return min(found)

@@ -218,7 +218,7 @@ class Tuner:
         if verdict.plan == before:
             self._next_window()
             return
-        self._compare([crc32(repr(self._hysteresis.numbers()).encode()) % (2**31 - 2)], "decided", self._check)
+        self._compare([crc32(repr(self._hysteresis.as_dict()).encode()) % (2**31 - 2)], "decided", self._check)
 
     def _check(self) -> None:
         [(largest, smallest)] = self._posted.wait()

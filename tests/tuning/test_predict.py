@@ -290,7 +290,7 @@ def test_never_what_is_not_usable_and_never_again_what_loses(history, usable):
 def test_equal_histories_decide_alike_whether_kept_or_not(history):
     whole, taken = run(history)
     again, same = run(history)
-    assert taken == same and whole.numbers() == again.numbers()
+    assert taken == same and whole == again
     kept = Hysteresis.of_dict(whole.as_dict())
     assert kept == whole
     more = 25 * (len(history) + 1), 5000, [4000, 3000, 2000, 1000], (True,) * 4

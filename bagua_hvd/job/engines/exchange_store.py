@@ -7,6 +7,7 @@ whatever torch.distributed keeps there.
 import os
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -88,10 +89,8 @@ class StoreMessage:
 
     def close(self) -> None:
         """Rank 0, when all have received."""
-        try:
+        with suppress(RuntimeError):    # a store that keeps what it has, or whose host is gone
             self._store.delete_key("message")
-        except RuntimeError:    # a store that keeps what it has, or whose host is gone
-            pass
         self._store = None
 
 

@@ -56,6 +56,11 @@ def ssh_command():
     return command
 
 
+def flags(port, identity_file):
+    """Those of ssh for a port and a private key; none for None."""
+    return [*(["-p", str(port)] if port else []), *(["-i", identity_file] if identity_file else [])]
+
+
 @dataclass(frozen=True)
 class SshOptions:
     """How hosts are reached: what the flags say. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may hold options.
@@ -78,16 +83,12 @@ class SshOptions:
                        f"ServerAliveCountMax={math.ceil(self.silence_seconds / _PING_SECONDS)}",
                        f"ConnectTimeout={self.timeout_seconds}"):
             command += ["-o", option]
-        command += ["-T", "-x", "-a"] + (["-p", str(self.port)] if self.port else [])
-        command += ["-i", self.identity_file] if self.identity_file else []
-        return [*command, "--", host] + ([remote_command] if remote_command else [])
+        command += ["-T", "-x", "-a", *flags(self.port, self.identity_file), "--", host]
+        return command + ([remote_command] if remote_command else [])
 
     def trial(self, host):
         """A command that a user may try."""
-        command = ssh_command()
-        command += ["-p", str(self.port)] if self.port else []
-        command += ["-i", self.identity_file] if self.identity_file else []
-        return shlex.join([*command, host, "true"])
+        return shlex.join([*ssh_command(), *flags(self.port, self.identity_file), host, "true"])
 
 
 def forwarded(environment):

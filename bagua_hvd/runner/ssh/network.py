@@ -120,12 +120,11 @@ class Network:
             for host in hosts.values():
                 host.request("stop_listening", key=key)
 
-    def place(self, name, among):
-        """The Place of a host in a job of the hosts `among`; all may be LAUNCHER. NoRoute: there is none."""
-        return Place(self.interface(name, among), self.rendezvous(name, among))
-
     def interface(self, name, among):
-        """The first interface of a host whose address all hosts of `among` reach. NoRoute: there is none."""
+        """The first interface of a host whose address all hosts of `among`, names or LAUNCHER, reach.
+
+        NoRoute: there is none.
+        """
         others = [other for other in among if other != name]
         missed = {(interface, address): [other for other in others if address not in self._reached[other, name]]
                   for interface, address in self._addresses[name]}
@@ -189,7 +188,7 @@ def find_places(remote, local, nics, timeout):
     network = Network(nics)
     network.join(remote, [], timeout)
     among = ([LAUNCHER] if local else []) + [host.name for host in remote]
-    places = {name: network.place(name, among) for name in among}
+    places = {name: Place(network.interface(name, among), network.rendezvous(name, among)) for name in among}
     meeting = {place.rendezvous for place in places.values()}
     places.update({name: places[LAUNCHER] for name in local})
     return places, len(meeting) == 1

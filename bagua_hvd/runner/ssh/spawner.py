@@ -1,9 +1,8 @@
 """Starts processes on other hosts; the counterpart of runner.spawner.LocalSpawner."""
-import os
 import signal
 import time
 
-from bagua_hvd.runner.ssh.connection import RemoteHost, SshOptions
+from bagua_hvd.runner.ssh.connection import RemoteHost
 from bagua_hvd.runner.ssh.frames import Kind
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 
@@ -19,15 +18,14 @@ class SshSpawner:
     """Connects to hosts as they are named; leaving it ends all connections, and what still runs there.
 
     Args:
-        options: SshOptions.
-        environment: the launcher's; None: os.environ.
+        options: SshOptions. environment: the launcher's.
     Attributes:
         say: called in any thread with a line of a host's agent.
     """
 
-    def __init__(self, options=None, environment=None):
-        self._options = options or SshOptions()
-        self._environment = dict(os.environ if environment is None else environment)
+    def __init__(self, options, environment):
+        self._options = options
+        self._environment = dict(environment)
         self._hosts = {}
         self.say = lambda text: None
 

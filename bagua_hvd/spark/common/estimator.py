@@ -7,7 +7,7 @@ from pyspark.ml import Estimator, Model
 
 from bagua_hvd.spark.common import data
 from bagua_hvd.spark.common.backend import SparkBackend
-from bagua_hvd.spark.common.params import MODEL, Keywords, with_params
+from bagua_hvd.spark.common.params import Keywords
 
 
 class HorovodModel(Keywords, Model):
@@ -199,6 +199,3 @@ class Task:
     def validation_batches(self, rows: data.Rows) -> Any:
         """All rows for validation."""
         return rows.batches(self.val_batch_size or self.batch_size)
-
-
-model_params = with_params(MODEL)

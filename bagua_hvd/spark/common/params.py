@@ -1,5 +1,6 @@
 """Parameters of estimators and of the models they return, as Spark ML has them: each with a setter and a getter."""
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
@@ -54,22 +55,16 @@ def with_params(table: dict[str, tuple[Any, str]]) -> Callable[[_Class], _Class]
         for name, (_, meaning) in table.items():
             camel = "".join(word.capitalize() for word in name.split("_"))
             setattr(cls, name, Param(Params._dummy(), name, meaning))
-            for kind, accessor in _accessors(name).items():
-                setattr(cls, f"{kind}{camel}", accessor)
+            setattr(cls, f"set{camel}", partialmethod(_assign, name))
+            setattr(cls, f"get{camel}", partialmethod(Keywords.value, name))
         cls.table = table
         return cls
 
     return add
 
 
-def _accessors(name):
-    def set(self, value: Any) -> Any:
-        return self._set(**{name: value})
-
-    def get(self) -> Any:
-        return self.getOrDefault(name)
-
-    return {"set": set, "get": get}
+def _assign(self, name, value):
+    return self._set(**{name: value})
 
 
 class Keywords(Saved):

@@ -9,8 +9,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from bagua_hvd.spark.common.estimator import HorovodEstimator, HorovodModel, model_params
-from bagua_hvd.spark.common.params import ESTIMATOR, with_params
+from bagua_hvd.spark.common.estimator import HorovodEstimator, HorovodModel
+from bagua_hvd.spark.common.params import ESTIMATOR, MODEL, with_params
 
 _PARAMS = {
     **ESTIMATOR,
@@ -21,7 +21,7 @@ _PARAMS = {
 }
 
 
-@model_params
+@with_params(MODEL)
 class TorchModel(HorovodModel):
     """A trained torch.nn.Module; getModel() is it, getHistory() a dict for each epoch."""
 

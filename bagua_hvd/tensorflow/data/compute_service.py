@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,28 +110,16 @@ class TfDataServiceConfig:
             client.shutdown()
 
 
-class _Dispatcher:
-    """A dispatch server of tf.data in this process, and its entry in the registry; a context manager."""
-
-    def __init__(self, client, index):
-        self._server = tf.data.experimental.service.DispatchServer()
-        port = self._server.target.rpartition(":")[2]
-        client.send(Dispatcher(index, f"{client.local_host}:{port}"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self._server._stop()        # its only other way to end is garbage collection
-
-
 @contextmanager
-def _dispatcher_if(here, client, index):
-    if here:
-        with _Dispatcher(client, index):
-            yield
-    else:
+def _dispatcher(client, index):
+    """Within it, this process runs a dispatch server of tf.data, which is in the registry."""
+    server = tf.data.experimental.service.DispatchServer()
+    try:
+        port = server.target.rpartition(":")[2]
+        client.send(Dispatcher(index, f"{client.local_host}:{port}"))
         yield
+    finally:
+        server._stop()      # its only other way to end is garbage collection
 
 
 @contextmanager
@@ -149,7 +137,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Generator
     with compute_config.compute_client() as client:
         client.send(Attach())
         here = compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers
-        with _dispatcher_if(here, client, rank):
+        with _dispatcher(client, rank) if here else nullcontext():
             try:
                 yield f"grpc://{client.address_of(rank % compute_config.dispatchers)}"
             finally:
@@ -212,7 +200,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     index, first = divmod(get_env_rank_and_size()[0], compute_config.workers_per_dispatcher)
     with compute_config.compute_client() as client:
         here = compute_config.dispatcher_side == "compute" and first == 0
-        with _dispatcher_if(here, client, index):
+        with _dispatcher(client, index) if here else nullcontext():
             worker = tf.data.experimental.service.WorkerServer(tf.data.experimental.service.WorkerConfig(
                 client.address_of(index), worker_address=f"{client.local_host}:%port%",
                 data_transfer_address=f"{client.local_host}:%dts_port%",

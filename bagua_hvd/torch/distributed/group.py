@@ -129,15 +129,15 @@ class ProcessGroup(Reductions, Movements):
     # -------------------------------------------------------------------------- messages, and nothing at all ----
 
     def send(self, given: Tensors, rank: int, tag: int = 0) -> Work:
-        if self._other(given[0]):
-            return self._other(given[0]).send(given, rank, tag)
+        if other := self._other(given[0]):
+            return other.send(given, rank, tag)
         tensor = dense(self._one(given, "send"))
         operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
         return Work(operation, given, f"send to rank {rank} with tag {tag}", self._timeout)
 
     def recv(self, given: Tensors, rank: int, tag: int = 0) -> Work:
-        if self._other(given[0]):
-            return self._other(given[0]).recv(given, rank, tag)
+        if other := self._other(given[0]):
+            return other.recv(given, rank, tag)
         return self._receive(given, self._point_to_point.receive, f"recv from rank {rank} with tag {tag}", rank, tag)
 
     def recv_anysource(self, given: Tensors, tag: int = 0) -> Work:

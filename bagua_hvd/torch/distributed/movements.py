@@ -16,8 +16,8 @@ class Movements(OtherDevices):
     """broadcast, allgather, gather, scatter and alltoall, with the names and arguments of c10d."""
 
     def broadcast(self, given: Tensors, opts: Any) -> Work:
-        if self._other(given[0]):
-            return self._other(given[0]).broadcast(given, opts)
+        if other := self._other(given[0]):
+            return other.broadcast(given, opts)
         name, what = self._begin("broadcast")
         sources = [dense(tensor) for tensor in given]
         flat = [tensors.movable(source) for source in sources]
@@ -31,8 +31,8 @@ class Movements(OtherDevices):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        if self._other(inputs[0]):
-            return self._other(inputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
+        if other := self._other(inputs[0]):
+            return other.all_gather_single_coalesced(outputs, inputs, opts)
         name, what = self._begin("all_gather_into_tensor")
         size = len(self._ranks)
         for output, given in zip(outputs, inputs, strict=True):
@@ -62,8 +62,8 @@ class Movements(OtherDevices):
 
     def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         outputs, given = self._one(output_lists, "allgather"), self._one(inputs, "allgather")
-        if self._other(given):
-            return self._other(given).allgather(output_lists, inputs, opts)
+        if other := self._other(given):
+            return other.allgather(output_lists, inputs, opts)
         if len(outputs) != len(self._ranks):
             raise ValueError(f"all_gather: {len(outputs)} outputs for {len(self._ranks)} ranks")
         if any(output.numel() != given.numel() for output in outputs):
@@ -110,8 +110,8 @@ class Movements(OtherDevices):
 
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Work:
         given = dense(self._one(inputs, "gather"))
-        if self._other(given):
-            return self._other(given).gather(output_lists, inputs, opts)
+        if other := self._other(given):
+            return other.gather(output_lists, inputs, opts)
         name, what = self._begin("gather")
         size, mine = len(self._ranks), opts.rootRank == self._rank
         outputs = self._one(output_lists, "gather") if mine else []
@@ -131,8 +131,8 @@ class Movements(OtherDevices):
 
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "scatter")
-        if self._other(output):
-            return self._other(output).scatter(outputs, input_lists, opts)
+        if other := self._other(output):
+            return other.scatter(outputs, input_lists, opts)
         name, what = self._begin("scatter")
         size, mine = len(self._ranks), opts.rootRank == self._rank
         result = dense(output)
@@ -150,8 +150,8 @@ class Movements(OtherDevices):
 
     def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor, output_splits: list[int],
                           input_splits: list[int], opts: Any = None) -> Work:
-        if self._other(given):
-            return self._other(given).all_to_all_single(output, given, output_splits, input_splits, opts)
+        if other := self._other(given):
+            return other.all_to_all_single(output, given, output_splits, input_splits, opts)
         size = len(self._ranks)
         source, result = dense(given), dense(output)
         if not output_splits and not input_splits and self._places is None:
@@ -185,8 +185,8 @@ class Movements(OtherDevices):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        if self._other(inputs[0]):
-            return self._other(inputs[0]).alltoall(outputs, inputs, opts)
+        if other := self._other(inputs[0]):
+            return other.alltoall(outputs, inputs, opts)
         return self._exchange(outputs, inputs, opts, "all_to_all")
 
     def _exchange(self, outputs, inputs, opts, what):

@@ -9,6 +9,7 @@ for results only when somebody wants them there. A stream that wants them waits 
 import functools
 import threading
 from concurrent import futures
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -223,11 +224,7 @@ class Work(_Work):
         return future
 
     def _ended_unattended(self, future):
-        if self._gpu is None:
-            self._end()
-            self._complete(future)
-            return
-        with self._gpu.aside():             # a stream that the future takes as its own
+        with nullcontext() if self._gpu is None else self._gpu.aside():     # a stream that the future takes as its own
             self._end()
             self._complete(future)
 

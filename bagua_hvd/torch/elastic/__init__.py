@@ -5,26 +5,10 @@
     @hvd.elastic.run
     def train(state): ...       # commit() after every few batches; begins where the state says
 """
-from collections.abc import Callable
-from typing import Any
-
-from bagua_hvd.job.elastic import reset, run_fn
+from bagua_hvd.job.elastic import runs
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.elastic.state import TorchState
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: `func` goes on when ranks are lost or the hosts change.
-
-    Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be
-    called before that: ranks that join later begin there.
-
-    Args:
-        func: function whose first argument is the state, such as a TorchState.
-    Returns:
-        A function with the same arguments and result. Exceptions other than HorovodInternalError and
-        HostsUpdatedInterrupt pass through it.
-    """
-    return run_fn(func, reset)
+run = runs(__name__)
