@@ -5,14 +5,20 @@
     @hvd.elastic.run
     def train(state): ...       # commit() after every few batches; begins where the state says
 """
+import importlib
 from collections.abc import Callable
 from typing import Any
 
+from bagua_hvd.core import variables
 from bagua_hvd.job.elastic import reset, run_fn
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.elastic.state import TorchState
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
+
+if variables.read("HOROVOD_ELASTIC"):
+    # The first optimizer of a process imports it, for seconds. After init() the other ranks would wait for that.
+    importlib.import_module("torch._dynamo")
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
