@@ -88,6 +88,7 @@ def init(comm: Sequence[int] | None = None,
             scope = elastic_worker.take_place(driver, failure)
             try:
                 _start(comm, process_sets, scope)
+                runtime.context.await_state(elastic_worker.worker.assignment.joins)
                 return
             except (InitializationFailed, HorovodInternalError) as error:
                 failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting

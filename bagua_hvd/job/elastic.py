@@ -18,7 +18,7 @@ from typing import Any
 
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.job import basics, elastic_worker
-from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult, Synced, Syncing
 
 
 class WorkerNotificationManager:
@@ -250,8 +250,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     skip_sync = elastic_worker.skip_sync(skip_sync)
                     state.on_reset()
                 if not skip_sync:
+                    elastic_worker.tell(Syncing())
+                    if basics.is_initialized():
+                        basics.context().await_state(False)
                     state.sync()
-                    elastic_worker.synced()
+                    elastic_worker.tell(Synced())
                 result = func(state, *args, **kwargs)
                 state._ended()
                 return result

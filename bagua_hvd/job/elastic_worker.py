@@ -1,8 +1,9 @@
 """A worker's side of an elastic job: from the driver it learns, at every init(), its rank and where the ranks meet.
 
-    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), synced after every
-                         State.sync()
-    driver to worker     assignment (environment, scope, skip_sync), removed, or refused (reason): the answer to join
+    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), syncing before and
+                         synced after every State.sync()
+    driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the answer to
+                         join
                          hosts_updated (timestamp, result of HostUpdateResult): at any time
 
 A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by
@@ -50,11 +51,16 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Syncing:
+    """This worker is about to receive the job's state."""
+
+
+@dataclass(frozen=True)
 class Synced:
     """This worker has the job's state."""
 
 
-WORKER_SAYS = (Join, Synced)
+WORKER_SAYS = (Join, Syncing, Synced)
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,13 @@ class Assignment:
     Attributes:
         environment: the HOROVOD_ variables of rank and size, and of the interface. scope: names the meeting.
         skip_sync: whether all members agree not to synchronize their state after this meeting.
+        joins: other members have the job's state, and this process has not.
     """
 
     environment: dict[str, str]
     scope: str
     skip_sync: bool
+    joins: bool
 
     def __post_init__(self):
         if not set(_PLACE) <= self.environment.keys():
@@ -152,10 +160,10 @@ class DriverLink:
             raise RemovedFromJob
         raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
-    def synced(self):
-        """Tells the driver that this process has the job's state."""
+    def tell(self, message):
+        """Tells the driver what needs no answer: Syncing or Synced."""
         try:
-            self._connection.send(Synced())
+            self._connection.send(message)
         except OSError:
             pass
 
@@ -211,7 +219,7 @@ def skip_sync(wanted):
     return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
-def synced():
-    """The state has been synchronized."""
+def tell(message):
+    """Tells the driver, if there is one: Syncing or Synced."""
     if worker.link is not None:
-        worker.link.synced()
+        worker.link.tell(message)

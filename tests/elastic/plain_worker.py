@@ -60,6 +60,10 @@ def main():
         sys.exit(3)
     basics.init(process_sets=[PAIR])
     say("up", rank=basics.rank(), size=basics.size(), pid=os.getpid())
+    if fault == f"hang {os.environ['HOROVOD_HOSTNAME']}":
+        time.sleep(1000)
+    if fault == f"collective {os.environ['HOROVOD_HOSTNAME']}":
+        objects.allgather_object(basics.context(), 0, "before the state is synchronized")
     state = elastic.ObjectState(broadcast, basics.rank, step=0)
     state.register_reset_callbacks([lambda: say("reset", rank=basics.rank(), size=basics.size())])
     if fault == "training" and basics.rank() == 1:
