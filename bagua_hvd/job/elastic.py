@@ -10,6 +10,7 @@ check_host_updates(), which all ranks call. Nothing else here knows threads.
 """
 import functools
 import threading
+import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
@@ -221,6 +222,14 @@ def reset() -> None:
     basics.restart()
 
 
+def _clear_frames(error):
+    """Frees what the failed step had: a frame that holds the error, whose traceback holds the frame, would keep batches,
+    graphs and connections until Python collects garbage."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
     """`func`, whose first argument is a State, made to survive lost ranks and changes of the hosts; see the module.
 
@@ -262,8 +271,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 elastic_worker.failed(error)
                 state.restore()
                 skip_sync = False
+                _clear_frames(error)
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
+                _clear_frames(interrupt)
             reset_required = True
 
     return run
