@@ -223,8 +223,11 @@ def reset() -> None:
 
 
 def _clear_frames(error):
-    """Frees what the failed step had: a frame that holds the error, whose traceback holds the frame, would keep batches,
-    graphs and connections until Python collects garbage."""
+    """Frees what the failed step had.
+
+    A frame that holds the error, whose traceback holds the frame, would keep batches, graphs and connections until
+    Python collects garbage.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

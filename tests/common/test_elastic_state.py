@@ -73,12 +73,11 @@ def test_nothing_keeps_what_a_failed_step_had(error):
             return batches[0]() is None
         batch = Batch()
         batches.append(weakref.ref(batch))
-        cause = HorovodInternalError("first")
         try:
-            raise cause
-        except HorovodInternalError:
+            raise HorovodInternalError("first")
+        except HorovodInternalError as first:
             failure = error
-            raise failure
+            raise failure from first
 
     gc.disable()
     try:

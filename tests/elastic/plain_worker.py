@@ -3,12 +3,13 @@
 Prints a line `event key=value ...` for each event.
 """
 import os
+import socket
 import sys
 import time
 
 from bagua_hvd.core import objects
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.job import basics, elastic
+from bagua_hvd.job import basics, elastic, elastic_worker
 from bagua_hvd.job.process_sets import ProcessSet
 
 
@@ -37,6 +38,8 @@ def train(state):
         state.step += 1
         if state.step == 5 and basics.rank() == 1 and os.environ.get("TEST_FAULT") == "raise":
             raise LookupError("mine alone")
+        if state.step == 5 and basics.rank() == 0 and os.environ.get("TEST_FAULT") == "cut":
+            elastic_worker.worker.link._connection._socket.shutdown(socket.SHUT_RDWR)
         time.sleep(0.02)
         state.commit()
         say("committed", step=state.step, at=time.time())

@@ -139,6 +139,17 @@ def test_a_new_worker_that_begins_with_a_collective_fails_alone(make_job):
     assert "this process has joined a running elastic job" in job.text
 
 
+def test_a_broken_connection_to_the_driver_is_made_anew(make_job):
+    """Rank 0's, which is told of hosts that come."""
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, command=WORKER, env={"TEST_FAULT": "cut"})
+    job.wait_for("committed", 2, step=8)
+    job.set_hosts({A: 1, B: 1, C: 1})
+    train(job, 3)
+    ends_with(job, 3)
+    assert pids(job.of("enter", size=3))[0] == pids(job.of("enter", size=2))[0]
+
+
 def test_a_host_comes_back_after_its_cooldown(make_job):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, "--blacklist-cooldown-range", 1, 2, command=WORKER)

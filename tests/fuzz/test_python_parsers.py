@@ -99,7 +99,8 @@ JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.list
 MESSAGES = st.dictionaries(
     st.sampled_from(["type", "environment", "scope", "skip_sync", "timestamp", "result", "reason", "failure",
                      "silent"]),
-    JSON | st.sampled_from(["assignment", "removed", "refused", "hosts_updated", "join", "syncing", "synced"]), max_size=5)
+    JSON | st.sampled_from(["assignment", "removed", "refused", "hosts_updated", "join", "syncing", "synced"]),
+    max_size=5)
 
 
 @fuzzed
