@@ -207,10 +207,25 @@ class ObjectState(State):
         for name, value in self._saved_state.items():
             setattr(self, name, value)
 
-    def _receive(self, root_rank, whole):
-        """Gives every rank that rank's values. whole: of models and optimizers, too, which else are equal already."""
+    def _receive(self, root_rank, whole, facts):
+        """Gives every rank that rank's values.
+
+        Args:
+            whole: of models and optimizers, too, which else are equal already. facts: that rank's _facts(); None: they
+                are to be broadcast.
+        """
         ObjectState._save_counters(self)
-        self._saved_state = self._bcast_object(self._saved_state, root_rank=root_rank)
+        if facts is None:
+            facts = self._bcast_object(self._facts(), root_rank=root_rank)
+        if self._rank() != root_rank:
+            self._take_facts(facts)
+
+    def _facts(self):
+        """What is not a model's or an optimizer's, by names: as a rule it is small."""
+        return {"counters": {name: getattr(self, name) for name in self._saved_state}}
+
+    def _take_facts(self, facts):
+        self._saved_state = facts["counters"]
         ObjectState._restore_counters(self)
 
     def _forget_saved(self):

@@ -119,6 +119,7 @@ def test_a_worker_ends_whatever_its_driver_says(message):
 
     link._answers = queue.SimpleQueue()
     link._on_hosts_updated = lambda *update: None
+    link._connect_again = lambda: False
     link._connection = SimpleNamespace(receive=receive, send=lambda message: None)
     link._receive()
     try:
