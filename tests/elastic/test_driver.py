@@ -384,6 +384,15 @@ def test_one_that_does_not_come():
             assert "1 of 2, on b, have not" in str(job.driver.failure)
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (2, 1, 0), (0, 1, 2)])
+def test_one_that_is_cut_off_is_killed_and_not_whom_it_does_not_hear(order):
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    for number in order:
+        job.join(number, silent=0 if number == 2 else 2)
+    assert job.killed == [2]
+    assert job.ranks() == {0: 0, 1: 1}
+
+
 def test_a_new_worker_that_does_not_synchronize():
     job = running({"a": 1, "b": 1}, min_num_proc=1, elastic_timeout=60)
     job.find({"a": 1, "b": 1, "c": 2})

@@ -13,7 +13,8 @@ then every member is told its rank, and the name under which the ranks find each
     a worker ends            the others learn it from their connections, restore the last commit and come; those of its
                              host, which is not used any more, have a grace to end by themselves
     a worker is silent       the others learn it from heartbeats, come, and say which one it is: it is killed, for one
-                             that was stopped, and is continued, must not come back
+                             that was stopped, and is continued, must not come back; so is one that is cut off from the
+                             others, though it comes
     a worker does not come   while enough others wait for the next meeting, or in it for its state.sync(): after
                              elastic_timeout it is killed
     a host is taken away     rank 0 is told; at the next commit all come
@@ -27,6 +28,7 @@ calls come from one thread, which also calls step() after every event and now an
 """
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -84,7 +86,7 @@ class Worker:
         number: of this process, never given again. label: its rank, for messages; at first the expected one.
         since: when the phase began. rank: in the present meeting; None: it is no member.
         has_state: it has synchronized the job's state. syncs: it does so, or has done so, since the last meeting.
-        skip_sync: it thinks that it needs no synchronization.
+        skip_sync: it thinks that it needs no synchronization. silent: the rank that it does not hear; None: none.
         leave_by: in LEAVING, when it is stopped; None: it has been, or has hung up.
     """
 
@@ -97,6 +99,7 @@ class Worker:
     has_state: bool = False
     syncs: bool = False
     skip_sync: bool = False
+    silent: int | None = None
     leave_by: float | None = None
 
 
@@ -166,14 +169,27 @@ class ElasticDriver:
                 self._fail(RuntimeError(
                     f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a row: {failure}"))
         self._enter(worker, Phase.WAITING)
-        worker.skip_sync = skip_sync
+        worker.skip_sync, worker.silent = skip_sync, silent
         if self._first_arrival is None:
             self._first_arrival = self._clock()
-        if silent is not None and worker.rank is not None:
-            # One that has come meanwhile lives, and stays.
-            for other in self._running():
-                if other.rank == silent:
-                    self._kill(other, "was silent")
+
+    def _kill_silent(self):
+        """Kills the member that most others do not hear, when all have come but those of such members' hosts.
+
+        A member that is cut off hears none of the others, and may come before them. One that has come lives, unless it
+        is such a member.
+        """
+        while True:
+            members = {worker.rank: worker for worker in self._live() if worker.rank is not None}
+            missed = Counter(worker.silent for worker in members.values() if worker.silent in members)
+            hosts = {members[rank].host for rank in missed}
+            if any(worker.phase is Phase.RUNNING and worker.host not in hosts for worker in members.values()):
+                return
+            silent = [rank for rank in missed
+                      if members[rank].phase is Phase.RUNNING or members[rank].silent is not None]
+            if not silent:
+                return
+            self._kill(members[max(silent, key=lambda rank: (missed[rank], rank))], "was silent")
 
     def _kill(self, worker, why):
         self._enter(worker, Phase.LEAVING)
@@ -255,6 +271,7 @@ class ElasticDriver:
         """Does what is due."""
         if self.failure is not None:
             return
+        self._kill_silent()
         if self._ending:
             self._end()
             return
@@ -411,7 +428,7 @@ class ElasticDriver:
                 worker.rank, worker.has_state = None, False
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
-            worker.syncs = False
+            worker.syncs, worker.silent = False, None
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
