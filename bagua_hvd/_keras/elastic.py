@@ -8,7 +8,6 @@
             hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state),
             hvd.elastic.CommitStateCallback(state)])
 """
-import functools
 from typing import Any
 
 from bagua_hvd._keras import legacy, values
@@ -19,7 +18,7 @@ from bagua_hvd._keras.optimizer import distributions, forget_step
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState, runs
-from bagua_hvd.reduction.numbers import share_numbers
+from bagua_hvd.reduction.numbers import numbers_of, share_numbers, take_numbers
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
@@ -76,18 +75,23 @@ class KerasState(ObjectState):
     def _sync(self):
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
-        self._share_numbers(0)
+        share_numbers(self._numbered(), _broadcast_object)
         super()._sync()
 
-    def _share_numbers(self, root_rank):
-        share_numbers([*current().shared_reductions, *(d.reduction for d in distributions(self.optimizer))],
-                      functools.partial(_broadcast_object, root_rank=root_rank))
+    def _numbered(self):
+        return [*current().shared_reductions, *(d.reduction for d in distributions(self.optimizer))]
 
-    def _receive(self, root_rank, whole):
+    def _receive(self, root_rank, whole, facts):
         if whole:
             values.broadcast_variables(self._variables(), root_rank, "elastic.state.variables")
-        self._share_numbers(root_rank)
-        super()._receive(root_rank, whole)
+        super()._receive(root_rank, whole, facts)
+
+    def _facts(self):
+        return {**super()._facts(), "numbers": numbers_of(self._numbered())}
+
+    def _take_facts(self, facts):
+        super()._take_facts(facts)
+        take_numbers(self._numbered(), facts["numbers"])
 
     def _forget_saved(self):
         self._saved_values = None

@@ -36,6 +36,10 @@ class Context(Posting, Telemetry):
         check(lib.bhvd_context_create(native, out, error), error)
         super().__init__(ffi.gc(out[0], lib.bhvd_context_destroy))
 
+    def await_state(self, awaits: bool) -> None:
+        """While it does, operations raise ValueError: a running elastic job would not take part in them."""
+        lib.bhvd_context_await_state(self._pointer, awaits)
+
     def check(self) -> None:
         """Raises the reason when the context is not usable any more."""
         error = ffi.new("struct bhvd_error *")

@@ -1,8 +1,9 @@
-"""Python objects between ranks: pickled, their sizes first, then their bytes. No framework's tensors are involved.
+"""Python objects between ranks: pickled. No framework's tensors are involved.
 
 cloudpickle, so that lambdas and classes of __main__ travel. Ranks of one job trust each other: they unpickle what the
 others send, over connections that have proved to know the job's secret.
 """
+import io
 import struct
 from typing import Any
 
@@ -11,6 +12,9 @@ import cloudpickle
 from bagua_hvd.core import native, vectors
 
 _SIZE = struct.Struct("=q")
+# All ranks broadcast equally many bytes. So the first broadcast has a fixed size, and most objects need no second one.
+_FIRST_BYTES = 512
+_ROOM = _FIRST_BYTES - _SIZE.size
 
 
 def broadcast_object(context: Any, obj: Any, root_rank: int, is_root: Any, name: str, process_set: Any = 0) -> Any:
@@ -18,14 +22,16 @@ def broadcast_object(context: Any, obj: Any, root_rank: int, is_root: Any, name:
 
     Args:
         context: native Context. root_rank: global rank. is_root: whether this rank is it. process_set: native id.
-        name: the same on all ranks; two operations carry it, `<name>.sz` and `<name>.t`.
+        name: the same on all ranks; `<name>.sz` carries a small object, and `<name>.t` a larger one after it.
     """
     data = bytearray(cloudpickle.dumps(obj) if is_root else b"")
-    size = bytearray(_SIZE.pack(len(data)))
-    _broadcast(context, size, root_rank, f"broadcast.{name}.sz", process_set)
+    first = bytearray(_SIZE.pack(len(data)) + data[:_ROOM].ljust(_ROOM))
+    _broadcast(context, first, root_rank, f"broadcast.{name}.sz", process_set)
+    size, = _SIZE.unpack_from(first)
     if not is_root:
-        data = bytearray(_SIZE.unpack(size)[0])
-    _broadcast(context, data, root_rank, f"broadcast.{name}.t", process_set)
+        data = first[_SIZE.size:] if size <= _ROOM else bytearray(size)     # loads() ignores what follows the object
+    if size > _ROOM:
+        _broadcast(context, data, root_rank, f"broadcast.{name}.t", process_set)
     return obj if is_root else cloudpickle.loads(data)
 
 
@@ -36,19 +42,12 @@ def _broadcast(context, data, root_rank, name, process_set):
 
 def allgather_object(context: Any, obj: Any, name: str, process_set: Any = 0) -> Any:
     """The ranks' objects as a list in rank order; see broadcast_object for the arguments."""
-    data = cloudpickle.dumps(obj)
-    sizes = _SIZE.iter_unpack(_allgather(context, _SIZE.pack(len(data)), f"allgather.{name}.sz", process_set))
-    everything = _allgather(context, data, f"allgather.{name}.t", process_set)
-    objects, offset = [], 0
-    for (size,) in sizes:
-        objects.append(cloudpickle.loads(everything[offset:offset + size]))
-        offset += size
-    return objects
-
-
-def _allgather(context, data, name, process_set):
-    operation = context.post(native.ALLGATHER, name, (vectors.gathered_view(data),), process_set=process_set,
-                             blocking=True)
+    operation = context.post(native.ALLGATHER, f"allgather.{name}.t",
+                             (vectors.gathered_view(cloudpickle.dumps(obj)),), process_set=process_set, blocking=True)
     operation.wait()
     nbytes, _, owner = operation.result(0)
-    return bytes(native.buffer(owner, nbytes))
+    everything = io.BytesIO(native.buffer(owner, nbytes))
+    objects = []
+    while everything.tell() < nbytes:       # a pickled object tells where it ends
+        objects.append(cloudpickle.load(everything))
+    return objects

@@ -85,9 +85,10 @@ def init(comm: Sequence[int] | None = None,
             return
         failure = None
         while True:
-            scope = elastic_worker.take_place(driver, failure)
+            assignment = elastic_worker.take_place(driver, failure)
             try:
-                _start(comm, process_sets, scope)
+                _start(comm, process_sets, assignment.scope)
+                context().await_state(assignment.joins)
                 return
             except (InitializationFailed, HorovodInternalError) as error:
                 failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting

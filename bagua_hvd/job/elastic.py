@@ -10,6 +10,7 @@ check_host_updates(), which all ranks call. Nothing else here knows threads.
 """
 import functools
 import threading
+import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,7 +20,7 @@ from typing import Any
 
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.job import basics, elastic_worker
-from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult, Synced, Syncing
 
 
 class WorkerNotificationManager:
@@ -207,10 +208,25 @@ class ObjectState(State):
         for name, value in self._saved_state.items():
             setattr(self, name, value)
 
-    def _receive(self, root_rank, whole):
-        """Gives every rank that rank's values. whole: of models and optimizers, too, which else are equal already."""
+    def _receive(self, root_rank, whole, facts):
+        """Gives every rank that rank's values.
+
+        Args:
+            whole: of models and optimizers, too, which else are equal already. facts: that rank's _facts(); None: they
+                are to be broadcast.
+        """
         ObjectState._save_counters(self)
-        self._saved_state = self._bcast_object(self._saved_state, root_rank=root_rank)
+        if facts is None:
+            facts = self._bcast_object(self._facts(), root_rank=root_rank)
+        if self._rank() != root_rank:
+            self._take_facts(facts)
+
+    def _facts(self):
+        """What is not a model's or an optimizer's, by names: as a rule it is small."""
+        return {"counters": {name: getattr(self, name) for name in self._saved_state}}
+
+    def _take_facts(self, facts):
+        self._saved_state = facts["counters"]
         ObjectState._restore_counters(self)
 
     def _forget_saved(self):
@@ -220,6 +236,17 @@ class ObjectState(State):
 def reset() -> None:
     """Leaves the job and enters it again; rank and size may then be others."""
     basics.restart()
+
+
+def _clear_frames(error):
+    """Frees what the failed step had.
+
+    A frame that holds the error, whose traceback holds the frame, would keep batches, graphs and connections until
+    Python collects garbage.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
@@ -251,8 +278,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     skip_sync = elastic_worker.skip_sync(skip_sync)
                     state.on_reset()
                 if not skip_sync:
+                    elastic_worker.tell(Syncing())
+                    if basics.is_initialized():
+                        basics.context().await_state(False)
                     state.sync()
-                    elastic_worker.synced()
+                    elastic_worker.tell(Synced())
                 result = func(state, *args, **kwargs)
                 state._ended()
                 return result
@@ -260,8 +290,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 elastic_worker.failed(error)
                 state.restore()
                 skip_sync = False
+                _clear_frames(error)
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
+                _clear_frames(interrupt)
             reset_required = True
 
     return run

@@ -1,16 +1,18 @@
 """A worker's side of an elastic job: from the driver it learns, at every init(), its rank and where the ranks meet.
 
-    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), synced after every
-                         State.sync()
-    driver to worker     assignment (environment, scope, skip_sync), removed, or refused (reason): the answer to join
+    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), syncing before and
+                         synced after every State.sync()
+    driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the answer to
+                         join
                          hosts_updated (timestamp, result of HostUpdateResult): at any time
 
 A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by
-the first init(), which ends with the process.
+the first init(), which ends with the process. When it breaks, a member makes it anew.
 """
 import os
 import queue
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,6 +23,9 @@ from bagua_hvd.job.messages import Hello
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
+# How often a member connects again, a second later each time: the driver may notice later that a connection has broken,
+# and takes no second one until then.
+_CONNECTIONS_MAX = 30
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
@@ -51,11 +56,16 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Syncing:
+    """This worker is about to receive the job's state."""
+
+
+@dataclass(frozen=True)
 class Synced:
     """This worker has the job's state."""
 
 
-WORKER_SAYS = (Join, Synced)
+WORKER_SAYS = (Join, Syncing, Synced)
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,13 @@ class Assignment:
     Attributes:
         environment: the HOROVOD_ variables of rank and size, and of the interface. scope: names the meeting.
         skip_sync: whether all members agree not to synchronize their state after this meeting.
+        joins: other members have the job's state, and this process has not.
     """
 
     environment: dict[str, str]
     scope: str
     skip_sync: bool
+    joins: bool
 
     def __post_init__(self):
         if not set(_PLACE) <= self.environment.keys():
@@ -108,24 +120,51 @@ class DriverLink:
     """
 
     def __init__(self, address, secret, worker, on_hosts_updated):
-        host, _, port = address.rpartition(":")
+        self._address = address.rpartition(":")
+        self._secret = secret
+        self._hello = Hello(int(worker))
+        self._request: Join | None = None       # that has no answer yet
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
         try:
-            self._connection = channel.Connection(host, int(port), secret, _CONNECT_SECONDS)
-            self._connection.send(Hello(int(worker)))
+            self._connect()
         except OSError as error:
             raise ValueError(
                 f"Horovod initialization failed. The driver of the elastic job does not answer at {address}: {error}"
             ) from None
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
+    def _connect(self):
+        host, _, port = self._address
+        self._connection = channel.Connection(host, int(port), self._secret, _CONNECT_SECONDS)
+        self._connection.send(self._hello)
+
+    def _connect_again(self):
+        """Whether there is a connection again. The driver learns once more what has not been answered."""
+        try:
+            self._connect()
+            if self._request is not None:
+                self._connection.send(self._request)
+            return True
+        except OSError:
+            return False
+
     def _receive(self):
-        while (message := self._connection.receive(*_DRIVER_SAYS)) is not None:
+        left = 0            # of _CONNECTIONS_MAX; only a member's connection is worth it
+        while True:
+            message = self._connection.receive(*_DRIVER_SAYS)
             if isinstance(message, HostsUpdated):
                 self._on_hosts_updated(message.timestamp, message.result)
-            else:
+            elif message is not None:
+                self._request = None
                 self._answers.put(message)
+            if isinstance(message, (Assignment, HostsUpdated)):
+                left = _CONNECTIONS_MAX
+            elif message is None:
+                if not left or not self._connect_again():
+                    break
+                left -= 1
+                time.sleep(1)
         self._answers.put(Refused("The driver of the elastic job has hung up."))
 
     def join(self, skip_sync=False, failure=None, silent=None):
@@ -140,8 +179,8 @@ class DriverLink:
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
-        with suppress(OSError):     # the receiving thread says why
-            self._connection.send(Join(skip_sync, failure, silent))
+        self._request = Join(skip_sync, failure, silent)
+        self.tell(self._request)
         answer = self._answers.get()
         if isinstance(answer, Assignment):
             return replace(answer, environment={name: answer.environment[name] for name in _PLACE})
@@ -151,10 +190,10 @@ class DriverLink:
             raise RemovedFromJob
         raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
-    def synced(self):
-        """Tells the driver that this process has the job's state."""
-        with suppress(OSError):
-            self._connection.send(Synced())
+    def tell(self, message):
+        """Sends the driver a message."""
+        with suppress(OSError):     # the receiving thread connects again, or says why not
+            self._connection.send(message)
 
 
 class _Worker:
@@ -187,12 +226,11 @@ def connect(environ=None):
 
 
 def take_place(link, failure=None):
-    """Joins the next meeting and puts this process's place into its environment; returns the scope. As DriverLink.join.
-    """
-    worker.assignment = link.join(worker.may_skip_sync, failure, worker.silent)
+    """Joins the next meeting and puts this process's place into its environment. As DriverLink.join."""
+    worker.assignment = assignment = link.join(worker.may_skip_sync, failure, worker.silent)
     worker.may_skip_sync, worker.silent = False, None
-    os.environ.update(worker.assignment.environment)
-    return worker.assignment.scope
+    os.environ.update(assignment.environment)
+    return assignment
 
 
 def failed(error):
@@ -208,7 +246,7 @@ def skip_sync(wanted):
     return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
-def synced():
-    """The state has been synchronized."""
+def tell(message):
+    """Tells the driver, if there is one: Syncing or Synced."""
     if worker.link is not None:
-        worker.link.synced()
+        worker.link.tell(message)

@@ -15,11 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+import cloudpickle
+
 from bagua_hvd.collectives.objects import allgather_object
 from bagua_hvd.core.exceptions import HostsUpdatedInterrupt
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.job.process_sets import global_process_set
+
+# What a rank tells all others of its counters, in case that they need them; more is broadcast by the one that has it.
+_SMALL_BYTES = 1024
 
 CANNOT = (
     "{state}(every_step=True) cannot keep every step: {why}. Use one DistributedOptimizer, with an algorithm that "
@@ -42,8 +47,8 @@ class EveryStep(ABC):
     """The steps of a state's optimizer. It is the observer of that one's Reducers.
 
     Args:
-        state: has _receive(root_rank, whole), _save(), _restore(), _forget_saved(), _save_counters() and
-            _restore_counters().
+        state: has _receive(root_rank, whole, facts), _facts(), _save(), _restore(), _forget_saved(), _save_counters()
+            and _restore_counters().
     Attributes:
         completed: how many this rank has made or received; None: it has not received the job's state yet.
         interrupted: step_begins() has raised.
@@ -103,11 +108,12 @@ class EveryStep(ABC):
         if mine is not None:
             self.restore()      # nobody has, where hosts have changed
             torn = self._torn()
-        keeps = self._forget_step()
-        told = allgather_object((None if torn else mine, keeps, torn), "elastic.steps", global_process_set)
-        steps = [completed for completed, _, _ in told]
+        keeps, facts = self._forget_step(), cloudpickle.dumps(state._facts())
+        told = allgather_object((None if torn else mine, keeps, torn, facts if len(facts) <= _SMALL_BYTES else None),
+                                "elastic.steps", global_process_set)
+        steps = [completed for completed, *_ in told]
         most = max((completed for completed in steps if completed is not None), default=None)
-        if most is None and any(torn for _, _, torn in told):
+        if most is None and any(torn for _, _, torn, _ in told):
             raise RuntimeError(TORN)
         root = steps.index(most)
         if not torn and mine is not None and mine == most:
@@ -117,7 +123,9 @@ class EveryStep(ABC):
             self._receives = True
         if most is not None and any(step is None for step in steps):
             self._check_equal([rank for rank, step in enumerate(steps) if step == most], root, most)
-        state._receive(root, most is None or any(entry != (most, False, False) for entry in told))
+        facts = told[root][-1]
+        state._receive(root, most is None or any(entry[:-1] != (most, False, False) for entry in told),
+                       facts and cloudpickle.loads(facts))
         self._receives = False
         self.completed, self._begun = most or 0, False
         state._forget_saved()

@@ -38,6 +38,16 @@ def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) ->
         optimizers: what has `number` and `renumber(number)`, in the same order on all ranks.
         broadcast: function that returns rank 0's object.
     """
-    numbers, _numbers.next = broadcast(([optimizer.number for optimizer in optimizers], _numbers.next))
+    take_numbers(optimizers, broadcast(numbers_of(optimizers)))
+
+
+def numbers_of(optimizers: Sequence[Any]) -> Any:
+    """What take_numbers() needs of another rank."""
+    return [optimizer.number for optimizer in optimizers], _numbers.next
+
+
+def take_numbers(optimizers: Sequence[Any], given: Any) -> None:
+    """The part of share_numbers() that follows the broadcast."""
+    numbers, _numbers.next = given
     for optimizer, number in zip(optimizers, numbers, strict=True):
         optimizer.renumber(number)

@@ -256,6 +256,8 @@ struct bhvd_stalled {
 int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity);
 /* Counts coordinator_ns from now on: two system calls a frame, too much to be always on. Thread-safe. */
 void bhvd_context_measure_coordinator(bhvd_context *ctx);
+/* While it awaits the state of a running elastic job, posts fail with BHVD_ERR_ARGUMENT: the other ranks would wait. Thread-safe. */
+void bhvd_context_await_state(bhvd_context *ctx, int awaits);
 
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);

@@ -1,4 +1,7 @@
 """State, ObjectState, run_fn and notification_manager in one process: what is saved, raised and called, and when."""
+import gc
+import weakref
+
 import pytest
 
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -54,6 +57,33 @@ RESET = ["reset", "state.reset", "callback 1", "callback 2"]
 
 def test_no_failure():
     assert run_with(["result"]) == ("result", ["sync", "func"])
+
+
+class Batch:
+    """What a step has on its stack."""
+
+
+@pytest.mark.parametrize("error", [HorovodInternalError("x"), HostsUpdatedInterrupt(False)])
+def test_nothing_keeps_what_a_failed_step_had(error):
+    """A frame with the error in it is a cycle, as in Reducer.synchronize()."""
+    batches = []
+
+    def func(state):
+        if batches:
+            return batches[0]() is None
+        batch = Batch()
+        batches.append(weakref.ref(batch))
+        try:
+            raise HorovodInternalError("first")
+        except HorovodInternalError as first:
+            failure = error
+            raise failure from first
+
+    gc.disable()
+    try:
+        assert run_fn(func, lambda: None)(Recorder())
+    finally:
+        gc.enable()
 
 
 def test_lost_rank_restores_and_synchronizes():

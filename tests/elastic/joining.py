@@ -39,8 +39,9 @@ def work(megabytes, name):
     torch.set_num_threads(1)
     width = round((float(megabytes) * 1e6 / 4 / LAYERS) ** 0.5)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(LAYERS)))
+    optimizer = OPTIMIZERS[name](model.parameters())
     hvd.init()
-    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name](model.parameters()), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     state = hvd.elastic.TorchState(model, optimizer, every_step=True)
     file = open(Path(os.environ["TEST_LOG"]) / f"{os.getpid()}.log", "a", buffering=1)
 

@@ -3,12 +3,13 @@
 Prints a line `event key=value ...` for each event.
 """
 import os
+import socket
 import sys
 import time
 
 from bagua_hvd.core import objects
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.job import basics, elastic
+from bagua_hvd.job import basics, elastic, elastic_worker
 from bagua_hvd.job.process_sets import ProcessSet
 
 
@@ -37,6 +38,8 @@ def train(state):
         state.step += 1
         if state.step == 5 and basics.rank() == 1 and os.environ.get("TEST_FAULT") == "raise":
             raise LookupError("mine alone")
+        if state.step == 5 and basics.rank() == 0 and os.environ.get("TEST_FAULT") == "cut":
+            elastic_worker.worker.link._connection._socket.shutdown(socket.SHUT_RDWR)
         time.sleep(0.02)
         state.commit()
         say("committed", step=state.step, at=time.time())
@@ -60,6 +63,10 @@ def main():
         sys.exit(3)
     basics.init(process_sets=[PAIR])
     say("up", rank=basics.rank(), size=basics.size(), pid=os.getpid())
+    if fault == f"hang {os.environ['HOROVOD_HOSTNAME']}":
+        time.sleep(1000)
+    if fault == f"collective {os.environ['HOROVOD_HOSTNAME']}":
+        objects.allgather_object(basics.context(), 0, "before the state is synchronized")
     state = elastic.ObjectState(broadcast, basics.rank, step=0)
     state.register_reset_callbacks([lambda: say("reset", rank=basics.rank(), size=basics.size())])
     if fault == "training" and basics.rank() == 1:

@@ -52,12 +52,12 @@ def test_messages(service):
     service.send(3, Refused("lost: nobody is there yet"))
     link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, lambda *update: updates.put(update))
     service.send(4, Refused("for nobody"))
-    link.synced()
+    link.tell(Synced())
     assert event(service) == ("synced", 3, Synced())
     place = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
         ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_IFACE"])}
     service.send(3, HostsUpdated(5, 2))
-    service.send(3, Assignment({**place, "PATH": "no"}, "elastic.1", True))
+    service.send(3, Assignment({**place, "PATH": "no"}, "elastic.1", True, False))
     assignment = link.join(skip_sync=True)
     assert event(service) == ("join", 3, Join(True, None, None))
     assert (assignment.environment, assignment.scope, assignment.skip_sync) == (place, "elastic.1", True)

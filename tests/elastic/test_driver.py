@@ -371,12 +371,40 @@ def test_meetings_that_fail_in_a_row():
 
 
 def test_one_that_does_not_come():
+    for needed in (1, 2):
+        job = running({"a": 1, "b": 1}, min_num_proc=needed, elastic_timeout=60)
+        job.join(0)
+        job.wait(59)
+        assert job.driver.failure is None and job.killed == []
+        job.wait(2)
+        if needed == 1:
+            job.wait(1)
+            assert job.killed == [1] and job.ranks() == {0: 0}
+        else:
+            assert "1 of 2, on b, have not" in str(job.driver.failure)
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (2, 1, 0), (0, 1, 2)])
+def test_one_that_is_cut_off_is_killed_and_not_whom_it_does_not_hear(order):
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    for number in order:
+        job.join(number, silent=0 if number == 2 else 2)
+    assert job.killed == [2]
+    assert job.ranks() == {0: 0, 1: 1}
+
+
+def test_a_new_worker_that_does_not_synchronize():
     job = running({"a": 1, "b": 1}, min_num_proc=1, elastic_timeout=60)
-    job.join(0)
+    job.find({"a": 1, "b": 1, "c": 2})
+    job.join(0, 1, 2, 3)
+    assert {number: message.joins for number, message in job.take("assignment")} == {
+        0: False, 1: False, 2: True, 3: True}
+    job.driver.syncing(2)       # it may receive for as long as it takes
+    job.sync(0, 1)
     job.wait(59)
-    assert job.driver.failure is None
+    assert job.killed == []
     job.wait(2)
-    assert "1 of 2, on b, have not" in str(job.driver.failure)
+    assert job.killed == [3] and job.stopped == [3, 2]      # the host is not used any more
 
 
 def test_long_training_is_not_waiting():

@@ -116,6 +116,40 @@ def test_a_new_worker_that_cannot_start_disturbs_nobody(make_job):
     assert len(job.of("enter")) == 2
 
 
+def test_a_new_worker_that_hangs_after_init_is_killed(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, "--elastic-timeout", 3, command=WORKER, env={"TEST_FAULT": f"hang {C}"})
+    train(job, 2)
+    job.set_hosts({A: 1, B: 1, C: 1})
+    job.wait_for("up", 1, size=3)
+    job.wait_for_text(f"a worker on {C} has not synchronized its state 3 s after init(), and is killed: the host is")
+    assert step(job.wait_for("enter", 4, size=2)[2:]) >= 3
+    ends_with(job, 2)
+
+
+def test_a_new_worker_that_begins_with_a_collective_fails_alone(make_job):
+    """As scripts that are not elastic broadcast parameters: the others do not take part."""
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, command=WORKER, env={"TEST_FAULT": f"collective {C}"})
+    train(job, 2)
+    job.set_hosts({A: 1, B: 1, C: 1})
+    job.wait_for_text(f"a worker on {C} ended with exit code 1: the host is blacklisted")
+    assert step(job.wait_for("enter", 4, size=2)[2:]) >= 3
+    ends_with(job, 2)
+    assert "this process has joined a running elastic job" in job.text
+
+
+def test_a_broken_connection_to_the_driver_is_made_anew(make_job):
+    """Rank 0's, which is told of hosts that come."""
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, command=WORKER, env={"TEST_FAULT": "cut"})
+    job.wait_for("committed", 2, step=8)
+    job.set_hosts({A: 1, B: 1, C: 1})
+    train(job, 3)
+    ends_with(job, 3)
+    assert pids(job.of("enter", size=3))[0] == pids(job.of("enter", size=2))[0]
+
+
 def test_a_host_comes_back_after_its_cooldown(make_job):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, "--blacklist-cooldown-range", 1, 2, command=WORKER)

@@ -54,6 +54,20 @@ def test_a_stopped_worker_is_replaced(make_job, rank):
     assert [event.words["size"] for event in job.of("done")] == ["2", "2"] and len(job.of("enter")) == 5
 
 
+def test_one_is_stopped_while_another_one_is_killed(make_job):
+    """Nobody hears long enough of the stopped one to call it silent: the others have left because of the killed one."""
+    job = make_job({A: 1, B: 1, C: 1})
+    job.start("--min-np", 1, "--elastic-timeout", 4, command=WORKER, env=LIMIT)
+    first = job.wait_for("enter", 3, size=3)
+    job.wait_for("committed", 3, step=5)
+    pid = stop(with_rank(first, 2))
+    job.kill(with_rank(first, 1))
+    job.wait_for_text(f"a worker on {C} has not called init() for 4 s while others waited, and is killed")
+    alone = job.wait_for("enter", size=1)[0]
+    assert alone.words["pid"] == with_rank(first, 0).words["pid"] and is_dead(pid)
+    assert job.finish() == 0, job.text
+
+
 def test_one_that_is_continued_in_time_stays(make_job):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, command=WORKER, env={"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "60"})

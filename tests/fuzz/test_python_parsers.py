@@ -99,7 +99,8 @@ JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.list
 MESSAGES = st.dictionaries(
     st.sampled_from(["type", "environment", "scope", "skip_sync", "timestamp", "result", "reason", "failure",
                      "silent"]),
-    JSON | st.sampled_from(["assignment", "removed", "refused", "hosts_updated", "join", "synced"]), max_size=5)
+    JSON | st.sampled_from(["assignment", "removed", "refused", "hosts_updated", "join", "syncing", "synced"]),
+    max_size=5)
 
 
 @fuzzed
@@ -118,6 +119,7 @@ def test_a_worker_ends_whatever_its_driver_says(message):
 
     link._answers = queue.SimpleQueue()
     link._on_hosts_updated = lambda *update: None
+    link._connect_again = lambda: False
     link._connection = SimpleNamespace(receive=receive, send=lambda message: None)
     link._receive()
     try:
@@ -133,7 +135,7 @@ def service():
     threading.excepthook, before = lambda args: errors.append(args.exc_value), threading.excepthook
 
     def on_event(event, number, message):
-        assert event in ("join", "synced", "disconnected") and isinstance(number, int)
+        assert event in ("join", "syncing", "synced", "disconnected") and isinstance(number, int)
         if event == "join":
             assert type(message.skip_sync) is bool and isinstance(message.failure, str | None)
             assert type(message.silent) in (int, type(None))

@@ -1,5 +1,8 @@
 """hvd.elastic: handlers and sampler in one process, the loop with failures on two real ranks."""
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,6 +22,20 @@ def one_rank():
     hvd.init()
     yield
     hvd.shutdown()
+
+
+def test_an_elastic_worker_has_imported_everything_before_init():
+    """While a new rank imports hundreds of modules after init(), the others wait for it."""
+    code = ("import sys, torch, bagua_hvd.torch as hvd\n"
+            "before = set(sys.modules)\n"
+            "hvd.init()\n"
+            "model = torch.nn.Linear(1, 1)\n"
+            "optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())\n"
+            "hvd.elastic.TorchState(model, optimizer, every_step=True)\n"
+            "print(len(set(sys.modules) - before))")
+    counts = [int(subprocess.run([sys.executable, "-c", code], env={**os.environ, **elastic}, capture_output=True,
+                                 check=True).stdout) for elastic in ({}, {"HOROVOD_ELASTIC": "1"})]
+    assert counts[0] > 100 and counts[1] < 10, counts
 
 
 # ----------------------------------------------------------------------------------------------------- sampler ----

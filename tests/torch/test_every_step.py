@@ -151,6 +151,32 @@ def test_ranks_that_differ_are_named_when_one_joins(run_ranks, changes):
     run_ranks(RANKS, joins, arguments={"changes": changes})
 
 
+def recovers():
+    """Counters, samplers and numbers are told with the steps, unless they are large: it takes few round trips."""
+    hvd.init()
+    rank = hvd.rank()
+    model = make_model()
+    sampler = hvd.elastic.ElasticSampler(range(50))
+    state = hvd.elastic.TorchState(model, make_distributed(model), every_step=True, sampler=sampler, step=rank, log="")
+    state.sync()
+    for log in ("", "x" * 5000):
+        state.log = log
+        before = hvd.statistics().total.operations
+        state.sync()
+        made = hvd.statistics().total.operations - before
+        assert made == (3 if log else 1), made
+        if rank == 1:       # comes anew
+            state._every_step.completed = None
+            state.step, state.log = 9, "other"
+            sampler.set_epoch(7)
+        state.sync()
+        assert (state.step, state.log, sampler.epoch) == (0, log, 0)
+
+
+def test_a_recovery_takes_few_operations(run_ranks):
+    run_ranks(2, recovers)
+
+
 # ------------------------------------------------------------------------------------------------- what it refuses ----
 
 

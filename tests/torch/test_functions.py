@@ -142,6 +142,14 @@ def python_objects():
     assert gathered == [["x"] * r for r in range(n)]
     assert [function() for function in hvd.allgather_object(lambda: rank, name="lambdas")] == list(range(n))
     assert hvd.allgather_object(rank if rank else None) == [None, *range(1, n)]
+    sizes = 0, 488, 489, 490, 500, 1000       # pickled: around 504 bytes, which are sent with the size
+    assert [hvd.broadcast_object(b"x" * size if rank == root else None, root, f"{size}") for size in sizes] == [
+        b"x" * size for size in sizes]
+    # A round trip each, of which a lost rank's replacement waits for many.
+    before = hvd.statistics().total.operations
+    hvd.broadcast_object({"epoch": 3, "batch": 14}, root)
+    hvd.allgather_object("x" * 1000)
+    assert hvd.statistics().total.operations == before + 2
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

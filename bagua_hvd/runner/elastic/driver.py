@@ -13,7 +13,10 @@ then every member is told its rank, and the name under which the ranks find each
     a worker ends            the others learn it from their connections, restore the last commit and come; those of its
                              host, which is not used any more, have a grace to end by themselves
     a worker is silent       the others learn it from heartbeats, come, and say which one it is: it is killed, for one
-                             that was stopped, and is continued, must not come back
+                             that was stopped, and is continued, must not come back; so is one that is cut off from the
+                             others, though it comes
+    a worker does not come   while enough others wait for the next meeting, or in it for its state.sync(): after
+                             elastic_timeout it is killed
     a host is taken away     rank 0 is told; at the next commit all come
     a host is added          workers are started there; when they wait in init(), rank 0 is told; at the next commit all
                              come. Nobody waits for a process that is still starting, unless there are too few.
@@ -25,6 +28,7 @@ calls come from one thread, which also calls step() after every event and now an
 """
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -81,7 +85,8 @@ class Worker:
     Attributes:
         number: of this process, never given again. label: its rank, for messages; at first the expected one.
         since: when the phase began. rank: in the present meeting; None: it is no member.
-        has_state: it has synchronized the job's state. skip_sync: it thinks that it needs no synchronization.
+        has_state: it has synchronized the job's state. syncs: it does so, or has done so, since the last meeting.
+        skip_sync: it thinks that it needs no synchronization. silent: the rank that it does not hear; None: none.
         leave_by: in LEAVING, when it is stopped; None: it has been, or has hung up.
     """
 
@@ -92,7 +97,9 @@ class Worker:
     phase: Phase = Phase.STARTING
     rank: int | None = None
     has_state: bool = False
+    syncs: bool = False
     skip_sync: bool = False
+    silent: int | None = None
     leave_by: float | None = None
 
 
@@ -162,19 +169,37 @@ class ElasticDriver:
                 self._fail(RuntimeError(
                     f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a row: {failure}"))
         self._enter(worker, Phase.WAITING)
-        worker.skip_sync = skip_sync
+        worker.skip_sync, worker.silent = skip_sync, silent
         if self._first_arrival is None:
             self._first_arrival = self._clock()
-        if silent is not None and worker.rank is not None:
-            self._end_silent(silent)
 
-    def _end_silent(self, rank):
-        """Kills a member that does nothing any more. One that has come meanwhile lives, and stays."""
-        worker = next((worker for worker in self._running() if worker.rank == rank), None)
-        if worker is not None:
-            self._enter(worker, Phase.LEAVING)
-            self._crew.stop(worker.number, grace_seconds=0)
-            self._failed(worker, _KILLED, f"a worker on {worker.host} was silent, and is killed")
+    def _kill_silent(self):
+        """Kills the member that most others do not hear, when all have come but those of such members' hosts.
+
+        A member that is cut off hears none of the others, and may come before them. One that has come lives, unless it
+        is such a member.
+        """
+        while True:
+            members = {worker.rank: worker for worker in self._live() if worker.rank is not None}
+            missed = Counter(worker.silent for worker in members.values() if worker.silent in members)
+            hosts = {members[rank].host for rank in missed}
+            if any(worker.phase is Phase.RUNNING and worker.host not in hosts for worker in members.values()):
+                return
+            silent = [rank for rank in missed
+                      if members[rank].phase is Phase.RUNNING or members[rank].silent is not None]
+            if not silent:
+                return
+            self._kill(members[max(silent, key=lambda rank: (missed[rank], rank))], "was silent")
+
+    def _kill(self, worker, why):
+        self._enter(worker, Phase.LEAVING)
+        self._crew.stop(worker.number, grace_seconds=0)
+        self._failed(worker, _KILLED, f"a worker on {worker.host} {why}, and is killed")
+
+    def syncing(self, number):
+        """A worker synchronizes its state: the others do not wait for its script any more."""
+        if number in self._workers:
+            self._workers[number].syncs = True
 
     def synced(self, number):
         """A worker has synchronized its state."""
@@ -246,6 +271,7 @@ class ElasticDriver:
         """Does what is due."""
         if self.failure is not None:
             return
+        self._kill_silent()
         if self._ending:
             self._end()
             return
@@ -346,9 +372,11 @@ class ElasticDriver:
     def _meet(self, staying, hosts, now):
         """Holds a meeting, if it can be held."""
         if self._failed_meeting == self.meetings:       # for want of members that have not come back, either
-            for worker in staying:
-                if worker.phase is Phase.RUNNING and now >= worker.since + self._settings.start_timeout:
-                    self._end_silent(worker.rank)
+            self._kill_after(self._settings.start_timeout, staying, now, "was silent")
+        timeout = self._settings.elastic_timeout
+        if self._state_exists:
+            self._kill_after(timeout, [worker for worker in staying if not (worker.has_state or worker.syncs)], now,
+                             f"has not synchronized its state {timeout:g} s after init()")
         members = [worker for worker in staying if worker.phase is Phase.WAITING]
         if len(members) < self._settings.min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
             return
@@ -371,6 +399,11 @@ class ElasticDriver:
             self._leave_out([host for host in places if host in error.hosts][-1], error)
             return
         self._assign(members, hosts, interfaces)
+
+    def _kill_after(self, seconds, workers, now, why):
+        for worker in workers:
+            if worker.phase is Phase.RUNNING and now >= worker.since + seconds:
+                self._kill(worker, why)
 
     def _exceeds_limit(self, changes):
         """Ends the job where it has changed too often. Starts that fail while nobody runs are changes, too."""
@@ -395,10 +428,12 @@ class ElasticDriver:
                 worker.rank, worker.has_state = None, False
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
+            worker.syncs, worker.silent = False, None
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
-            self._crew.send(worker.number, Assignment(environment, f"elastic.{self.meetings}", skip_sync))
+            joins = self._state_exists and not worker.has_state
+            self._crew.send(worker.number, Assignment(environment, f"elastic.{self.meetings}", skip_sync, joins))
         self._news = self._lacking_since = None
         self._failed_starts = 0
         self._failures.clear()
@@ -440,6 +475,9 @@ class ElasticDriver:
                 f"longer --elastic-timeout.{self._lost_by}"))
         elif waited:
             missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
+            if len(staying) - len(missing) >= needed:       # they go on without the others
+                self._kill_after(0, missing, now, f"has not called init() for {timeout:g} s while others waited")
+                return
             where = ", ".join(dict.fromkeys(worker.host for worker in missing))
             self._fail(RuntimeError(
                 f"Timed out waiting for workers to call init() after {timeout:g} s: {len(missing)} of {len(staying)}, "

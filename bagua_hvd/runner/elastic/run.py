@@ -180,6 +180,8 @@ def _handle(driver, event, number, data):
         driver.hosts_found(data)
     elif event == "join":
         driver.joined(number, data.skip_sync, data.failure, data.silent)
+    elif event == "syncing":
+        driver.syncing(number)
     elif event == "synced":
         driver.synced(number)
     elif event == "disconnected":

@@ -7,7 +7,7 @@ import torch
 
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState
-from bagua_hvd.reduction.numbers import share_numbers
+from bagua_hvd.reduction.numbers import numbers_of, share_numbers, take_numbers
 from bagua_hvd.torch.elastic.every_step import TorchEveryStep
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -216,24 +216,33 @@ class TorchState(ObjectState):
                 handler.receive(0)          # and is saved with the rest
             else:
                 handler.sync()
-        self._share_numbers(self._bcast_object)
+        share_numbers(self._numbered(), self._bcast_object)
         super()._sync()
 
-    def _share_numbers(self, broadcast):
-        share_numbers([optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None],
-                      broadcast)
+    def _numbered(self):
+        return [optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None]
 
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
         super().reset()
 
-    def _receive(self, root_rank, whole):
+    def _receive(self, root_rank, whole, facts):
         for handler in self._handlers.values():
-            if whole or not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
+            if not isinstance(handler, SamplerStateHandler) and (
+                    whole or not isinstance(handler, (ModelStateHandler, OptimizerStateHandler))):
                 handler.receive(root_rank)
-        self._share_numbers(functools.partial(self._bcast_object, root_rank=root_rank))
-        super()._receive(root_rank, whole)
+        super()._receive(root_rank, whole, facts)
+
+    def _facts(self):
+        return {**super()._facts(), "numbers": numbers_of(self._numbered()),
+                "samplers": [handler.value.state_dict() for handler in self._samplers()]}
+
+    def _take_facts(self, facts):
+        super()._take_facts(facts)
+        take_numbers(self._numbered(), facts["numbers"])
+        for handler, state in zip(self._samplers(), facts["samplers"], strict=True):
+            handler.value.load_state_dict(state)
 
     def _forget_saved(self):
         for handler in self._handlers.values():

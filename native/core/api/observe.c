@@ -55,6 +55,8 @@ int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int 
 
 void bhvd_context_measure_coordinator(bhvd_context *ctx) { ctx->measures_coordinator = true; }
 
+void bhvd_context_await_state(bhvd_context *ctx, int awaits) { ctx->awaits_state = awaits != 0; }
+
 bhvd_status bhvd_timeline_start(bhvd_context *ctx, const char *path, int mark_cycles, struct bhvd_error *error)
 {
     struct timeline *t = &ctx->timeline;

@@ -61,6 +61,7 @@ struct bhvd_context {
     uint64_t executing;                         // the number of the one that runs to its end; 0: none
     struct heartbeat *heartbeat;
     _Atomic bool measures_coordinator;
+    _Atomic bool awaits_state;                  // bhvd_context_await_state
     _Atomic uint64_t measured;                  // the wire of the last execution: its hop in the upper half
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
     _Atomic uint64_t accounts[BHVD_ACCOUNTS][3];        // as struct bhvd_sent
