@@ -170,35 +170,30 @@ static int asked_streams(const struct connecting *k, int rank)
     return mine && (!theirs || mine < theirs) ? mine : theirs;
 }
 
-static void use_socket(struct channel *channel, int *fd)
+static void use_socket(struct channel *channel, struct arrival *arrival)
 {
     if (!channel->ops)                  // bhvd_context_counters reads it on other threads
         channel->ops = &channel_tcp_ops;
-    channel->fd = *fd;
-    *fd = -1;
+    channel->fd = arrival->fd;
+    arrival->fd = -1;
 }
 
 // Gives the link what has come of it. What it cannot use is left. The goodbye of a rank may be read before its streams are taken
 // from the listener, and what it sent over them is wanted.
 static void use_arrival(const struct connections *c, struct link *link, struct arrival *arrival)
 {
-    if (arrival->control >= 0 && link->state == LINK_UNOPENED) {
+    if (arrival->channel == CHANNEL_CONTROL && link->state == LINK_UNOPENED) {
         link->stream_count = arrival->stream_count;
         link->round_trip_ns = arrival->round_trip_ns;
-        use_socket(&link->control, &arrival->control);
+        use_socket(&link->control, arrival);
         link->state = LINK_OPEN;
+    } else if (arrival->channel >= CHANNEL_STREAM && (link->state == LINK_OPEN || link->state == LINK_LEFT)) {
+        socket_limit_rate(arrival->fd, c->emulated_bytes_per_s);
+        use_socket(&link->streams[arrival->channel - CHANNEL_STREAM].channel, arrival);
+        link->lacks_streams = false;
+        for (int i = 0; i < link->stream_count; i++)
+            link->lacks_streams = link->lacks_streams || link->streams[i].channel.fd < 0;
     }
-    const bool is_of_use = link->state == LINK_OPEN || link->state == LINK_LEFT;
-    bool complete = is_of_use;
-    for (int i = 0; i < link->stream_count; i++) {
-        struct channel *channel = &link->streams[i].channel;
-        if (is_of_use && channel->fd < 0 && arrival->streams[i] >= 0) {
-            socket_limit_rate(arrival->streams[i], c->emulated_bytes_per_s);
-            use_socket(channel, &arrival->streams[i]);
-        }
-        complete = complete && channel->fd >= 0;
-    }
-    link->lacks_streams = link->lacks_streams && !complete;
 }
 
 static bhvd_status connect_local(struct connecting *k, int rank)
@@ -247,12 +242,12 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
     if (arrival->error.status) {
         status = arrival->error.status;
         *k->error = arrival->error;
-    } else if (!arrival->is_local) {
+    } else if (arrival->channel != CHANNEL_LOCAL) {
         use_arrival(k->c, &k->c->links[arrival->rank], arrival);
     } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0) {
-        const bhvd_status joined = local_join(k, arrival->rank, arrival->control, clock_deadline_ns(HANDSHAKE_MS));
+        const bhvd_status joined = local_join(k, arrival->rank, arrival->fd, clock_deadline_ns(HANDSHAKE_MS));
         if (!joined)
-            arrival->control = -1;
+            arrival->fd = -1;
         else if (joined == BHVD_ERR_SYSTEM)
             status = joined;            // this rank lacks something; one that hung up comes again
     }
@@ -493,11 +488,15 @@ void connections_close(struct connections *c) { listener_close(c->listener); }
 
 bhvd_status connections_open(struct connections *c, struct link *link)
 {
-    if (link->is_opening || !link->lacks_streams || c->rank < link->rank ||
-        (link->state != LINK_UNOPENED && link->state != LINK_OPEN))
+    bhvd_status status = BHVD_OK;
+    if (link->opening || !link->lacks_streams || c->rank < link->rank)
         return BHVD_OK;
-    link->is_opening = true;
-    return listener_open(c->listener, link->rank, link->state == LINK_UNOPENED, link->stream_count);
+    if (link->state == LINK_UNOPENED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL)))
+        link->opening++;
+    for (int i = 0; link->state == LINK_OPEN && i < link->stream_count && !status; i++)
+        if (link->streams[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_STREAM + (uint32_t)i)))
+            link->opening++;
+    return status;
 }
 
 bool connections_have_arrivals(const struct connections *c) { return c->listener && listener_has_arrivals(c->listener); }
@@ -510,10 +509,11 @@ struct link *connections_take(struct connections *c, struct bhvd_error *error)
     if (!arrival)
         return NULL;
     *error = arrival->error;
-    if (arrival->rank >= 0 && !arrival->is_local) {
+    if (arrival->rank >= 0 && arrival->channel != CHANNEL_LOCAL) {
         link = &c->links[arrival->rank];
-        link->is_opening = false;
-        use_arrival(c, link, arrival);
+        link->opening -= link->rank < c->rank;
+        if (!error->status)
+            use_arrival(c, link, arrival);
     }
     arrival_destroy(arrival);
     return link;

@@ -3,13 +3,14 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "job.h"
 #include "transport/connect_local.h"
-#include "transport/connector.h"
+#include "transport/listener.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
@@ -151,6 +152,32 @@ TEST(links_are_opened_from_both_sides_at_once)
 {
     for (int i = 0; i < STEPS; i++)
         run_job("tcp", "ring", NULL, all_at_once);
+}
+
+// Rank 1 connects to rank 0, which answers none of them.
+TEST(streams_of_a_link_are_connected_at_the_same_time)
+{
+    struct bhvd_error error;
+    struct link links[2];
+    struct connections c = {.rank = 1, .size = 2, .links = links, .doorbell = {.fd = eventfd(0, EFD_CLOEXEC)}};
+    int fd, port;
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &fd, &port, &error), BHVD_OK);
+    const struct address addresses[2] = {{.host = "127.0.0.1", .port = port}};
+    link_init(&links[0], 0, &c.started);
+    links[0].stream_count = LINK_STREAMS_MAX;
+    links[0].lacks_streams = true;
+    CHECK_STATUS(listener_create(&(struct listener_options){
+        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
+        .addresses = addresses, .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
+    CHECK_STATUS(connections_open(&c, &links[0]), BHVD_OK);
+    int streams[LINK_STREAMS_MAX];
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        CHECK_STATUS(socket_accept(fd, clock_deadline_ns(STRANGER_MS), &streams[i], &error), BHVD_OK);
+    listener_destroy(c.listener);
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        close(streams[i]);
+    close(fd);
+    close(c.doorbell.fd);
 }
 
 // ------------------------------------------------------------------------------------------------------------------- threads
