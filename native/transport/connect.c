@@ -1,8 +1,9 @@
 // Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
 // their addresses at the rendezvous; (3) of each pair that is to talk from the beginning, the higher rank connects to the lower one,
 // proving the job's secret on each connection: on one host all pairs, which go on through memory (the host's first rank passes
-// the memfd, everyone its doorbell); between hosts those of the negotiation, with control channels only; (4) transport "mpi": all pairs,
-// and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted over it.
+// the memfd, everyone its doorbell); between hosts those of the negotiation, in small jobs all, with control channels only; (4) transport
+// "mpi": all pairs, and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted
+// over it, in small jobs at once.
 #include "transport/connect.h"
 
 #include <errno.h>
@@ -25,7 +26,10 @@
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
-enum { PROBED = 2 };                    // hosts, whose lines to rank 0 are measured
+enum {
+    PROBED = 2,                         // hosts, whose lines to rank 0 are measured
+    SMALL = 8                           // ranks: all links are connected from the beginning
+};
 
 // ------------------------------------------------------------------------------------------------------------ cards
 
@@ -294,7 +298,12 @@ static bhvd_status connect_all(struct connecting *k)
     for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
             status = connect_local_again(k, rank);
-    return status ? status : await_all(k);
+    if (!status)
+        status = await_all(k);
+    for (int rank = 0; rank < c->rank && c->size <= SMALL && !status; rank++)
+        if (connections_open(c, &c->links[rank]))
+            status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
+    return status;
 }
 
 static int first_rank_of(const struct connections *c, int host)
@@ -362,12 +371,12 @@ static void close_needless_listener(struct connections *c)
     listener_close(c->listener);
 }
 
-// Over MPI a rank's death is seen by its control channels, so there all have one.
+// Over MPI a rank's death is seen by its control channels, so there all have one. In small jobs the first step waits for no link.
 static bhvd_status choose(struct connecting *k, choose_fn chooses)
 {
     k->talks_to = calloc((size_t)k->c->size, sizeof *k->talks_to);
     bool there = k->talks_to;
-    if (there && uses_mpi(k->options))
+    if (there && (uses_mpi(k->options) || k->c->size <= SMALL))
         memset(k->talks_to, true, (size_t)k->c->size * sizeof *k->talks_to);
     else if (there)
         there = chooses(k->options, k->c->host_of, k->talks_to);
