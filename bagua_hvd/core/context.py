@@ -36,7 +36,7 @@ class Context(Posting, Telemetry):
                      "listen_port", "listen_port_last",
                      "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
                      "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
-                     "emulated_bytes_per_s", "negotiation_fanout", "nccl_levels"):
+                     "emulated_bytes_per_s", "known_bytes_per_s", "negotiation_fanout", "nccl_levels"):
             setattr(native, name, getattr(options, name))
         for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path",
                      "negotiation"):
