@@ -210,8 +210,11 @@ class Namespaces:
             for pid, interface in ((self._holders[0].pid, f"port{i}"), (holder.pid, "eth0")):
                 self._run(pid, f"tc qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 50ms")
 
-    def delay(self, milliseconds):
-        """Has packets take this long from each host to each other, one way. To be called once, before anything runs."""
+    def delay(self, milliseconds, rate="none"):
+        """Has packets take this long from each host to each other, one way; rate as limit() takes it, or "none".
+
+        To be called once, before anything runs.
+        """
         from tests.laboratory.hosts import CARRIED
         from tests.laboratory.network import Carrier, Link
 
@@ -222,7 +225,7 @@ class Namespaces:
                       f"ip address add 10.0.0.{i + 1}/24 dev eth0", "ip link set eth0 txqueuelen 10000 up")
             for variable, value in CARRIED.items():
                 subprocess.run([*_entering(holder.pid), "sysctl", "-qw", f"net.ipv4.{variable}={value}"], check=True)
-            self._carrier.set(i, Link("none", "none", milliseconds))
+            self._carrier.set(i, Link(rate, rate, milliseconds))
 
     def received(self, i, interface):
         """Bytes that have come to host i by an interface."""
