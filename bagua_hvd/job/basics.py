@@ -112,7 +112,9 @@ def _start(comm, process_sets, scope=None):
     static_sets = _static_sets(process_sets, options)
     options.scope = scope or getattr(runtime.membership, "scope", None) or f"init.{runtime.inits}"
     if scope:
-        # All members are known to be there.
+        # All members are known to be there. If only some have left, the network is known, too.
+        size, bytes_per_s = runtime.previous
+        options.known_bytes_per_s = bytes_per_s if options.size < size else 0
         options.start_timeout_ms = min(options.start_timeout_ms, _MEETING_LIMIT_MS)
     if options.transport == "mpi" and options.size > 1:
         _start_mpi()
@@ -289,6 +291,7 @@ def shutdown() -> None:
         if runtime.reporter is not None:
             runtime.reporter.close()
             runtime.reporter = None
+        runtime.previous = runtime.options.size, int(stopped.network().bytes_per_s)
         runtime.context = None
         runtime.options = None
         process_sets.on_shutdown()

@@ -39,6 +39,7 @@ class Options:
     allreduce_path: str | None = None
     streams: int = 0
     emulated_bytes_per_s: int = 0
+    known_bytes_per_s: int = 0
     negotiation: str | None = None
     negotiation_fanout: int = 16
     nccl_levels: int = 0

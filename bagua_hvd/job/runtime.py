@@ -40,6 +40,7 @@ class _Runtime:
         self.lock = threading.RLock()
         self.context = None
         self.options: Any = None
+        self.previous = 0, 0                    # the size of the job before, and the bytes a second that it measured
         self.inits = 0                          # names the meeting of a job that is not elastic
         self.changes = 0                        # calls of init() and join(): ranks may know less of each other after
         self.travelling: set[Any] = set()       # see travel()

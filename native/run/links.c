@@ -41,17 +41,19 @@ static void fail_opening(struct executor_context *run, const struct link *link, 
         run_fail_with(run, error);
 }
 
+static bool is_needed(const struct link *link) { return traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives); }
+
 static void take_arrivals(struct executor_context *run)
 {
     struct bhvd_error error;
     for (struct link *link; !run->failure.status && connections_have_arrivals(&run->connections);) {
         link = connections_take(&run->connections, &error);
-        if (error.status && link)
-            fail_opening(run, link, &error);
-        else if (error.status)
+        if (error.status && !link)
             run_fail_with(run, &error);
         if (!link)
             continue;
+        if (error.status && is_needed(link))
+            fail_opening(run, link, &error);
         update(run, link);
         link_note(link);
     }
@@ -111,8 +113,7 @@ static bool advance_due(struct executor_context *run)
         return false;
     fifo_take_all(due);
     for (struct link *link; (link = link_queue_pop(&now)) && !run->failure.status;) {
-        const bool is_needed = traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives);
-        if (is_needed && connections_open(&run->connections, link))
+        if (is_needed(link) && connections_open(&run->connections, link))
             run_fail(run, BHVD_ERR_SYSTEM, "no memory to connect to rank %d", link->rank);
         const bool moved = advance(run, link, true);
         progress |= moved;

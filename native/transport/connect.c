@@ -1,8 +1,9 @@
 // Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
 // their addresses at the rendezvous; (3) of each pair that is to talk from the beginning, the higher rank connects to the lower one,
 // proving the job's secret on each connection: on one host all pairs, which go on through memory (the host's first rank passes
-// the memfd, everyone its doorbell); between hosts those of the negotiation, with control channels only; (4) transport "mpi": all pairs,
-// and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted over it.
+// the memfd, everyone its doorbell); between hosts those of the negotiation, in small jobs all, with control channels only; (4) transport
+// "mpi": all pairs, and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted
+// over it, in small jobs at once.
 #include "transport/connect.h"
 
 #include <errno.h>
@@ -25,7 +26,10 @@
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
-enum { PROBED = 2 };                    // hosts, whose lines to rank 0 are measured
+enum {
+    PROBED = 2,                         // hosts, whose lines to rank 0 are measured
+    SMALL = 8                           // ranks: all links are connected from the beginning
+};
 
 // ------------------------------------------------------------------------------------------------------------ cards
 
@@ -170,35 +174,30 @@ static int asked_streams(const struct connecting *k, int rank)
     return mine && (!theirs || mine < theirs) ? mine : theirs;
 }
 
-static void use_socket(struct channel *channel, int *fd)
+static void use_socket(struct channel *channel, struct arrival *arrival)
 {
     if (!channel->ops)                  // bhvd_context_counters reads it on other threads
         channel->ops = &channel_tcp_ops;
-    channel->fd = *fd;
-    *fd = -1;
+    channel->fd = arrival->fd;
+    arrival->fd = -1;
 }
 
 // Gives the link what has come of it. What it cannot use is left. The goodbye of a rank may be read before its streams are taken
 // from the listener, and what it sent over them is wanted.
 static void use_arrival(const struct connections *c, struct link *link, struct arrival *arrival)
 {
-    if (arrival->control >= 0 && link->state == LINK_UNOPENED) {
+    if (arrival->channel == CHANNEL_CONTROL && link->state == LINK_UNOPENED) {
         link->stream_count = arrival->stream_count;
         link->round_trip_ns = arrival->round_trip_ns;
-        use_socket(&link->control, &arrival->control);
+        use_socket(&link->control, arrival);
         link->state = LINK_OPEN;
+    } else if (arrival->channel >= CHANNEL_STREAM && (link->state == LINK_OPEN || link->state == LINK_LEFT)) {
+        socket_limit_rate(arrival->fd, c->emulated_bytes_per_s);
+        use_socket(&link->streams[arrival->channel - CHANNEL_STREAM].channel, arrival);
+        link->lacks_streams = false;
+        for (int i = 0; i < link->stream_count; i++)
+            link->lacks_streams = link->lacks_streams || link->streams[i].channel.fd < 0;
     }
-    const bool is_of_use = link->state == LINK_OPEN || link->state == LINK_LEFT;
-    bool complete = is_of_use;
-    for (int i = 0; i < link->stream_count; i++) {
-        struct channel *channel = &link->streams[i].channel;
-        if (is_of_use && channel->fd < 0 && arrival->streams[i] >= 0) {
-            socket_limit_rate(arrival->streams[i], c->emulated_bytes_per_s);
-            use_socket(channel, &arrival->streams[i]);
-        }
-        complete = complete && channel->fd >= 0;
-    }
-    link->lacks_streams = link->lacks_streams && !complete;
 }
 
 static bhvd_status connect_local(struct connecting *k, int rank)
@@ -247,12 +246,12 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
     if (arrival->error.status) {
         status = arrival->error.status;
         *k->error = arrival->error;
-    } else if (!arrival->is_local) {
+    } else if (arrival->channel != CHANNEL_LOCAL) {
         use_arrival(k->c, &k->c->links[arrival->rank], arrival);
     } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0) {
-        const bhvd_status joined = local_join(k, arrival->rank, arrival->control, clock_deadline_ns(HANDSHAKE_MS));
+        const bhvd_status joined = local_join(k, arrival->rank, arrival->fd, clock_deadline_ns(HANDSHAKE_MS));
         if (!joined)
-            arrival->control = -1;
+            arrival->fd = -1;
         else if (joined == BHVD_ERR_SYSTEM)
             status = joined;            // this rank lacks something; one that hung up comes again
     }
@@ -299,7 +298,12 @@ static bhvd_status connect_all(struct connecting *k)
     for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
             status = connect_local_again(k, rank);
-    return status ? status : await_all(k);
+    if (!status)
+        status = await_all(k);
+    for (int rank = 0; rank < c->rank && c->size <= SMALL && !status; rank++)
+        if (connections_open(c, &c->links[rank]))
+            status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
+    return status;
 }
 
 static int first_rank_of(const struct connections *c, int host)
@@ -314,13 +318,14 @@ static int first_rank_of(const struct connections *c, int host)
 static bhvd_status probe_lines(struct connecting *k)
 {
     struct connections *c = k->c;
+    const int64_t known = k->options->known_bytes_per_s;
     bhvd_status status = BHVD_OK;
     int hosts = 0;
     for (int rank = 0; rank < c->size; rank++)
         hosts = c->host_of[rank] >= hosts ? c->host_of[rank] + 1 : hosts;
     for (int i = 0, last = 0; i < PROBED && !status; i++) {
         const int host = (int)((int64_t)(hosts - 1) * (i + 1) / PROBED), rank = first_rank_of(c, host);
-        uint32_t byte_ps = 0;
+        uint32_t byte_ps = known > 0 ? (uint32_t)(1e12 / (double)known + 0.5) : 0;
         if (host == last)
             continue;
         last = host;
@@ -367,12 +372,12 @@ static void close_needless_listener(struct connections *c)
     listener_close(c->listener);
 }
 
-// Over MPI a rank's death is seen by its control channels, so there all have one.
+// Over MPI a rank's death is seen by its control channels, so there all have one. In small jobs the first step waits for no link.
 static bhvd_status choose(struct connecting *k, choose_fn chooses)
 {
     k->talks_to = calloc((size_t)k->c->size, sizeof *k->talks_to);
     bool there = k->talks_to;
-    if (there && uses_mpi(k->options))
+    if (there && (uses_mpi(k->options) || k->c->size <= SMALL))
         memset(k->talks_to, true, (size_t)k->c->size * sizeof *k->talks_to);
     else if (there)
         there = chooses(k->options, k->c->host_of, k->talks_to);
@@ -493,11 +498,15 @@ void connections_close(struct connections *c) { listener_close(c->listener); }
 
 bhvd_status connections_open(struct connections *c, struct link *link)
 {
-    if (link->is_opening || !link->lacks_streams || c->rank < link->rank ||
-        (link->state != LINK_UNOPENED && link->state != LINK_OPEN))
+    bhvd_status status = BHVD_OK;
+    if (link->opening || !link->lacks_streams || c->rank < link->rank)
         return BHVD_OK;
-    link->is_opening = true;
-    return listener_open(c->listener, link->rank, link->state == LINK_UNOPENED, link->stream_count);
+    if (link->state == LINK_UNOPENED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL)))
+        link->opening++;
+    for (int i = 0; link->state == LINK_OPEN && i < link->stream_count && !status; i++)
+        if (link->streams[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_STREAM + (uint32_t)i)))
+            link->opening++;
+    return status;
 }
 
 bool connections_have_arrivals(const struct connections *c) { return c->listener && listener_has_arrivals(c->listener); }
@@ -510,10 +519,11 @@ struct link *connections_take(struct connections *c, struct bhvd_error *error)
     if (!arrival)
         return NULL;
     *error = arrival->error;
-    if (arrival->rank >= 0 && !arrival->is_local) {
+    if (arrival->rank >= 0 && arrival->channel != CHANNEL_LOCAL) {
         link = &c->links[arrival->rank];
-        link->is_opening = false;
-        use_arrival(c, link, arrival);
+        link->opening -= link->rank < c->rank;
+        if (!error->status)
+            use_arrival(c, link, arrival);
     }
     arrival_destroy(arrival);
     return link;

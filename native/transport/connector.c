@@ -17,11 +17,10 @@ enum {
 
 enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
 
-// A call that is served. Of its channels one is being connected.
+// A call that is served.
 struct attempt {
     struct call *call;                  // NULL: no attempt
-    struct arrival *arrival;            // what is connected of it
-    uint32_t channel;
+    struct arrival *arrival;            // what comes of it
     enum stage stage;
     int fd;                             // -1: PAUSED
     int poll;                           // the index of its entry; -1: none
@@ -37,28 +36,18 @@ struct connector {
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
 
-struct arrival *arrival_create(int rank)
+struct arrival *arrival_create(int rank, uint32_t channel)
 {
     struct arrival *arrival = malloc(sizeof *arrival);
-    if (!arrival)
-        return NULL;
-    *arrival = (struct arrival){.rank = rank, .control = -1};
-    for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        arrival->streams[i] = -1;
+    if (arrival)
+        *arrival = (struct arrival){.rank = rank, .channel = channel, .fd = -1};
     return arrival;
-}
-
-static void arrival_close(struct arrival *arrival)
-{
-    fd_close(&arrival->control);
-    for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        fd_close(&arrival->streams[i]);
 }
 
 void arrival_destroy(struct arrival *arrival)
 {
     if (arrival)
-        arrival_close(arrival);
+        fd_close(&arrival->fd);
     free(arrival);
 }
 
@@ -102,7 +91,6 @@ static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd
     if (now_ns < end_ns && (patience < 0 || now_ns < a->failing_since_ns + (int64_t)patience * 1000000))
         return false;
     const bool is_gone = is_somebody_else(error->status, failure) && !a->call->is_at_start;
-    arrival_close(a->arrival);
     error_set(&a->arrival->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s", own_rank,
               a->call->rank, error->message);
     return true;
@@ -125,10 +113,11 @@ static bhvd_status begin_handshake(const struct connector *connector, struct att
 static bhvd_status say_channel(const struct connector *connector, struct attempt *a)
 {
     struct arrival *arrival = a->arrival;
-    if (!arrival->stream_count)
-        arrival->stream_count = connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
+    const int asked = connector->options.addresses[arrival->rank].streams;
+    arrival->stream_count = asked ? asked : connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
     enter(a, ANSWER);
-    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, a->channel, (uint32_t)arrival->stream_count}, sizeof(struct hello));
+    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, arrival->channel, (uint32_t)arrival->stream_count},
+                                sizeof(struct hello));
 }
 
 // BHVD_OK: the channel is connected. BHVD_IN_PROGRESS: not yet.
@@ -153,7 +142,7 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
     const struct address *address = &connector->options.addresses[a->call->rank];
     enter(a, CONNECTING);
     // On a control channel the line may be measured (probe.h).
-    return socket_connect_begin(address->host, address->port, a->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
+    return socket_connect_begin(address->host, address->port, a->call->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }
 
 static bhvd_status connect_complete(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
@@ -176,54 +165,37 @@ static bhvd_status give_up_waiting(const struct connector *connector, const stru
     return error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", address->host, address->port);
 }
 
-// The channel is connected. False: it was the last.
-static bool next_channel(struct attempt *a)
-{
-    struct arrival *arrival = a->arrival;
-    if (a->channel == CHANNEL_CONTROL) {
-        arrival->control = a->fd;
-        arrival->round_trip_ns = socket_round_trip_ns(a->fd);
-    } else {
-        arrival->streams[a->channel - CHANNEL_STREAM] = a->fd;
-    }
-    a->fd = -1;
-    a->failing_since_ns = 0;
-    a->channel = a->channel == CHANNEL_CONTROL ? CHANNEL_STREAM : a->channel + 1;
-    pause_until(a, 0);
-    return !a->call->is_at_start && a->channel < CHANNEL_STREAM + (uint32_t)arrival->stream_count;
-}
-
 // Whether the call has ended, well or not.
 static bool advance(const struct connector *connector, struct attempt *a, bool has_event)
 {
-    for (;; has_event = false) {
-        struct bhvd_error error = {0};
-        bhvd_status status = BHVD_IN_PROGRESS;
-        int failure = 0;
-        errno = 0;
-        if (a->stage == PAUSED) {
-            if (a->wake_ns > clock_now_ns())
-                return false;
-            status = connect_begin(connector, a, &error);
-            failure = status ? errno : 0;
-            status = status ? status : BHVD_IN_PROGRESS;
-        } else if (has_event && a->stage == CONNECTING) {
-            status = connect_complete(connector, a, &error);
-            failure = status ? errno : 0;
-            status = status ? status : begin_handshake(connector, a, &error);
-            status = status ? status : BHVD_IN_PROGRESS;
-        } else if (has_event) {
-            status = converse(connector, a, &error);
-        } else if (a->wake_ns <= clock_now_ns()) {
-            status = give_up_waiting(connector, a, &error);
-        }
-        if (status == BHVD_IN_PROGRESS)
+    struct bhvd_error error = {0};
+    bhvd_status status = BHVD_IN_PROGRESS;
+    int failure = 0;
+    errno = 0;
+    if (a->stage == PAUSED) {
+        if (a->wake_ns > clock_now_ns())
             return false;
-        if (status)
-            return fail(a, connector->options.rank, failure, &error);
-        if (!next_channel(a))
-            return true;
+        status = connect_begin(connector, a, &error);
+        failure = status ? errno : 0;
+        status = status ? status : BHVD_IN_PROGRESS;
+    } else if (has_event && a->stage == CONNECTING) {
+        status = connect_complete(connector, a, &error);
+        failure = status ? errno : 0;
+        status = status ? status : begin_handshake(connector, a, &error);
+        status = status ? status : BHVD_IN_PROGRESS;
+    } else if (has_event) {
+        status = converse(connector, a, &error);
+    } else if (a->wake_ns <= clock_now_ns()) {
+        status = give_up_waiting(connector, a, &error);
     }
+    if (status == BHVD_IN_PROGRESS)
+        return false;
+    if (status)
+        return fail(a, connector->options.rank, failure, &error);
+    a->arrival->round_trip_ns = socket_round_trip_ns(a->fd);
+    a->arrival->fd = a->fd;
+    a->fd = -1;
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------ connector
@@ -262,13 +234,11 @@ void connector_add(struct connector *connector, struct call *call) { fifo_put(&c
 static void take_turn(struct connector *connector, struct attempt *a)
 {
     struct call *call = connector->calls.head;
-    struct arrival *arrival = call ? arrival_create(call->rank) : NULL;
+    struct arrival *arrival = call ? arrival_create(call->rank, call->channel) : NULL;
     if (!arrival)
         return;
     fifo_take(&connector->calls, next);
-    arrival->stream_count = call->control_is_missing ? connector->options.addresses[call->rank].streams : call->stream_count;
-    *a = (struct attempt){.call = call, .arrival = arrival, .fd = -1,
-                          .channel = call->control_is_missing ? CHANNEL_CONTROL : CHANNEL_STREAM};
+    *a = (struct attempt){.call = call, .arrival = arrival, .fd = -1};
 }
 
 // Only descriptors, since poll() takes no more entries than this process may have descriptors.

@@ -1,5 +1,5 @@
-// Connects to other ranks without waiting: who has one waits, for what it names and whatever else. Several links at a time; of one link
-// the channels are connected one after the other. An attempt that fails is repeated for as long as that may help. One thread.
+// Connects to other ranks without waiting: who has one waits, for what it names and whatever else. Several channels at a time. An
+// attempt that fails is repeated for as long as that may help. One thread.
 #pragma once
 
 #include <poll.h>
@@ -9,17 +9,17 @@
 #include "transport/link.h"
 
 enum {
-    CONNECTOR_POLLS_MAX = 64,           // links that are connected at a time; others wait for their turn
+    CONNECTOR_POLLS_MAX = 64,           // channels that are connected at a time; others wait for their turn
     CONNECTOR_RETRY_MS = 50
 };
 
-// CHANNEL_STREAM + i is stream i.
+// CHANNEL_STREAM + i is stream i. Of a link the control channel comes first, then all streams at once.
 enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
 
 // The first bytes on an authenticated connection; a byte is the answer.
 struct hello {
     uint32_t magic, channel;
-    uint32_t streams;                   // to this rank; on its control channel, which comes first
+    uint32_t streams;                   // to this rank; on its control channel
 };
 enum { HELLO_MAGIC = 0x35484742 };      // "BGH5"
 
@@ -29,30 +29,29 @@ struct address {
     int port, streams;
 };
 
-// Connections of a rank.
+// A connection of a rank.
 struct arrival {
     struct arrival *next;
     int rank;                           // -1: nobody; nothing can be accepted, and error says why
-    bool is_local;                      // `control` is a UNIX connection, to be joined (connect_local.h)
-    int control, streams[LINK_STREAMS_MAX];     // descriptors, -1: not of this arrival
-    int stream_count;                   // with control: agreed between the two
-    int64_t round_trip_ns;
+    uint32_t channel;                   // CHANNEL_LOCAL: a UNIX connection, to be joined (connect_local.h)
+    int fd;
+    int stream_count;                   // of a control channel: agreed between the two
+    int64_t round_trip_ns;              // of one, too
     struct bhvd_error error;            // of an attempt that has failed. BHVD_ERR_PEER_LOST: nobody is there any more;
                                         // BHVD_ERR_TIMEOUT: its host answers nothing
 };
 
 // NULL: no memory.
-struct arrival *arrival_create(int rank);
-// Closes the descriptors. arrival_destroy(NULL) is fine.
+struct arrival *arrival_create(int rank, uint32_t channel);
+// Closes the descriptor. arrival_destroy(NULL) is fine.
 void arrival_destroy(struct arrival *arrival);
 
-// A link, or a part of it, that is to be connected.
+// A channel that is to be connected.
 struct call {
     struct call *next;
     int rank;
-    bool is_at_start;                   // the control channel alone; and who refuses then has ended, and nobody else will tell
-    bool control_is_missing;
-    int stream_count;                   // as agreed, when control is there
+    uint32_t channel;
+    bool is_at_start;                   // who refuses then has ended, and nobody else will tell
     int64_t connect_deadline_ns;        // until the other host answers;
     int64_t deadline_ns;                // until all is done
 };
@@ -77,5 +76,5 @@ void connector_add(struct connector *connector, struct call *call);
 // What is to be waited for: fills in at most CONNECTOR_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has something
 // to do in any case.
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns);
-// After the wait, with these entries, until it is NULL: the next whose link is connected, or cannot be. The receiver's.
+// After the wait, with these entries, until it is NULL: the next channel that is connected, or cannot be. The receiver's.
 struct arrival *connector_next(struct connector *connector, const struct pollfd *polls);

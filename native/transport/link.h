@@ -98,7 +98,7 @@ struct link {
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
     bool lacks_streams;                         // not all of them are connected: what is posted waits
-    bool is_opening;                            // this rank is connecting what it lacks
+    int opening;                                // channels that this rank is connecting
     struct lane lanes[LINK_LANES], *pairwise;
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
     int64_t unexplained_since_ns;               // a stream is at its end, and the control channel is not; 0: no

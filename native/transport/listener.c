@@ -91,16 +91,13 @@ static bool let_in(struct listener *listener, const struct authenticated *peer)
     memcpy(&hello, peer->name, sizeof hello);
     if (!is_expected(listener, peer->rank, &hello, local) || (!local && !say_welcome(peer->fd)))
         return false;
-    struct arrival *arrival = arrival_create(peer->rank);
+    struct arrival *arrival = arrival_create(peer->rank, hello.channel);
     if (!arrival)
         return false;
     struct known *known = &listener->known[peer->rank];
     known->channels |= (uint16_t)(1u << hello.channel);
-    arrival->is_local = local;
-    if (hello.channel >= CHANNEL_STREAM) {
-        arrival->streams[hello.channel - CHANNEL_STREAM] = peer->fd;
-    } else {
-        arrival->control = peer->fd;
+    arrival->fd = peer->fd;
+    if (hello.channel < CHANNEL_STREAM) {
         arrival->stream_count = listener->options.by_mpi || local ? 1 : (int)hello.streams;
         arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(peer->fd);
         known->streams = local || listener->options.by_mpi ? 0 : (uint8_t)hello.streams;
@@ -113,7 +110,7 @@ static bool let_in(struct listener *listener, const struct authenticated *peer)
 static void complain(struct listener *listener, bool *said)
 {
     const int failure = errno;
-    struct arrival *arrival = *said ? NULL : arrival_create(-1);
+    struct arrival *arrival = *said ? NULL : arrival_create(-1, CHANNEL_CONTROL);
     if (arrival) {
         error_set(&arrival->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s%s", strerror(failure),
                   socket_remedy(failure));
@@ -151,13 +148,13 @@ static bhvd_status post(struct listener *listener, const struct call *what)
 
 bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns)
 {
-    return post(listener, &(struct call){.rank = rank, .is_at_start = true, .control_is_missing = true,
+    return post(listener, &(struct call){.rank = rank, .channel = CHANNEL_CONTROL, .is_at_start = true,
                                      .connect_deadline_ns = deadline_ns, .deadline_ns = deadline_ns});
 }
 
-bhvd_status listener_open(struct listener *listener, int rank, bool control_is_missing, int stream_count)
+bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
 {
-    return post(listener, &(struct call){.rank = rank, .control_is_missing = control_is_missing, .stream_count = stream_count,
+    return post(listener, &(struct call){.rank = rank, .channel = channel,
                                      .connect_deadline_ns = clock_deadline_ns(listener->options.connect_ms),
                                      .deadline_ns = clock_deadline_ns(listener->options.open_ms)});
 }

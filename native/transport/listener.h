@@ -1,5 +1,5 @@
 // A rank's listener: its connections over TCP, made beside what the engine does. One thread accepts and connects, for as long as the rank
-// is in the job: whoever proves the secret, and says a name that makes sense, is an arrival; and so is a link that this rank has
+// is in the job: whoever proves the secret, and says a name that makes sense, is an arrival; and so is a channel that this rank has
 // connected (connector.h).
 //
 // Of two ranks it is the higher that connects, so two that need each other at once do not meet in the listener. Arrivals are in a
@@ -27,7 +27,7 @@ struct listener_options {
 
 // BHVD_ERR_SYSTEM: the listeners are closed.
 bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error);
-// Nobody is let in any more, and no link is connected. listener_close(NULL) is fine. Idempotent.
+// Nobody is let in any more, and nothing is connected. listener_close(NULL) is fine. Idempotent.
 void listener_close(struct listener *listener);
 void listener_destroy(struct listener *listener);
 // In a forked child: its copies of the listeners are closed.
@@ -35,8 +35,8 @@ void listener_after_fork(struct listener *listener);
 
 // Connects a control channel, at the start of the job, and does not wait: an arrival tells how it ended.
 bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns);
-// Connects streams, and control if it is missing, and does not wait. stream_count: as agreed; unused when control is missing.
-bhvd_status listener_open(struct listener *listener, int rank, bool control_is_missing, int stream_count);
+// The same later, of any channel.
+bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel);
 // Proves itself over a UNIX connection to a rank of this host, and waits for that.
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error);
 

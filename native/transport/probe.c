@@ -122,6 +122,8 @@ bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, ui
     const int64_t began_ns = clock_now_ns(), pause_ns = round_trip_ns >= SOCKET_FAR_NS ? round_trip_ns / PAUSES : INT64_MAX;
     struct stretch sum = {0};
     bhvd_status status = BHVD_OK;
+    if (*byte_ps)
+        return socket_write_full(fd, &enough, sizeof enough, deadline_ns);
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){1}, sizeof(int));
     for (uint32_t wanted = FIRST_NBYTES; wanted <= LONGEST_NBYTES && !status; wanted *= 2) {
         status = receive_train(fd, wanted, pause_ns, deadline_ns, &sum);

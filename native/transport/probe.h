@@ -8,5 +8,5 @@
 // The two sides of a connected TCP socket that nothing is on its way over; the sender connected it by SOCKET_UNSPACED. BHVD_ERR_PEER_LOST,
 // BHVD_ERR_TIMEOUT: it is of no use any more.
 bhvd_status probe_send(int fd, int64_t deadline_ns);
-// byte_ps: picoseconds; 0: all came at once.
+// byte_ps: picoseconds; 0: all came at once. If it is not 0 before, nothing is measured.
 bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *byte_ps);

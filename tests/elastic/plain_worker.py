@@ -27,7 +27,8 @@ def train(state):
     functions = (basics.rank, basics.size, basics.local_rank, basics.local_size, basics.cross_rank, basics.cross_size)
     assert place == [str(function()) for function in functions], place
     say("enter", step=state.step, rank=basics.rank(), size=basics.size(), local=f"{place[2]}/{place[3]}",
-        cross=f"{place[4]}/{place[5]}", pair=PAIR.process_set_id is not None, pid=os.getpid(), at=time.time())
+        cross=f"{place[4]}/{place[5]}", pair=PAIR.process_set_id is not None, pid=os.getpid(), at=time.time(),
+        rate=basics.context().network().bytes_per_s)
     stop = False
     while not stop:
         seen = objects.allgather_object(basics.context(), (state.step, os.path.exists(os.environ["TEST_STOP"])), "step")

@@ -48,6 +48,17 @@ def test_without_changes(make_job):
     assert all(event.source == int(event.words["rank"]) for event in job.events if "rank" in event.words)
 
 
+def test_survivors_keep_the_rate_of_the_network(make_job):
+    job = make_job({A: 1, B: 1, C: 1})
+    job.start("--min-np", 1, "--max-np", 3, command=WORKER, env={"BAGUA_HVD_TRANSPORT": "tcp"})
+    train(job, 3)
+    first = job.of("enter", size=3)
+    job.kill(with_rank(first, 1))
+    rates = {event.words["rate"] for event in first + job.wait_for("enter", 2, size=2)}
+    assert len(rates) == 1 and rates != {"0.0"}
+    ends_with(job, 2)
+
+
 def test_a_worker_is_killed_and_another_one_comes(make_job):
     job = make_job({A: 1, B: 1})
     job.start("-np", 2, "--min-np", 1, "--max-np", 2, command=WORKER)

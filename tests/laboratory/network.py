@@ -43,8 +43,8 @@ class Carrier:
     """The process, from construction to close().
 
     Args:
-        devices: (namespace, name) of a TUN device to make for each host; namespace "": this process' own. The last byte
-            of a device's address must be its index here, plus 1.
+        devices: (namespace, name) of a TUN device to make for each host; namespace: a name, a path, or "": this
+            process' own. The last byte of a device's address must be its index here, plus 1.
     """
 
     def __init__(self, devices: list[tuple[str, str]]) -> None:

@@ -10,7 +10,9 @@
 #include "check.h"
 #include "bagua_hvd.h"
 
-enum { RANKS = 3 };
+#ifndef RANKS
+#define RANKS 3
+#endif
 
 struct job {
     const char *transport, *path;

@@ -1,15 +1,19 @@
-// Links are opened when a message is first to go over them, from either side; and who is not there any more, or is nobody.
+// Links are opened when a message is first to go over them, from either side, and in small jobs at the start; and who is not there any
+// more, or is nobody.
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+
+#define RANKS 9                         // of a job that is not small
 
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "job.h"
 #include "transport/connect_local.h"
-#include "transport/connector.h"
+#include "transport/listener.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
@@ -76,9 +80,9 @@ static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
     meet(job, 1);
     for (int i = 0; i < STEPS; i++)
         sum_of_ones(ctx);
-    for (int other = 0; other < RANKS; other++)
-        if (other != rank)
-            check_open(seen(ctx, other));
+    check_open(seen(ctx, (rank + 1) % RANKS));
+    check_open(seen(ctx, (rank + RANKS - 1) % RANKS));
+    CHECK_EQ(seen(ctx, (rank + 4) % RANKS).lacks_streams, true);
     meet(job, 2);
 }
 
@@ -115,12 +119,36 @@ TEST(who_is_gone_when_a_link_is_opened_is_lost)
     run_job("tcp", "ring", NULL, is_gone_when_needed);
 }
 
-// Rank 1 has no link to rank 2, whose connections break: rank 0 tells it.
+// Rank 1 cannot be connected to, and nobody needs that.
+static void is_gone_when_nothing_is_to_be_sent(struct job *job, int rank, bhvd_context *ctx)
+{
+    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    if (rank == 1)
+        connections_close(&ctx->run.connections);
+    meet(job, 1);
+    if (rank == 2) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        CHECK_STATUS(connections_open(&ctx->run.connections, &ctx->run.connections.links[1]), BHVD_OK);
+        pthread_mutex_unlock(&ctx->engine_lock);
+        while (seen(ctx, 1).opening)
+            usleep(1000);
+    }
+    meet(job, 2);
+    finish(post(ctx, BHVD_BARRIER, "goes on", NULL), BHVD_OK);
+    meet(job, 3);
+}
+
+TEST(a_link_that_nobody_needs_may_fail_to_open)
+{
+    run_job("tcp", "ring", NULL, is_gone_when_nothing_is_to_be_sent);
+}
+
+// Ranks but 0 have no link to rank 2, whose connections break: rank 0 tells them.
 static void dies_unconnected(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
-    CHECK(rank == 0 || seen(ctx, 3 - rank).state == LINK_UNOPENED);
+    CHECK(rank == 0 || seen(ctx, rank == 2 ? 1 : 2).state == LINK_UNOPENED);
     bhvd_handle *handle = rank == 2 ? NULL : post(ctx, BHVD_BARRIER, "one does not come", NULL);
     meet(job, 1);
     if (rank == 2) {
@@ -153,9 +181,35 @@ TEST(links_are_opened_from_both_sides_at_once)
         run_job("tcp", "ring", NULL, all_at_once);
 }
 
+// Rank 1 connects to rank 0, which answers none of them.
+TEST(streams_of_a_link_are_connected_at_the_same_time)
+{
+    struct bhvd_error error;
+    struct link links[2];
+    struct connections c = {.rank = 1, .size = 2, .links = links, .doorbell = {.fd = eventfd(0, EFD_CLOEXEC)}};
+    int fd, port;
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &fd, &port, &error), BHVD_OK);
+    const struct address addresses[2] = {{.host = "127.0.0.1", .port = port}};
+    link_init(&links[0], 0, &c.started);
+    links[0].stream_count = LINK_STREAMS_MAX;
+    links[0].lacks_streams = true;
+    CHECK_STATUS(listener_create(&(struct listener_options){
+        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
+        .addresses = addresses, .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
+    CHECK_STATUS(connections_open(&c, &links[0]), BHVD_OK);
+    int streams[LINK_STREAMS_MAX];
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        CHECK_STATUS(socket_accept(fd, clock_deadline_ns(STRANGER_MS), &streams[i], &error), BHVD_OK);
+    listener_destroy(c.listener);
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        close(streams[i]);
+    close(fd);
+    close(c.doorbell.fd);
+}
+
 // ------------------------------------------------------------------------------------------------------------------- threads
 
-enum { MANY = 20 };
+enum { MANY = 20, FEW = 3 };
 
 struct many {
     bhvd_rendezvous *rendezvous;
@@ -167,6 +221,64 @@ struct one_of_many {
     int rank;
     pthread_t thread;
 };
+
+static bhvd_context *create(const struct one_of_many *one, int size)
+{
+    char host[32];
+    snprintf(host, sizeof host, "host %d", one->rank);
+    const struct bhvd_context_options options = {
+        .rank = one->rank, .size = size, .transport = "tcp", .rendezvous_host = "127.0.0.1",
+        .rendezvous_port = bhvd_rendezvous_port(one->all->rendezvous), .scope = "many", .listen_host = "127.0.0.1", .host_id = host,
+        .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
+        .timeout_ms = 60000};
+    struct bhvd_error error;
+    bhvd_context *ctx;
+    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
+    return ctx;
+}
+
+static void begin(struct many *all, struct one_of_many *ranks, int size, void *(*body)(void *))
+{
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &all->rendezvous, &error), BHVD_OK);
+    for (int rank = 0; rank < size; rank++) {
+        ranks[rank] = (struct one_of_many){.all = all, .rank = rank};
+        CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, body, &ranks[rank]), 0);
+    }
+}
+
+static void end(struct many *all, struct one_of_many *ranks, int size)
+{
+    for (int rank = 0; rank < size; rank++)
+        pthread_join(ranks[rank].thread, NULL);
+    bhvd_rendezvous_destroy(all->rendezvous);
+}
+
+static void *await_links(void *arg)
+{
+    struct one_of_many *one = arg;
+    bhvd_context *ctx = create(one, FEW);
+    const int64_t deadline_ns = clock_deadline_ns(STRANGER_MS);
+    for (int other = 0; other < FEW; other++) {
+        while (seen(ctx, other).lacks_streams && clock_remaining_ms(deadline_ns))
+            usleep(1000);
+        if (other != one->rank)
+            check_open(seen(ctx, other));
+    }
+    one->all->done++;
+    while (one->all->done < FEW)
+        usleep(1000);
+    bhvd_context_destroy(ctx);
+    return NULL;
+}
+
+TEST(a_small_job_opens_all_links_at_the_start)
+{
+    struct many all = {0};
+    struct one_of_many ranks[FEW];
+    begin(&all, ranks, FEW, await_links);
+    end(&all, ranks, FEW);
+}
 
 static int thread_count(void)
 {
@@ -181,21 +293,13 @@ static int thread_count(void)
 static void *exchange_with_all(void *arg)
 {
     struct one_of_many *one = arg;
-    char host[32];
-    snprintf(host, sizeof host, "host %d", one->rank);
-    const struct bhvd_context_options options = {
-        .rank = one->rank, .size = MANY, .transport = "tcp", .rendezvous_host = "127.0.0.1",
-        .rendezvous_port = bhvd_rendezvous_port(one->all->rendezvous), .scope = "many", .listen_host = "127.0.0.1", .host_id = host,
-        .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
-        .timeout_ms = 60000};
     struct bhvd_error error;
-    bhvd_context *ctx;
+    bhvd_context *ctx = create(one, MANY);
     float values[MANY] = {0};
     const int64_t shape = MANY;
     const struct bhvd_tensor tensor = {.src = values, .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
     const struct bhvd_args args = {.kind = BHVD_ALLTOALL, .name = "all", .tensors = &tensor, .tensor_count = 1, .device = -1};
     bhvd_handle *handle;
-    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
     one->all->ready++;
     while (one->all->ready <= MANY)
         usleep(1000);
@@ -212,12 +316,7 @@ TEST(a_link_that_is_opened_takes_no_thread)
 {
     struct many all = {0};
     struct one_of_many ranks[MANY];
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &all.rendezvous, &error), BHVD_OK);
-    for (int rank = 0; rank < MANY; rank++) {
-        ranks[rank] = (struct one_of_many){.all = &all, .rank = rank};
-        CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, exchange_with_all, &ranks[rank]), 0);
-    }
+    begin(&all, ranks, MANY, exchange_with_all);
     while (all.ready < MANY)
         usleep(1000);
     const int before = thread_count();
@@ -227,10 +326,8 @@ TEST(a_link_that_is_opened_takes_no_thread)
         const int count = thread_count();
         most = count > most ? count : most;
     }
-    for (int rank = 0; rank < MANY; rank++)
-        pthread_join(ranks[rank].thread, NULL);
+    end(&all, ranks, MANY);
     CHECK_EQ(most, before);
-    bhvd_rendezvous_destroy(all.rendezvous);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ versions
@@ -258,20 +355,14 @@ TEST(another_version_is_named_on_every_rank)
     struct many all = {0};
     struct one_of_many ranks[2];
     struct bhvd_error error;
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &all.rendezvous, &error), BHVD_OK);
-    for (int rank = 0; rank < 2; rank++) {
-        ranks[rank] = (struct one_of_many){.all = &all, .rank = rank};
-        CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, create_and_fail, &ranks[rank]), 0);
-    }
+    begin(&all, ranks, 2, create_and_fail);
     struct rendezvous_blob *blobs = calloc(3, sizeof *blobs), mine = {.size = sizeof(struct card) + 100};
     const struct card card = {.magic = CARD_MAGIC, .protocol = 77, .version = "99.1"};
     const struct rendezvous_address address = {"127.0.0.1", bhvd_rendezvous_port(all.rendezvous), SECRET, sizeof SECRET};
     memcpy(mine.data, &card, sizeof card);
     CHECK_STATUS(rendezvous_exchange(&address, "versions", 2, 3, &mine, blobs, clock_deadline_ns(60000), &error), BHVD_OK);
-    for (int rank = 0; rank < 2; rank++)
-        pthread_join(ranks[rank].thread, NULL);
+    end(&all, ranks, 2);
     free(blobs);
-    bhvd_rendezvous_destroy(all.rendezvous);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- strangers

@@ -9,7 +9,7 @@
 #include "transport/probe.h"
 #include "transport/socket.h"
 
-enum { BYTE_PS = 40000, LIMIT_MS = 60000 };
+enum { BYTE_PS = 40000, LIMIT_MS = 60000, KNOWN = 12500000 };
 
 static void connect_pair(int fds[2])
 {
@@ -81,7 +81,7 @@ TEST(a_peer_that_hangs_up_or_sends_more_than_it_was_asked_for_is_lost)
     const uint32_t too_much = UINT32_MAX, nothing = 0;
     for (int i = 0; i < 3; i++) {
         int fds[2];
-        uint32_t byte_ps;
+        uint32_t byte_ps = 0;
         connect_pair(fds);
         if (i > 0)
             CHECK_STATUS(socket_write_full(fds[0], i == 1 ? &too_much : &nothing, 4, CLOCK_NEVER), BHVD_OK);
@@ -111,10 +111,19 @@ static void hears_of_it(struct job *job, int rank, bhvd_context *ctx)
         usleep(1000);
     CHECK_EQ(heard[rank].bytes_per_s > 0, job->hosts != NULL);
     CHECK(heard[rank].bytes_per_s == heard[0].bytes_per_s && heard[rank].latency_s == heard[0].latency_s);
+    if (job->adjust)
+        CHECK_EQ((int64_t)(heard[rank].bytes_per_s + 0.5), KNOWN);
 }
+
+static void know_it(int rank, struct bhvd_context_options *options) { options->known_bytes_per_s = rank == 0 ? KNOWN : 0; }
 
 TEST(all_ranks_hear_what_was_measured)
 {
     run_job("auto", "", "AAB", hears_of_it);
     run_job("auto", "", NULL, hears_of_it);
+}
+
+TEST(what_is_known_is_not_measured)
+{
+    run_this_job(&(struct job){.transport = "auto", .path = "", .hosts = "AAB", .body = hears_of_it, .adjust = know_it});
 }

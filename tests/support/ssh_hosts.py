@@ -145,7 +145,7 @@ class Namespaces:
         if os.geteuid() != 0 or not all(shutil.which(name) for name in ("ip", "nsenter", "unshare")):
             pytest.skip("needs root, and ip, nsenter and unshare: hosts are network namespaces")
         _make_keys(folder)
-        self._servers, self._holders, self._networks = [], [], 0
+        self._servers, self._holders, self._networks, self._carrier = [], [], 0, None
         try:
             self._make(folder, count)
         except BaseException:
@@ -210,6 +210,23 @@ class Namespaces:
             for pid, interface in ((self._holders[0].pid, f"port{i}"), (holder.pid, "eth0")):
                 self._run(pid, f"tc qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 50ms")
 
+    def delay(self, milliseconds, rate="none"):
+        """Has packets take this long from each host to each other, one way; rate as limit() takes it, or "none".
+
+        To be called once, before anything runs.
+        """
+        from tests.laboratory.hosts import CARRIED
+        from tests.laboratory.network import Carrier, Link
+
+        holders = self._holders[1:]
+        self._carrier = Carrier([(f"/proc/{holder.pid}/ns/net", "far0") for holder in holders])
+        for i, holder in enumerate(holders):
+            self._run(holder.pid, "ip link delete eth0", "ip link set far0 name eth0",
+                      f"ip address add 10.0.0.{i + 1}/24 dev eth0", "ip link set eth0 txqueuelen 10000 up")
+            for variable, value in CARRIED.items():
+                subprocess.run([*_entering(holder.pid), "sysctl", "-qw", f"net.ipv4.{variable}={value}"], check=True)
+            self._carrier.set(i, Link(rate, rate, milliseconds))
+
     def received(self, i, interface):
         """Bytes that have come to host i by an interface."""
         path = f"/sys/class/net/{interface}/statistics/rx_bytes"
@@ -247,6 +264,8 @@ class Namespaces:
                 "--dport 2222 -j ACCEPT", f"--dport {first}:{last} -j ACCEPT", "-j REJECT --reject-with tcp-reset")))
 
     def close(self):
+        if self._carrier:
+            self._carrier.close()
         for server in self._servers:
             server.close()
         for holder in self._holders:

@@ -186,11 +186,11 @@ static void command(struct network *self, const char *text)
     self->latest_ns = 0;
 }
 
-// A TUN device in the namespace, or in this process' own for "": its descriptor, or -1.
+// A TUN device in the namespace, or in this process' own for "": its descriptor, or -1. A namespace has a name or a path.
 static int open_device(const char *namespace, const char *name)
 {
     char path[256];
-    snprintf(path, sizeof path, "/run/netns/%s", namespace);
+    snprintf(path, sizeof path, "%s%s", *namespace == '/' ? "" : "/run/netns/", namespace);
     int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), there = -1, tun = -1;
     if (home < 0 || (*namespace && ((there = open(path, O_RDONLY | O_CLOEXEC)) < 0 || setns(there, CLONE_NEWNET))))
         goto out;
