@@ -100,9 +100,14 @@ def test_many_threads_and_many_operations():
 
 
 def test_a_callback_that_raises_does_not_silence_the_others(monkeypatch, capfd):
-    raised = []
-    hook = threading.__excepthook__
-    monkeypatch.setattr("threading.excepthook", lambda error: (raised.append(error.exc_type), hook(error)))
+    raised, printed = [], threading.Event()
+
+    def hook(error):
+        raised.append(error.exc_type)
+        threading.__excepthook__(error)
+        printed.set()
+
+    monkeypatch.setattr("threading.excepthook", hook)
     with World(1) as world:
         def call(rank, context):
             told = threading.Event()
@@ -111,9 +116,10 @@ def test_a_callback_that_raises_does_not_silence_the_others(monkeypatch, capfd):
             first.when_ended(lambda: 1 / 0)
             _, second = post(context, "b")
             second.when_ended(told.set)
-            assert told.wait(20)
+            assert told.wait(20)        # on this thread, if the second one has ended already
 
         world.run(call)
+    assert printed.wait(20)
     assert raised == [ZeroDivisionError]
     said = capfd.readouterr().err
     assert "Exception in thread bagua_hvd completions" in said and "ZeroDivisionError: " in said
