@@ -318,14 +318,14 @@ static int first_rank_of(const struct connections *c, int host)
 static bhvd_status probe_lines(struct connecting *k)
 {
     struct connections *c = k->c;
-    const int64_t known = k->options->known_bytes_per_s;
+    const int64_t known = k->options->known_bytes_per_s, known_ps = known > 0 ? (int64_t)1e12 / known : 0;
     bhvd_status status = BHVD_OK;
     int hosts = 0;
     for (int rank = 0; rank < c->size; rank++)
         hosts = c->host_of[rank] >= hosts ? c->host_of[rank] + 1 : hosts;
     for (int i = 0, last = 0; i < PROBED && !status; i++) {
         const int host = (int)((int64_t)(hosts - 1) * (i + 1) / PROBED), rank = first_rank_of(c, host);
-        uint32_t byte_ps = known > 0 ? (uint32_t)(1e12 / (double)known + 0.5) : 0;
+        uint32_t byte_ps = known_ps < UINT32_MAX ? (uint32_t)known_ps : UINT32_MAX;
         if (host == last)
             continue;
         last = host;
