@@ -54,13 +54,13 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
     optimizer = hvd.DistributedOptimizer(make_optimizer(model), algorithm=algorithm)
     decay, decoupled = optimizer.param_groups[0]["weight_decay"], isinstance(optimizer, torch.optim.AdamW)
     places, errors = buckets_of(optimizer), Errors(two_levels=hosts is not None)
-    seeds, exchange = {}, optimizer.algorithm.exchange
+    seeds, begin = {}, optimizer.algorithm._begin
 
-    def seen(bucket, m):
+    def seen(bucket, gradients):
         seeds[bucket.name] = bucket.seed(bucket.step)
-        return exchange(bucket, m)
+        return begin(bucket, gradients)
 
-    optimizer.algorithm.exchange = seen
+    optimizer.algorithm._begin = seen
     m = v = np.zeros_like(start(0, False))
     under_scale, cut = Scaled(model, optimizer), 0
     silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
