@@ -205,7 +205,8 @@ def _run(args):
     if args.check_build:
         check_build(args.verbose)
         return
-    _check_algorithm(args.algorithm)
+    if args.algorithm is not None or variables.given("BAGUA_ALGORITHM"):    # else NumPy and the core are not imported
+        _check_algorithm(args.algorithm)
     if args.use_mpi:
         _run_mpi(args)
         return

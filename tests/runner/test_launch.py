@@ -72,6 +72,14 @@ def test_flags_reach_the_ranks(launcher):
     assert (env["BAGUA_ALGORITHM"], env["HOROVOD_FUSION_THRESHOLD"]) == ("bytegrad", "1048576")
 
 
+def test_nothing_is_imported_that_the_job_does_not_need():
+    code = ("import sys; from bagua_hvd.runner import launch\n"
+            "sys.argv[1:] = '-np', '1', 'true'\n"
+            "launch.run_commandline()\n"
+            "print([name for name in ('bagua_hvd.algorithms', 'numpy') if name in sys.modules])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "[]\n"
+
+
 def test_two_names_of_this_host_are_two_hosts(launcher):
     seen = environments(launcher, "-np", 3, "-H", "localhost:2,127.0.0.1:2")
     names = ("HOSTNAME", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
