@@ -228,9 +228,10 @@ class TorchState(ObjectState):
         super().reset()
 
     def _receive(self, root_rank, whole, facts):
+        # Samplers are among the facts.
+        others = SamplerStateHandler if whole else (SamplerStateHandler, ModelStateHandler, OptimizerStateHandler)
         for handler in self._handlers.values():
-            if not isinstance(handler, SamplerStateHandler) and (
-                    whole or not isinstance(handler, (ModelStateHandler, OptimizerStateHandler))):
+            if not isinstance(handler, others):
                 handler.receive(root_rank)
         super()._receive(root_rank, whole, facts)
 
