@@ -92,6 +92,7 @@ def init(comm: Sequence[int] | None = None,
                 return
             except (InitializationFailed, HorovodInternalError) as error:
                 failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting
+                logger.info("%s", failure)
 
 
 class InitializationFailed(ValueError):

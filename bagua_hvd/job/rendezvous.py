@@ -36,9 +36,13 @@ class Rendezvous:
         self.host = host
         self.port = native.lib.bhvd_rendezvous_port(self._native)
 
-    def rank_ended(self, rank, exit_code):
-        """Ranks that wait for this one in init(), or will, hear at once that its process has ended. Until close()."""
-        self._lib.bhvd_rendezvous_rank_ended(self._native, rank, exit_code)
+    def rank_ended(self, rank, exit_code, scope=""):
+        """Ranks that wait for this one in init(), or will, hear at once that its process has ended. Until close().
+
+        Args:
+            scope: the name of the rendezvous in which the process had this rank; "": any.
+        """
+        self._lib.bhvd_rendezvous_rank_ended(self._native, scope.encode(), rank, exit_code)
 
     def close(self):
         """Ends the thread and frees the port. Idempotent; the last reference does it, too."""

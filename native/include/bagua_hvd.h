@@ -120,9 +120,9 @@ struct bhvd_error {
 bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error);
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
-/* The process of this rank has ended: ranks that wait for it at the rendezvous, or will, hear so at once. Thread-safe, does not
- * wait. */
-void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code);
+/* The process of this rank has ended: ranks that wait for it at the rendezvous, or will, hear so at once. scope: in which it had
+ * this rank; "": in any. Thread-safe, does not wait. */
+void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, const char *scope, int rank, int exit_code);
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
 
 /* -------------------------------------------------------------------------------------------------------- mpi ---- */

@@ -317,9 +317,9 @@ fail:
 
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous) { return rendezvous->port; }
 
-void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code)
+void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, const char *scope, int rank, int exit_code)
 {
-    scopes_rank_ended(&rendezvous->scopes, rank, exit_code);
+    scopes_rank_ended(&rendezvous->scopes, scope, rank, exit_code);
     eventfd_write(rendezvous->wake_fd, 1);
 }
 

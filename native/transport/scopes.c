@@ -18,6 +18,7 @@ struct ended_rank {
     struct ended_rank *next;
     uint32_t rank;
     int exit_code;
+    char scope[RENDEZVOUS_SCOPE_MAX + 1];       // "": any
 };
 
 static struct reply *reply_create(bhvd_status status, struct bytes *body)
@@ -172,7 +173,7 @@ static const struct ended_rank *first_missing(const struct scope *scope)
 {
     const struct ended_rank *first = NULL;
     for (const struct ended_rank *ended = atomic_load(&scope->all->ended); ended; ended = ended->next)
-        if (ended->rank < scope->size && !scope->ranks[ended->rank])
+        if (ended->rank < scope->size && !scope->ranks[ended->rank] && (!*ended->scope || strcmp(ended->scope, scope->name) == 0))
             first = ended;
     return first;
 }
@@ -191,7 +192,7 @@ void scopes_answer_hopeless(struct scopes *all)
     }
 }
 
-void scopes_rank_ended(struct scopes *all, int rank, int exit_code)
+void scopes_rank_ended(struct scopes *all, const char *scope, int rank, int exit_code)
 {
     struct ended_rank *ended = malloc(sizeof *ended);
     if (!ended)
@@ -199,6 +200,7 @@ void scopes_rank_ended(struct scopes *all, int rank, int exit_code)
     ended->next = atomic_load(&all->ended);
     ended->rank = (uint32_t)rank;
     ended->exit_code = exit_code;
+    snprintf(ended->scope, sizeof ended->scope, "%s", scope);
     while (!atomic_compare_exchange_weak(&all->ended, &ended->next, ended)) {
     }
 }

@@ -33,7 +33,8 @@ void scopes_join(struct scopes *all, struct guest *guest, const unsigned char *b
 void scopes_leave(struct guest *guest);
 // A rank that gave up ends its scope: the others could only wait in vain, and would then name that rank as missing.
 void scopes_give_up(struct guest *guest);
-void scopes_rank_ended(struct scopes *all, int rank, int exit_code);
+// scope: in which it had this rank; "": in any.
+void scopes_rank_ended(struct scopes *all, const char *scope, int rank, int exit_code);
 // Where somebody waits for a rank whose process has ended; looked for after all that may have made one so.
 void scopes_answer_hopeless(struct scopes *all);
 // No guest is left.

@@ -78,5 +78,15 @@ def main():
         sys.exit(7)
 
 
+def assigned(driver, failure):
+    """As take_place, but a worker whose fault it is ends when it has been told its second place."""
+    assignment = take_place(driver, failure)
+    if assignment.scope == "elastic.2" and os.environ.get("TEST_FAULT") == f"assigned {os.environ['HOROVOD_HOSTNAME']}":
+        os._exit(9)
+    return assignment
+
+
+take_place = elastic_worker.take_place
+elastic_worker.take_place = assigned
 PAIR = ProcessSet([0, 1])
 main()

@@ -21,7 +21,7 @@ class Job:
                                     survivors_seconds)
         self.hosts = {}         # number -> host, of what was started
         self.slots = {}
-        self.stopped, self.killed, self.sent, self.said = [], [], [], []
+        self.stopped, self.killed, self.sent, self.said, self.ends = [], [], [], [], []
         self.find(hosts)
 
     # The crew.
@@ -38,6 +38,9 @@ class Job:
 
     def place(self, number, slot):
         pass
+
+    def rank_ended(self, *facts):
+        self.ends.append(facts)
 
     def interface(self, host, hosts):
         if self.closed is not None and self.closed <= set(hosts):
@@ -93,6 +96,15 @@ def running(hosts, **settings):
     assert job.ranks() == {number: number for number in numbers}
     job.sync(*numbers)
     return job
+
+
+def test_the_members_of_a_meeting_hear_of_an_end():
+    job = running({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1)
+    job.end(1, 137)
+    job.join(0, 2)
+    assert job.ranks() == {0: 0, 2: 1}
+    job.end(2, 9)
+    assert job.ends == [(1, 137, "elastic.1"), (1, 9, "elastic.2")]
 
 
 def test_begins_with_num_proc_slots_and_waits_for_all():

@@ -59,6 +59,17 @@ def test_survivors_keep_the_rate_of_the_network(make_job):
     ends_with(job, 2)
 
 
+def test_a_worker_ends_between_two_meetings(make_job):
+    """When it has been told its place, and before the others could connect: they do not wait for it."""
+    job = make_job({A: 1, B: 1, C: 1})
+    job.start("--min-np", 1, "--log-level", "INFO", command=WORKER, env={"TEST_FAULT": f"assigned {C}"})
+    train(job, 3)
+    job.kill(with_rank(job.of("enter", size=3), 1))
+    job.wait_for("enter", size=1)
+    assert "rank 1 of 2 has ended, with exit code 9, and did not come to init() (scope elastic.2)" in job.text
+    ends_with(job, 1)
+
+
 def test_a_worker_is_killed_and_another_one_comes(make_job):
     job = make_job({A: 1, B: 1})
     job.start("-np", 2, "--min-np", 1, "--max-np", 2, command=WORKER)

@@ -241,12 +241,24 @@ TEST(missing_ranks_are_named)
 TEST(the_first_that_ended_is_named)
 {
     bhvd_rendezvous *server = start();
-    bhvd_rendezvous_rank_ended(server, 1, 0);
-    bhvd_rendezvous_rank_ended(server, 0, 1);       // had heard of rank 1
+    bhvd_rendezvous_rank_ended(server, "", 1, 0);
+    bhvd_rendezvous_rank_ended(server, "", 0, 1);       // had heard of rank 1
     struct rank late = rank_of(server, "init.1", 2, 3);
     run_rank(&late);
     CHECK_STATUS(late.status, BHVD_ERR_PEER_LOST);
     CHECK_STR_EQ(late.error.message, "rank 1 of 3 has ended, with exit code 0, and did not come to init() (scope init.1)");
+    bhvd_rendezvous_destroy(server);
+}
+
+TEST(an_end_in_another_scope_is_none_here)
+{
+    bhvd_rendezvous *server = start();
+    bhvd_rendezvous_rank_ended(server, "elastic.1", 1, 137);
+    run_job(server, "elastic.2", 2, 10);
+    struct rank late = rank_of(server, "elastic.1", 0, 2);
+    run_rank(&late);
+    CHECK_STATUS(late.status, BHVD_ERR_PEER_LOST);
+    CHECK_STR_CONTAINS(late.error.message, "rank 1 of 2 has ended, with exit code 137");
     bhvd_rendezvous_destroy(server);
 }
 
@@ -831,7 +843,7 @@ TEST(it_ends_while_it_hears_of_a_rank)
 {
     for (int i = 0; i < 4000; i++) {
         bhvd_rendezvous *server = start();
-        bhvd_rendezvous_rank_ended(server, 0, 0);
+        bhvd_rendezvous_rank_ended(server, "", 0, 0);
         for (volatile int spin = 0; spin < i % 1000 * 40; spin++)
             ;
         bhvd_rendezvous_destroy(server);

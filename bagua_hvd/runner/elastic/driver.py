@@ -109,7 +109,7 @@ class ElasticDriver:
     Args:
         settings: ElasticSettings. hosts: HostManager.
         crew: has start(number, host, slot), stop(number, grace_seconds), send(number, message), place(number, slot),
-            interface(host, hosts), say(text).
+            rank_ended(rank, exit_code, scope), interface(host, hosts), say(text).
         clock: seconds.
         survivors_seconds: how long the others of a host may go on after a failure there. 0: they are stopped at once.
     Attributes:
@@ -224,6 +224,8 @@ class ElasticDriver:
             note: what else is known about that. because_of: the rank whose failure this one's is a consequence of.
         """
         worker = self._workers.pop(number)
+        if worker.rank is not None:
+            self._crew.rank_ended(worker.rank, exit_code, self._scope())
         if worker.phase is Phase.LEAVING:
             # By itself, and it may be the cause of the failure for which it was to leave.
             if exit_code and worker.leave_by is not None and worker.rank is not None:
@@ -287,6 +289,10 @@ class ElasticDriver:
         self._tell_news(staying, now)
         self._meet(staying, hosts, now)
         self._give_up(staying, hosts, now)
+
+    def _scope(self):
+        """The name of the present meeting."""
+        return f"elastic.{self.meetings}"
 
     def _live(self):
         return [worker for worker in self._workers.values() if worker.phase is not Phase.LEAVING]
@@ -433,7 +439,7 @@ class ElasticDriver:
             self._crew.place(worker.number, slot)
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
             joins = self._state_exists and not worker.has_state
-            self._crew.send(worker.number, Assignment(environment, f"elastic.{self.meetings}", skip_sync, joins))
+            self._crew.send(worker.number, Assignment(environment, self._scope(), skip_sync, joins))
         self._news = self._lacking_since = None
         self._failed_starts = 0
         self._failures.clear()
