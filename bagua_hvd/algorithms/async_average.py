@@ -167,7 +167,6 @@ class Async(LocalSteps):
         if self.peer_selection_mode != "all":
             require_peers(model.group, f"async with peer_selection_mode={self.peer_selection_mode!r}")
         self._models.add(model)
-        _in_use.add(model)
 
     def takes_more(self, model: Model) -> bool:
         return "rounds" not in model.scratch or self._rounds(model).stopped
@@ -228,11 +227,3 @@ class Async(LocalSteps):
         """Rounds begin again. To be called on all ranks."""
         for model in self._models:
             self._rounds(model).resume()
-
-
-_in_use: weakref.WeakSet[Model] = weakref.WeakSet()
-
-
-def in_use() -> bool:
-    """Whether an optimizer of this process averages asynchronously: its ranks make steps of their own."""
-    return len(_in_use) > 0

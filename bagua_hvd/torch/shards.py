@@ -27,6 +27,19 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def is_divided(tensor: Any) -> bool:
+    """Whether the ranks of an island hold different parts of it."""
+    return is_sharded(tensor) and not all(placement.is_replicate() for placement in tensor.placements)
+
+
+@torch.no_grad()
+def sum_up(parameter: torch.Tensor) -> None:
+    """Lays a DTensor's gradient out as the DTensor, where so far each rank of the island has an addend of it."""
+    gradient: Any = parameter.grad
+    if is_sharded(gradient) and any(placement.is_partial() for placement in gradient.placements):
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
 def counterparts(parameters: Iterable[torch.Tensor], process_set: ProcessSet) -> ProcessSet:
     """The ranks that hold the same parts of these parameters as this one; `process_set` where none is a DTensor.
 

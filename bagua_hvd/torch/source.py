@@ -15,7 +15,7 @@ from bagua_hvd.torch import sparse
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
-from bagua_hvd.torch.shards import is_sharded, local
+from bagua_hvd.torch.shards import is_divided, is_sharded, local, sum_up
 from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.source import Source
@@ -180,7 +180,7 @@ class TorchSource(Source):
         self._scaler: Callable[[], Any] | None = None       # weakly
         self._adam: Any = None           # a TorchAdam, made when first asked for
         self._reduced: Any = None        # (a parameter, weak reference to its reduced gradient)
-        self._sums: dict[int, Any] = {}             # index -> weak reference to a gradient that is a sum over the ranks
+        self._sums: dict[int, Any] = {}             # index -> (weakly a gradient summed over ranks, its version)
         self._untouched: dict[int, Any] = {}        # (weakly a gradient of zeros, its version, what adds to it)
 
     def add(self, name: str, parameter: torch.Tensor) -> Any:
@@ -193,7 +193,9 @@ class TorchSource(Source):
         self._sharded |= is_sharded(parameter)
         if parameter.dtype not in DTYPES:
             raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
-        return Member(name, tuple(local(parameter).shape), DTYPES[parameter.dtype], parameter.device)
+        # Codes are of whole buckets: what the ranks of an island have alike is not encoded with their parts of others.
+        place = (parameter.device, "part") if is_divided(parameter) else parameter.device
+        return Member(name, tuple(local(parameter).shape), DTYPES[parameter.dtype], place)
 
     def begin_with_zeros(self, index: int, accumulation: Any) -> Any:
         """Gives a parameter a gradient of zeros, which makes room for the first one that comes: that may be sparse.
@@ -220,6 +222,7 @@ class TorchSource(Source):
 
     def gradient(self, index: int) -> TensorView:
         parameter = self.parameters[index]
+        sum_up(parameter)
         gradient = local(parameter.grad)
         if gradient is None:
             gradient = torch.zeros_like(local(parameter), requires_grad=False)
@@ -229,8 +232,13 @@ class TorchSource(Source):
 
     def prepare(self, index: int) -> TensorView:
         parameter = self.parameters[index]
-        if self._sums:
+        if index in self._sums:
+            # Whoever has written to it may have put this rank's gradient in the place of the sum.
+            if parameter.grad is None or parameter.grad._version != self._sums[index][1]:
+                del self._sums[index]
             self.take_share(index)
+        if self._sharded:
+            sum_up(parameter)
         gradient = parameter.grad
         if gradient is None:
             gradient = torch.zeros_like(parameter, requires_grad=False)
@@ -275,8 +283,8 @@ class TorchSource(Source):
     def take_share(self, index: int) -> None:
         """What adds to a sum over the ranks will be summed again, with it: leaves this rank its share of it."""
         gradient = self.parameters[index].grad
-        summed = self._sums.pop(index, None)
-        if summed is not None and gradient is not None and summed() is gradient:
+        summed, _version = self._sums.pop(index, (_nothing, 0))
+        if gradient is not None and summed() is gradient:
             gradient.div_(self.process_set.size())
 
     def sparse_dim(self, index: int) -> Any:
@@ -326,8 +334,8 @@ class TorchSource(Source):
                 self._reduced = parameter, weakref.ref(parameter.grad)
                 break
         if self.op == Sum:
-            self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
-                          if parameter.grad is not None}
+            self._sums = {index: (weakref.ref(parameter.grad), parameter.grad._version)
+                          for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
 
     def holds_reduced(self) -> bool:
         if self._reduced is None:

@@ -19,9 +19,10 @@ import warnings
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
-from bagua_hvd.algorithms.async_average import in_use
 from bagua_hvd.torch.mpi_ops import Sum, allgather, allreduce_, size
+from bagua_hvd.training.model import any_asynchronous
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -54,7 +55,7 @@ class SyncBatchNorm(_BatchNorm):
         """The normalized input, of its shape, dtype and memory format."""
         if not self.training or size() == 1:
             return super().forward(input)
-        if in_use() and not self._warned:
+        if any_asynchronous() and not self._warned:
             self._warned = True
             warnings.warn(
                 "SyncBatchNorm with an asynchronous algorithm: every forward pass waits for all ranks, so they train "
@@ -82,20 +83,32 @@ class SyncBatchNorm(_BatchNorm):
 
         Returns:
             The module itself, changed, or the replacement when it is a BatchNorm.
+        Raises:
+            ValueError: a lazy BatchNorm has not seen a batch yet.
         """
+        return cls._converted(module, {})
+
+    @classmethod
+    def _converted(cls, module, replacements):
+        """As convert_sync_batchnorm(). replacements: of modules seen before, which may be in several places."""
+        if module in replacements:
+            return replacements[module]
+        replacements[module] = module
         if isinstance(module, _BatchNorm):
             if isinstance(module, cls):
                 return module
-            converted = cls(module.num_features, module.eps, module.momentum, module.affine,
+            if isinstance(module, LazyModuleMixin):
+                raise ValueError(f"{type(module).__name__} does not know its features yet: pass a batch through "
+                                 "the model before convert_sync_batchnorm()")
+            replacements[module] = converted = cls(module.num_features, module.eps, module.momentum, module.affine,
                             module.track_running_stats)
             for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
                 setattr(converted, name, getattr(module, name))
             converted.training = module.training
             return converted
-        for name, child in module.named_children():
-            converted = cls.convert_sync_batchnorm(child)
-            if converted is not child:
-                module.add_module(name, converted)
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = cls._converted(child, replacements)
         return module
 
 

@@ -20,7 +20,7 @@ FIRST_BUCKET_SIZE = 1 * variables.MIB
 
 
 class Member(NamedTuple):
-    """One tensor of a bucket. device: compared only."""
+    """One tensor of a bucket. device, or whatever else keeps tensors in buckets apart: compared only."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,5 +1,6 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,12 +19,19 @@ class Declared(Protocol):
 
     uses_weights: tuple[str, ...]
     uses_adam: bool
+    asynchronous: bool
 
 
 NOT_SHOWN = "{name} looks at {what}, which is shown only to algorithms that say so: set {remedy} in its class"
 
 
 Snapshots = list[tuple[State, Snapshot]]
+_asynchronous: weakref.WeakSet["Model"] = weakref.WeakSet()
+
+
+def any_asynchronous() -> bool:
+    """Whether an optimizer of this process has an asynchronous algorithm: its ranks make steps of their own."""
+    return len(_asynchronous) > 0
 
 
 class Model:
@@ -68,6 +76,8 @@ class Model:
         self.cut_by_user = False
         self.timing: Timing | None = None
         self._algorithm = algorithm
+        if algorithm.asynchronous:
+            _asynchronous.add(self)
         self._place: tuple[int, int] | None = None
         self._scratch: dict[str, Any] = {}
         self._scratch_inits: int | None = None

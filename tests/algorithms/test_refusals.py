@@ -82,13 +82,16 @@ def test_optimizers_that_cannot_be_served(run_ranks, n):
 
 def synchronous_batch_norm():
     hvd.init()
-    model = torch.nn.Sequential(hvd.SyncBatchNorm(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), algorithm="async")
-    with pytest.warns(UserWarning, match="SyncBatchNorm with an asynchronous algorithm"):
-        model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    optimizer.algorithm.abort()
+    for algorithm in (DiLoCo(4, quorum=2, grace_s=0.05), Async()):
+        model = torch.nn.Sequential(hvd.SyncBatchNorm(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), algorithm=algorithm)
+        with pytest.warns(UserWarning, match="SyncBatchNorm with an asynchronous algorithm"):
+            model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        if isinstance(algorithm, Async):
+            algorithm.abort()
+        del optimizer
 
 
-def test_synchronous_batch_norm_with_async(run_ranks):
+def test_synchronous_batch_norm_and_steps_of_one_s_own(run_ranks):
     run_ranks(2, synchronous_batch_norm)

@@ -183,6 +183,17 @@ def test_before_init():
     assert hvd.SyncBatchNorm(C).eval()(torch.ones(2, C)).shape == (2, C)
 
 
+def test_convert_finds_a_layer_in_each_of_its_places():
+    norm = nn.BatchNorm1d(4)
+    model = hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(norm, nn.Linear(4, 4), nn.Sequential(norm)))
+    assert isinstance(model[0], hvd.SyncBatchNorm) and model[2][0] is model[0]
+
+
+def test_convert_refuses_layers_without_features():
+    with pytest.raises(ValueError, match="LazyBatchNorm1d does not know its features yet"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
+
+
 def test_convert_keeps_everything():
     model = nn.Sequential(nn.BatchNorm1d(3, momentum=0.3, eps=1e-3), nn.Sequential(nn.BatchNorm2d(4, affine=False)),
                           nn.BatchNorm1d(2, track_running_stats=False), nn.InstanceNorm2d(2))

@@ -191,6 +191,13 @@ def options(file):
     counts = torch.full((1 << 12,), rank)
     dist.all_reduce(counts)
     assert (counts == sum(range(size))).all()
+    for relaxed in (Options(algorithm=algorithms.ByteGrad(average=False)), Options(codec=codecs.minmax_uint8)):
+        group = dist.new_group(pg_options=relaxed)
+        for op, expected in ((dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 1 / size),
+                             (dist._make_nccl_premul_sum(0.5), 0.5)):
+            total, ones = size * (size + 1) / 2, torch.ones(1 << 15) * (rank + 1)
+            dist.all_reduce(ones, op, group=group)
+            assert torch.allclose(ones, torch.full_like(ones, expected * total), rtol=0.01), (relaxed, op)
     numbered = dist.new_group(pg_options=Options(algorithm=algorithms.ByteGrad(codec=codecs.qsgd()), min_bytes=0))
     draws = []
     for _ in range(16):         # other random numbers each time, so that errors average out

@@ -5,6 +5,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
@@ -130,6 +132,42 @@ def replicated_islands(file):
 
 def test_between_islands_of_ddp(run_group):
     run_group(ISLANDS * SHARDS, replicated_islands)
+
+
+class Parallel(nn.Module):
+    def __init__(self, mesh):
+        torch.manual_seed(0)
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        parallelize_module(self, mesh, {"norm": SequenceParallel(), "wide": ColwiseParallel(input_layouts=Shard(1)),
+                                        "narrow": RowwiseParallel(output_layouts=Shard(1))})
+
+    def forward(self, x):
+        return self.narrow(torch.relu(self.wide(self.norm(x))))
+
+
+def sequence_parallel(file):
+    """Of the gradients of norms each rank of an island has an addend; their weights stay equal there."""
+    rank, _ = start(file)
+    hvd.init()
+    mesh, _ = islands()
+    for algorithm in ("gradient_allreduce", "rotated", algorithms.QAdam(warmup_steps=3)):
+        model = Parallel(mesh)
+        optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), algorithm=algorithm)
+        for step in range(8):
+            optimizer.zero_grad()
+            x, _ = batch(rank, step)
+            model(x.view(4, 4, 8)).square().sum().backward()
+            optimizer.step()
+        weight = model.norm.weight.to_local()
+        everyone = hvd.allgather(weight.detach()[None])
+        assert torch.equal(everyone[rank ^ 1], weight) and not torch.equal(weight, torch.ones(8)), algorithm
+    hvd.barrier()
+    dist.destroy_process_group()
+
+
+def test_sequence_parallel(run_group):
+    run_group(ISLANDS * SHARDS, sequence_parallel)
 
 
 def refused(file):

@@ -75,23 +75,24 @@ class Options:
         """Whether anything travels in less than full precision."""
         return self.algorithm is not None or self.codec is not None
 
-    def communicate(self, tensor: torch.Tensor, name: str, number: int, process_set: ProcessSet,
-                    average: bool) -> Any:
+    def communicate(self, tensor: torch.Tensor, name: str, number: int, process_set: ProcessSet, average: bool,
+                    prescale_factor: float = 1.0) -> Any:
         """What is to be waited for, which reduces the tensor in place; None: in full precision.
 
-        number: of the call in its group, for algorithms that round at random.
+        number: of the call in its group, for what rounds at random.
         """
         if tensor.numel() * tensor.element_size() < self.min_bytes or not tensor.is_floating_point():
             return None
         view = frontend.view(tensor, tensor)
-        bucket = _Call(name, {0: Member("tensor", tuple(tensor.shape), view.dtype, tensor.device)})
+        bucket = _Call(name, {0: Member("tensor", tuple(tensor.shape), view.dtype, tensor.device)}, prescale_factor)
         bucket.step = number
         bucket.state = _NoState(name)
         bucket.place(0, view)
         if self.codec is not None:
-            return c_lp_s(bucket, process_set, codec=self.codec, average=average)
+            return c_lp_s(bucket, process_set, codec=self.codec, average=average,
+                          seed=bucket.seed(number))
         if self.algorithm is None or not self.algorithm.takes(bucket.dtype):
             return None
-        if not average:
-            bucket.postscale_factor = float(process_set.size())
+        if average != self.algorithm.average:
+            bucket.postscale_factor = float(process_set.size()) ** (-1 if average else 1)
         return self.algorithm.communicate(bucket, process_set)

@@ -47,7 +47,7 @@ class Reductions(OtherDevices):
         if not tensors.reduces_natively(sources, op):
             return self._gather_and_reduce(name, sources, outputs, op, what, opts)
         results = sources if outputs is inputs else outputs
-        operation = self._relaxed(name, sources, native_op) if results is sources else None
+        operation = self._relaxed(name, sources, op) if results is sources else None
         if operation is None:
             operation = self._post(
                 native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)],
@@ -55,11 +55,12 @@ class Reductions(OtherDevices):
             )
         return self._work(operation, outputs, what, opts, self._returning(outputs, results))
 
-    def _relaxed(self, name, sources, native_op):
+    def _relaxed(self, name, sources, op):
+        native_op = tensors.NATIVE_OPS[tensors.kind_of(op)]
         if len(sources) > 1 or native_op not in (native.OP_SUM, native.OP_AVERAGE):
             return None
         operation = self.options.communicate(sources[0], name, self._number, self._set,
-                                             native_op == native.OP_AVERAGE)
+                                             native_op == native.OP_AVERAGE, tensors.prescale_of(op))
         return None if operation is None else self._waiter(operation, sources[0])
 
     def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
