@@ -38,8 +38,8 @@ TORN = (
 
 DIVERGED = (
     "{who} after step {step}: weights or optimizer state are not bit-equal to those of rank {root}. Ranks that join "
-    "would continue from one of them. Look for updates outside of the DistributedOptimizer, or call commit() instead "
-    "of every_step=True"
+    "would continue from one of them. Look for updates outside of the DistributedOptimizer, and with powersgd for "
+    "hosts with different processors; or call commit() instead of every_step=True"
 )
 
 
