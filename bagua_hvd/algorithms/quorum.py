@@ -42,6 +42,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
+from bagua_hvd.job.ports import join_address, split_address
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.server import Server
@@ -205,9 +206,8 @@ class _Link:
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._address = address
-        host, _, port = address.rpartition(":")
         try:
-            self._connection = channel.Connection(host, int(port), secret, _CONNECT_SECONDS)
+            self._connection = channel.Connection(*split_address(address), secret, _CONNECT_SECONDS)
         except (OSError, ValueError) as error:
             raise HorovodInternalError(f"the quorum server does not answer at {address}: {error}") from None
         self._news = threading.Condition()
@@ -385,5 +385,5 @@ def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
     if group.rank() == 0:
         server = QuorumServer(secret, runtime.options.listen_host)
         weakref.finalize(owner, server.close_anywhere)
-        address = f"{runtime.options.listen_host}:{server.port}"
+        address = join_address(runtime.options.listen_host, server.port)
     return str(allgather_object(address, "quorum server", group)[0])

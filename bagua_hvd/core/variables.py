@@ -233,8 +233,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_DYNAMIC_PROCESS_SETS", FLAG, False,
                  "1: process sets may be added and removed after init()."),
         Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
-                 "Network interfaces to use, by comma, on every host: the first that has an IPv4 address. Missing: "
-                 "baguarun tries; without it, the one towards the rendezvous."),
+                 "Network interfaces to use, by comma, on every host: the first that has an address, of IPv4 if it has "
+                 "one. Missing: baguarun tries; without it, the one towards the rendezvous."),
         Variable("BAGUA_HVD_PORTS", ports(), range(1),
                  "Where everything listens: on the first of these that is free. A host needs one for each rank, and "
                  "that of the launcher three more."),
@@ -298,7 +298,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _launcher("HOROVOD_CROSS_RANK", integer(0), 0, "Number of the host among those with this local rank."),
         _launcher("HOROVOD_CROSS_SIZE", integer(1), 1, "Hosts with this local rank."),
         _launcher("HOROVOD_HOSTNAME", TEXT, None, "Name of the host in the launcher's list."),
-        _launcher("HOROVOD_GLOO_RENDEZVOUS_ADDR", TEXT, None, "Where the ranks meet: a name or an IPv4 address."),
+        _launcher("HOROVOD_GLOO_RENDEZVOUS_ADDR", TEXT, None, "Where the ranks meet: a name or an address."),
         _launcher("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(0, 65535), None,
                   "Its port; 0: nobody holds a rendezvous, another engine started the ranks."),
         _launcher("_HOROVOD_SECRET_KEY", SECRET, b"", "The job's secret, by which ranks prove themselves."),

@@ -20,6 +20,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.ports import split_address
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
@@ -120,7 +121,7 @@ class DriverLink:
     """
 
     def __init__(self, address, secret, worker, on_hosts_updated):
-        self._address = address.rpartition(":")
+        self._address = split_address(address)
         self._secret = secret
         self._hello = Hello(int(worker))
         self._request: Join | None = None       # that has no answer yet
@@ -135,8 +136,7 @@ class DriverLink:
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
     def _connect(self):
-        host, _, port = self._address
-        self._connection = channel.Connection(host, int(port), self._secret, _CONNECT_SECONDS)
+        self._connection = channel.Connection(*self._address, self._secret, _CONNECT_SECONDS)
         self._connection.send(self._hello)
 
     def _connect_again(self):

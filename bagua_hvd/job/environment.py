@@ -128,10 +128,10 @@ def _read_rendezvous(read, options):
         )
     options.rendezvous_port = read("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(1, 65535))
     try:
-        options.rendezvous_host = socket.gethostbyname(host)
+        options.rendezvous_host = resolve(host)
     except OSError as error:
         raise ValueError(
-            f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR={host!r}: expected an IPv4 address or a name that "
+            f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR={host!r}: expected an address or a name that "
             f"resolves to one ({error})"
         ) from None
     options.secret = read("_HOROVOD_SECRET_KEY")
@@ -145,8 +145,16 @@ def _read_rendezvous(read, options):
     options.listen_port, options.listen_port_last = ports[0], ports[-1]
 
 
+def resolve(host: str) -> str:
+    """A numeric address of a host, of IPv6 where it has none of IPv4. OSError: neither."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET6)[0][4][0])
+
+
 def _listen_host(read, options):
-    """The IPv4 address that other ranks can reach this one at."""
+    """The address that other ranks can reach this one at."""
     interfaces = read("HOROVOD_GLOO_IFACE")
     if interfaces is None:
         return local_address_towards(options.rendezvous_host)
@@ -155,7 +163,7 @@ def _listen_host(read, options):
 
 
 def addresses_of(interfaces):
-    """{interface: IPv4 address} of this host. ValueError: it has none of the interfaces; None: all."""
+    """{name: address} of this host, as probe.addresses(). ValueError: it has none of the interfaces; None: all."""
     addresses = dict(probe.addresses(interfaces))
     if interfaces and not addresses:
         known = ", ".join(sorted(dict(probe.addresses())))
@@ -165,9 +173,10 @@ def addresses_of(interfaces):
 
 def local_address_towards(host):
     """The local address that packets to `host` would carry. Sends nothing."""
+    by_6 = ":" in host
     if ipaddress.ip_address(host).is_loopback:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return "::1" if by_6 else "127.0.0.1"
+    with socket.socket(socket.AF_INET6 if by_6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
             return probe.getsockname()[0]

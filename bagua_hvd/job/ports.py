@@ -5,18 +5,34 @@ from collections.abc import Sequence
 from bagua_hvd.core import variables
 
 
+def join_address(host: str, port: int) -> str:
+    """`10.0.0.1:29400`, `[fd00::1]:29400`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of what join_address() made. ValueError: malformed."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
     """A socket that listens on the first of the ports that is free.
 
     Args:
-        host: a numeric IPv4 address, "0.0.0.0": all.
+        host: a numeric address; "::": all, by IPv4 too.
         ports: None: those of BAGUA_HVD_PORTS.
     Raises:
         OSError: none of them is free, or the address is not of this host; the sentence names both.
     """
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+    by_6 = ":" in host
     for port in variables.read("BAGUA_HVD_PORTS") if ports is None else ports:
         try:
-            return socket.create_server((host, port), backlog=256)
+            return socket.create_server((host, port), family=socket.AF_INET6 if by_6 else socket.AF_INET, backlog=256,
+                                        dualstack_ipv6=by_6)
         except OSError as error:
             failure = error
-    raise OSError(f"cannot listen on {host}:{port}: {failure.strerror}; more ports: BAGUA_HVD_PORTS") from failure
+    raise OSError(f"cannot listen on {join_address(host, port)}: {failure.strerror}; more ports: "
+                  "BAGUA_HVD_PORTS") from failure

@@ -6,33 +6,47 @@ meant: the secret of the handshake is made of its name and a key, which is of on
 import base64
 import fcntl
 import hmac
+import ipaddress
 import math
 import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from bagua_hvd.job.channel import Connection
 from bagua_hvd.job.server import Server
 
 _SIOCGIFADDR = 0x8915
+_IPV6_TABLE = "/proc/net/if_inet6"      # ioctls know only IPv4
+_IPV6_GLOBAL = "00"
+# IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE: they end soon, or cannot be used.
+_IPV6_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _TIMEOUT_SECONDS = 3
 _PARALLEL = 64
 
 
 def addresses(nics=None):
-    """[[interface, its first IPv4 address], ...] of this host, loopback last; with `nics`, names, of these only."""
+    """[[name, address], ...] of this host, IPv4 first, loopback last; with `nics`, names, of these only.
+
+    The first address of an interface is named as the interface, others `fd00::2%eth0`. Those that are of one link are
+    left out.
+    """
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            if nics and name not in nics:
-                continue
             try:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue    # none of IPv4
             found.append([name, socket.inet_ntoa(answer[20:24])])
-    return sorted(found, key=lambda pair: pair[1].startswith("127."))
+    with suppress(FileNotFoundError), open(_IPV6_TABLE) as table:
+        for digits, _, _, scope, flags, name in map(str.split, table):
+            if scope == _IPV6_GLOBAL and not int(flags, 16) & _IPV6_UNFIT:
+                address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+                found.append([f"{address}%{name}" if any(name == other for other, _ in found) else name, address])
+    found.sort(key=lambda pair: pair[1].startswith("127."))
+    return [[name, address] for name, address in found if not nics or {name, name.rpartition("%")[2]} & set(nics)]
 
 
 class Target(Server):
@@ -45,7 +59,7 @@ class Target(Server):
         port.
     """
 
-    def __init__(self, name, key, host="0.0.0.0", ports=None):
+    def __init__(self, name, key, host="::", ports=None):
         super().__init__(_secret(key, name), host, "probe", ports)
 
     async def talk(self, reader, writer):
@@ -91,6 +105,11 @@ def _reaches(target, key, deadline):
     except OSError:
         return False
     return True
+
+
+def by_family(addresses):
+    """Two lists: of IPv4, and of IPv6, to be tried when none of the first is reached."""
+    return [[address for address in addresses if (":" in address) == by_6] for by_6 in (False, True)]
 
 
 def reachable(targets, key, timeout=math.inf):

@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
+from bagua_hvd.job.ports import join_address
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.job.service import Service
@@ -140,7 +141,7 @@ class ElasticRayExecutor:
         secret_key = make_secret_key()
         secret = base64.b64decode(secret_key)
         address = ray.util.get_node_ip_address()
-        bound = "127.0.0.1" if address == "127.0.0.1" else "0.0.0.0"
+        bound = "127.0.0.1" if address == "127.0.0.1" else "::"
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         hosts = HostManager(self._discovery, self._settings.cooldown_range)
         first = self._discovery.find_available_hosts_and_slots()
@@ -152,7 +153,7 @@ class ElasticRayExecutor:
             def environment(slot):
                 own = worker_environment({}, slot, address, rendezvous.port, secret_key, "")
                 return {**own, **self.env_vars, **nics_to_env_var(self._settings.nics or ()),
-                        "HOROVOD_ELASTIC": "1", DRIVER: f"{address}:{service.port}",
+                        "HOROVOD_ELASTIC": "1", DRIVER: join_address(address, service.port),
                         "BAGUA_HVD_HOST_ID": slot.hostname}
 
             crew = _Crew(function, environment, self._resources, self.executable, self._settings.nics, messages.queue,

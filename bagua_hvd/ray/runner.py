@@ -78,7 +78,7 @@ class Coordinator:
         key = key.decode() if isinstance(key, bytes) else key
         address = ray.util.get_node_ip_address()
         self.close()
-        self.rendezvous = Rendezvous(base64.b64decode(key), "127.0.0.1" if address == "127.0.0.1" else "0.0.0.0")
+        self.rendezvous = Rendezvous(base64.b64decode(key), "127.0.0.1" if address == "127.0.0.1" else "::")
         weakref.finalize(self, self.rendezvous.close)
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.rendezvous.port),

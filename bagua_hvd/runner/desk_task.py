@@ -11,11 +11,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
 from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.probe import by_family
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
 from bagua_hvd.runner.run_task import Failure, call, say, write
@@ -55,9 +57,13 @@ def _connect(where):
         except OSError as error:
             return error
 
+    found: list[Any] = []
     with ThreadPoolExecutor() as pool:      # all at once: some may lead nowhere
-        found = list(pool.map(connect, addresses.split(",")))
-    connections = [each for each in found if isinstance(each, channel.Connection)]
+        for some in by_family(addresses.split(",")):
+            found += pool.map(connect, some)
+            connections = [each for each in found if isinstance(each, channel.Connection)]
+            if connections:
+                break
     for connection in connections[1:]:
         connection.close()
     if not connections:

@@ -15,7 +15,7 @@ def main():
     if not secret:
         sys.exit("_HOROVOD_SECRET_KEY is not set: export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32), here and for "
                  "all ranks")
-    with QuorumServer(secret, "0.0.0.0") as server:
+    with QuorumServer(secret, "::") as server:
         print(f"quorum server: port {server.port}", flush=True)
         threading.Event().wait()
 

@@ -38,7 +38,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     secret_key = make_secret_key()
     survivors = max(_MPIRUN_SECONDS, variables.read("BAGUA_HVD_GRACE_SECONDS", env))
     env = {**mpi_run.environment(env), HOROVOD_SECRET_KEY: secret_key.decode()}
-    with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else "0.0.0.0") as desk:
+    with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else "::") as desk:
         addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
         args.command = [python, "-m", TASK, f"{','.join(addresses)}:{desk.port}"]
         command = mpi_run.command(args, hosts, env)

@@ -9,6 +9,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
 from bagua_hvd.job.channel import silence_seconds
 from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job.ports import join_address
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
@@ -28,7 +29,7 @@ from bagua_hvd.runner.ssh.network import find_places, local_place
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
-_EVERY_INTERFACE = "0.0.0.0"
+_EVERY_INTERFACE = "::"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         places, address = _find_places(hosts, local, options)
         rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
         if verbose:
-            meeting = ", ".join(f"{place.rendezvous}:{rendezvous.port} (by {place.interface} of {name})"
+            meeting = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
                                 for name, place in places.items())
             console.say(f"baguarun: the ranks meet at {meeting}; command: {shlex.join(command)}")
         for host in hosts if files else ():
@@ -113,7 +114,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             place = places[slot.hostname]
             environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
             if remote:
-                environment.setdefault("NCCL_SOCKET_IFNAME", place.interface)
+                environment.setdefault("NCCL_SOCKET_IFNAME", place.interface.rpartition("%")[2])
             stdout, stderr = forwarders(console, slot, output)
             stderr = reports.filter(slot.rank, slot.rank, stderr)
             tasks.append(Task(slot.rank, command, environment, stdout, stderr, slot.hostname))

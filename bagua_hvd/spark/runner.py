@@ -74,7 +74,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
     secret_key = make_secret_key()
     secret = base64.b64decode(secret_key)
     local = context.master == "local" or context.master.startswith("local[")
-    bound, address = ("127.0.0.1",) * 2 if local else ("0.0.0.0", context.getConf().get("spark.driver.host"))
+    bound, address = ("127.0.0.1",) * 2 if local else ("::", context.getConf().get("spark.driver.host").strip("[]"))
     env = {name: str(value) for name, value in (env or {}).items()}
     if sys.modules.get("horovod") is sys.modules["bagua_hvd"]:
         env = as_horovod_environment(env)
@@ -143,7 +143,7 @@ class _SparkDesk(Desk):
         self.begun.add(rank)
         writer.write(channel.encode(Begin()))
         line = await reader.readline()
-        host = writer.get_extra_info("peername")[0]
+        host = writer.get_extra_info("peername")[0].removeprefix("::ffff:")
         said = channel.decode(line, Ended) if line else Ended(
             1, f"Spark's task on {host} is gone, and the rank with it: the executor was killed or lost, or the Spark "
             "job was cancelled; Spark's log tells why")

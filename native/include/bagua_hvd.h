@@ -115,8 +115,8 @@ struct bhvd_error {
 /* ------------------------------------------------------------------------------------------------- rendezvous ---- */
 
 /* Starts the rendezvous of a job: a thread that lets `size` ranks exchange their addresses
- * (native/transport/rendezvous_server.c). host: numeric IPv4 address to bind; port 0: any free one, see bhvd_rendezvous_port. secret: bytes that
- * every rank must prove to know. Errors: BHVD_ERR_SYSTEM, naming address and port, when the port is in use. */
+ * (native/transport/rendezvous_server.c). host: numeric address to bind, "::": all; port 0: any free one, see
+ * bhvd_rendezvous_port. secret: bytes that every rank must prove to know. Errors: BHVD_ERR_SYSTEM, naming address and port, when the port is in use. */
 bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error);
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
@@ -154,10 +154,10 @@ struct bhvd_context_options {
     int local_rank, local_size, cross_rank, cross_size;   /* kept for the caller; hosts are found by host_id */
     const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc",
                                      * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
-    const char *rendezvous_host;    /* numeric IPv4 address of the rendezvous; unused when size is 1 or inproc */
+    const char *rendezvous_host;    /* numeric address of the rendezvous; unused when size is 1 or inproc */
     int rendezvous_port;
     const char *scope;              /* names this meeting of the ranks ("init.3"): ranks of an older or newer one never mix */
-    const char *listen_host;        /* numeric IPv4 address of the interface for data connections */
+    const char *listen_host;        /* numeric address of the interface for data connections */
     int listen_port, listen_port_last;      /* there the first of these that is free; 0: any */
     const char *host_id;            /* equal exactly on ranks that share memory; NULL: derived from the machine */
     const void *secret;

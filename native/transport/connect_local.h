@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "transport/connections.h"
+#include "transport/socket.h"
 
 enum {
     CARD_MAGIC = 0x43484742,            // "BGHC", also tells the byte order
@@ -13,7 +14,7 @@ enum {
 };
 
 // To be raised by each change of what ranks say to each other.
-enum { CARD_PROTOCOL = 3 };
+enum { CARD_PROTOCOL = 4 };
 
 // What a rank tells the others about itself. The first three are there in every version, so that versions can be compared.
 struct card {
@@ -22,7 +23,7 @@ struct card {
     char version[24];                   // of the package
     int32_t rank, port;
     int32_t streams;                    // at most so many to each peer
-    char host[16];                      // numeric IPv4
+    char host[HOST_SIZE];
     char host_id[ID_SIZE];              // empty: shares memory with nobody
     char local_name[40];                // of its UNIX socket
     char allreduce_path[16];            // must be the same everywhere

@@ -162,7 +162,8 @@ static bhvd_status give_up_waiting(const struct connector *connector, const stru
     const struct address *address = &connector->options.addresses[a->call->rank];
     if (a->stage != CONNECTING)
         return auth_explain(BHVD_ERR_TIMEOUT, error);
-    return error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", address->host, address->port);
+    return error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt",
+                     socket_name(address->host, address->port).text);
 }
 
 // Whether the call has ended, well or not.

@@ -7,6 +7,7 @@
 
 #include "transport/auth.h"
 #include "transport/link.h"
+#include "transport/socket.h"
 
 enum {
     CONNECTOR_POLLS_MAX = 64,           // channels that are connected at a time; others wait for their turn
@@ -25,7 +26,7 @@ enum { HELLO_MAGIC = 0x35484742 };      // "BGH5"
 
 // Where a rank is reached, and how many streams it and this rank have asked for; 0: neither did.
 struct address {
-    char host[16];                      // numeric IPv4
+    char host[HOST_SIZE];
     int port, streams;
 };
 

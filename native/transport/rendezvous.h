@@ -23,7 +23,7 @@ struct rendezvous_blob {
 };
 
 struct rendezvous_address {
-    const char *host;           // numeric IPv4
+    const char *host;           // numeric
     int port;
     const void *secret;
     size_t secret_size;

@@ -25,8 +25,8 @@ struct exchange {
 // Says who said it.
 static bhvd_status name_server(const struct exchange *x, const struct bhvd_error *from, struct bhvd_error *error)
 {
-    return error_set(error, from->status, "rendezvous server at %s:%d: %.900s", x->address->host, x->address->port,
-                     from->message);
+    return error_set(error, from->status, "rendezvous server at %s: %.900s",
+                     socket_name(x->address->host, x->address->port).text, from->message);
 }
 
 // Tries until the server is up and convinced; what it may have dropped before then it has not acted upon.
@@ -53,9 +53,9 @@ static bhvd_status client_connect(const struct exchange *x, int *fd, struct bhvd
             continue;
         if (connected)
             return name_server(x, &last, error);
-        return error_set(error, BHVD_ERR_SYSTEM, "no rendezvous server answered at %s:%d within %s (%.300s): is the "
-                         "launcher running, and does this host reach that address?", x->address->host,
-                         x->address->port, rendezvous_duration(x->limit_ms).text, last.message);
+        return error_set(error, BHVD_ERR_SYSTEM, "no rendezvous server answered at %s within %s (%.300s): is the "
+                         "launcher running, and does this host reach that address?",
+                         socket_name(x->address->host, x->address->port).text, rendezvous_duration(x->limit_ms).text, last.message);
     }
 }
 
@@ -118,8 +118,8 @@ static bhvd_status client_reply(const struct exchange *x, int fd, struct rendezv
     if (reader.at == reader.end)
         goto out;
 garbage:
-    status = error_set(error, BHVD_ERR_PEER_LOST, "rendezvous server at %s:%d: its reply cannot be read; install the "
-                       "same bagua_hvd on every host", x->address->host, x->address->port);
+    status = error_set(error, BHVD_ERR_PEER_LOST, "rendezvous server at %s: its reply cannot be read; install the "
+                       "same bagua_hvd on every host", socket_name(x->address->host, x->address->port).text);
 out:
     free(body);
     return status;
@@ -153,11 +153,12 @@ bhvd_status rendezvous_exchange(const struct rendezvous_address *address, const 
     close(fd);
     if (status && error->status == BHVD_OK) {       // the socket's failure, which has no sentence yet
         if (status == BHVD_ERR_TIMEOUT)
-            error_set(error, status, "rendezvous server at %s:%d did not answer within %s (scope %s)", address->host,
-                      address->port, rendezvous_duration(x.limit_ms).text, scope);
+            error_set(error, status, "rendezvous server at %s did not answer within %s (scope %s)",
+                      socket_name(address->host, address->port).text, rendezvous_duration(x.limit_ms).text, scope);
         else
-            error_set(error, status, "rendezvous server at %s:%d closed the connection before all ranks had arrived: "
-                      "the launcher ended or was restarted (scope %s)", address->host, address->port, scope);
+            error_set(error, status, "rendezvous server at %s closed the connection before all ranks had arrived: "
+                      "the launcher ended or was restarted (scope %s)", socket_name(address->host, address->port).text,
+                      scope);
     }
     return status;
 }

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -32,15 +33,36 @@ const char *socket_remedy(int failure)
     }
 }
 
-static bhvd_status address_parse(const char *host, int port, struct sockaddr_in *out, struct bhvd_error *error)
+// The port has the same place in both.
+union socket_address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
+static bhvd_status address_parse(const char *host, int port, union socket_address *out, struct bhvd_error *error)
 {
-    *out = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    *out = (union socket_address){.v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)}};
     if (port < 0 || port > UINT16_MAX)
         return error_set(error, BHVD_ERR_ARGUMENT, "%d is not a port: ports are 0 to 65535", port);
-    if (!host || inet_pton(AF_INET, host, &out->sin_addr) != 1)
-        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is not a numeric IPv4 address such as 10.0.0.1",
-                         host ? host : "(null)");
+    if (host && inet_pton(AF_INET6, host, &out->v6.sin6_addr) == 1)
+        return BHVD_OK;
+    out->v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    if (!host || inet_pton(AF_INET, host, &out->v4.sin_addr) != 1)
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is not a numeric address such as 10.0.0.1 or fd00::1", host ? host : "(null)");
     return BHVD_OK;
+}
+
+static socklen_t address_size(const union socket_address *address)
+{
+    return address->any.sa_family == AF_INET6 ? sizeof address->v6 : sizeof address->v4;
+}
+
+struct socket_name socket_name(const char *host, int port)
+{
+    struct socket_name name;
+    snprintf(name.text, sizeof name.text, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
+    return name;
 }
 
 // Small messages go out at once: whoever waits for one has nothing else to do. A connection that is idle for long, as in an
@@ -70,25 +92,28 @@ bhvd_status socket_await(int fd, short events, int64_t deadline_ns)
 
 static bhvd_status listen_on(const char *host, int port, int *fd, int *bound_port, struct bhvd_error *error)
 {
-    struct sockaddr_in address;
+    union socket_address address;
     bhvd_status status = address_parse(host, port, &address, error);
     if (status)
         return status;
-    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int s = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s < 0 && errno == EAFNOSUPPORT && strcmp(host, "::") == 0)      // a kernel without IPv6
+        return listen_on("0.0.0.0", port, fd, bound_port, error);
     if (s < 0)
-        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to listen on %s:%d: %m%s", host, port, socket_remedy(errno));
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to listen on %s: %m%s", socket_name(host, port).text,
+                         socket_remedy(errno));
 
+    setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
     // On Linux this only skips the wait for old connections to vanish; two listeners still exclude each other.
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     socklen_t length = sizeof address;
-    if (bind(s, (struct sockaddr *)&address, sizeof address) || listen(s, SOMAXCONN)
-        || getsockname(s, (struct sockaddr *)&address, &length)) {
-        status = error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s:%d: %m%s", host, port, socket_remedy(errno));
+    if (bind(s, &address.any, address_size(&address)) || listen(s, SOMAXCONN) || getsockname(s, &address.any, &length)) {
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s: %m%s", socket_name(host, port).text, socket_remedy(errno));
         close(s);
         return status;
     }
     *fd = s;
-    *bound_port = ntohs(address.sin_port);
+    *bound_port = ntohs(address.v4.sin_port);
     return BHVD_OK;
 }
 
@@ -127,33 +152,34 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
 // then connects the socket with itself.
 static bool is_connected_with_itself(int fd)
 {
-    struct sockaddr_in here = {0}, there = {0};
+    union socket_address here = {0}, there = {0};
     socklen_t here_size = sizeof here, there_size = sizeof there;
-    return getsockname(fd, (struct sockaddr *)&here, &here_size) == 0
-           && getpeername(fd, (struct sockaddr *)&there, &there_size) == 0 && here.sin_port == there.sin_port
-           && here.sin_addr.s_addr == there.sin_addr.s_addr;
+    return getsockname(fd, &here.any, &here_size) == 0 && getpeername(fd, &there.any, &there_size) == 0
+           && here_size == there_size && memcmp(&here, &there, here_size) == 0;
 }
 
 static bhvd_status explain_connect(int failure, const char *host, int port, struct bhvd_error *error)
 {
     const bool no_route = failure == EHOSTUNREACH || failure == ENETUNREACH;
     errno = failure;
-    return error_set(error, no_route ? BHVD_ERR_PEER_LOST : BHVD_ERR_SYSTEM, "cannot connect to %s:%d: %m", host, port);
+    return error_set(error, no_route ? BHVD_ERR_PEER_LOST : BHVD_ERR_SYSTEM, "cannot connect to %s: %m",
+                     socket_name(host, port).text);
 }
 
 bhvd_status socket_connect_begin(const char *host, int port, const char *congestion, int *fd, struct bhvd_error *error)
 {
-    struct sockaddr_in address;
+    union socket_address address;
     bhvd_status status = address_parse(host, port, &address, error);
     if (status)
         return status;
-    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int s = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s < 0)
-        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s:%d: %m%s", host, port, socket_remedy(errno));
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s: %m%s", socket_name(host, port).text,
+                         socket_remedy(errno));
     if (congestion)
         setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, congestion, (socklen_t)strlen(congestion));
     // Interrupted by a signal, a connect goes on by itself, as it does when it says EINPROGRESS.
-    if (connect(s, (struct sockaddr *)&address, sizeof address) == 0 || errno == EINPROGRESS || errno == EINTR) {
+    if (connect(s, &address.any, address_size(&address)) == 0 || errno == EINPROGRESS || errno == EINTR) {
         *fd = s;
         return BHVD_OK;
     }
@@ -185,7 +211,7 @@ bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int 
         return status;
     if (socket_await(*fd, POLLOUT, deadline_ns) == BHVD_ERR_TIMEOUT) {
         close(*fd);
-        return error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", host, port);
+        return error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt", socket_name(host, port).text);
     }
     return socket_connect_complete(*fd, host, port, error);
 }

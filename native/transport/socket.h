@@ -1,4 +1,4 @@
-// TCP over numeric IPv4: what the handshake, the rendezvous and the tcp transport share.
+// TCP between numeric addresses of IPv4 or IPv6: what the handshake, the rendezvous and the tcp transport share.
 //
 // Every descriptor made here is close-on-exec and non-blocking; every wait ends at a deadline (base/clock.h), restarts
 // after a signal, and writing to a dead peer never raises SIGPIPE. The functions that move bytes only return a status:
@@ -12,8 +12,8 @@
 
 #include "bagua_hvd.h"
 
-// On the first port from `port` to last_port that is free; 0: any. *bound_port is the one taken. host "0.0.0.0": all interfaces.
-// BHVD_ERR_ARGUMENT: not a numeric IPv4 address. BHVD_ERR_SYSTEM: in use or not of this machine, naming both.
+// On the first port from `port` to last_port that is free; 0: any. *bound_port is the one taken. host "::": all interfaces, by IPv4
+// too. BHVD_ERR_ARGUMENT: not a numeric address. BHVD_ERR_SYSTEM: in use or not of this machine, naming both.
 bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, int *bound_port, struct bhvd_error *error);
 
 // BHVD_ERR_TIMEOUT: nobody came; a deadline of 0 never waits. BHVD_ERR_SYSTEM: out of descriptors or memory.
@@ -30,6 +30,12 @@ bhvd_status socket_connect_complete(int fd, const char *host, int port, struct b
 
 // One that leaves no spaces between the packets of a young connection, as BBR does.
 #define SOCKET_UNSPACED "reno"
+
+enum { HOST_SIZE = 48 };                // of a numeric address as text
+
+// As people write it: 10.0.0.1:29400, [fd00::1]:29400.
+struct socket_name { char text[64]; };
+struct socket_name socket_name(const char *host, int port);
 
 // What to do about an error of the system, to be put behind its text; "" when there is nothing.
 const char *socket_remedy(int failure);

@@ -15,7 +15,9 @@ from bagua_hvd import codecs
 from bagua_hvd.algorithms import DiLoCo, StreamingDiLoCo
 from bagua_hvd.algorithms.fragments import outer_step
 from bagua_hvd.algorithms.quorum import Contribution, Enter, QuorumServer, _Link
+from bagua_hvd.job.ports import join_address
 from launcher import ROOT, wait_until
+from ports import has_ipv6
 from quorum_worker import make, parts_of, step
 
 SECRET = b"s" * 32
@@ -27,6 +29,13 @@ ETA, MU = 0.7, 0.5
 def server():
     with QuorumServer(SECRET, "127.0.0.1") as server:
         yield server
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_server_for_both_families():
+    with QuorumServer(SECRET, "::") as server:
+        for host in "127.0.0.1", "::1":
+            assert _Link(join_address(host, server.port), SECRET).response("w") is None
 
 
 class Rank:

@@ -1,5 +1,6 @@
 """The environment becomes options, or one clear sentence."""
 import base64
+import re
 import socket
 
 import psutil
@@ -7,6 +8,7 @@ import pytest
 
 from bagua_hvd.job import probe
 from bagua_hvd.job.environment import local_address_towards, read_options
+from bagua_hvd.job.ports import join_address, listen, split_address
 
 JOB = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
@@ -39,7 +41,22 @@ def test_a_job():
 def test_interfaces_have_the_first_of_their_addresses():
     expected = {name: [address.address for address in found if address.family == socket.AF_INET]
                 for name, found in psutil.net_if_addrs().items()}
-    assert dict(probe.addresses()) == {name: found[0] for name, found in expected.items() if found}
+    assert {name: address for name, address in probe.addresses() if "." in address} == {
+        name: found[0] for name, found in expected.items() if found}
+
+
+def test_addresses_of_ipv6():
+    usable = {address.address for found in psutil.net_if_addrs().values() for address in found
+              if address.family == socket.AF_INET6 and not re.match("fe80|::1", address.address)}
+    assert {address for _, address in probe.addresses() if ":" in address} <= usable
+    for family in socket.AF_INET, socket.AF_INET6:
+        address = "127.0.0.1" if family == socket.AF_INET else "::1"
+        with listen(address) as one, listen("::") as every, socket.create_connection((address, every.getsockname()[1])):
+            assert one.family == family
+    options = read_options({**JOB, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "::1"})
+    assert (options.rendezvous_host, options.listen_host) == ("::1", "::1")
+    assert split_address(join_address("fd00::1", 4711)) == ("fd00::1", 4711)
+    assert split_address(join_address("10.0.0.1", 4711)) == ("10.0.0.1", 4711)
 
 
 def test_settings():

@@ -74,8 +74,10 @@ def test_script(tmp_path):
     assert HostDiscoveryScript(script(tmp_path, ":")).find_available_hosts_and_slots() == {}
     with pytest.raises(RuntimeError, match="expected name:slots"):
         HostDiscoveryScript(script(tmp_path, "echo 'a b:2'")).find_available_hosts_and_slots()
-    with pytest.raises(RuntimeError, match="IPv6 addresses are not supported"):
-        HostDiscoveryScript(script(tmp_path, "echo '[::1]:3'")).find_available_hosts_and_slots()
+    path = script(tmp_path, "echo '[fd00::2]:3'; echo '[fd00::3]'")
+    assert HostDiscoveryScript(path, 7).find_available_hosts_and_slots() == {"fd00::2": 3, "fd00::3": 7}
+    with pytest.raises(RuntimeError, match=r"printed '\[fd00::3\]' without a number of slots"):
+        HostDiscoveryScript(path).find_available_hosts_and_slots()
 
 
 def test_names_are_horovods():

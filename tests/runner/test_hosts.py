@@ -14,6 +14,7 @@ from bagua_hvd.runner.common.util.hosts import (
 def test_parse_hosts():
     assert parse_hosts("a:2,b.example.org:4,c") == [HostInfo("a", 2), HostInfo("b.example.org", 4), HostInfo("c", 1)]
     assert parse_hosts_and_slots("a:2,b:4") == (["a", "b"], {"a": 2, "b": 4})
+    assert parse_hosts("[fd00::2]:4,a,[FD00::3]") == [HostInfo("fd00::2", 4), HostInfo("a", 1), HostInfo("FD00::3", 1)]
 
 
 @pytest.mark.parametrize("text", ["", "a:", "a:x", "a:-1", ":2", "a:2,,b:1", "a b", "a:0", "a:1:2"])
@@ -29,7 +30,7 @@ def test_a_host_named_twice_has_all_its_slots():
 
 
 @pytest.mark.parametrize("text, remedy", [
-    ("[::1]:1", "IPv6 addresses are not supported"), ("fd88::2", "IPv6 addresses are not supported"),
+    ("fd88::2", r"such as localhost:4 or \[fd00::2\]:4"), ("[a]:1", "such as localhost:4"),
     ("tom@a:2", "the user in ~/.ssh/config")])
 def test_what_cannot_be_a_host_says_what_to_do(text, remedy):
     with pytest.raises(ValueError, match=remedy):
@@ -38,8 +39,9 @@ def test_what_cannot_be_a_host_says_what_to_do(text, remedy):
 
 def test_parse_host_files(tmp_path):
     path = tmp_path / "hosts"
-    path.write_text("# ours\na slots=2\n\nb  slots = 4  # big\nc\nd:3\ne slots=2 max_slots=4\nf max-slots=8\n")
-    assert parse_host_files(path) == "a:2,b:4,c:1,d:3,e:2,f:1"
+    path.write_text("# ours\na slots=2\n\nb  slots = 4  # big\nc\nd:3\ne slots=2 max_slots=4\nf max-slots=8\n"
+                    "[fd00::2] slots=2\n[fd00::3]:4\n[fd00::4]\n")
+    assert parse_host_files(path) == "a:2,b:4,c:1,d:3,e:2,f:1,[fd00::2]:2,[fd00::3]:4,[fd00::4]:1"
     path.write_text("a slots=2\nb slots two\n")
     with pytest.raises(ValueError, match="line 2"):
         parse_host_files(path)

@@ -136,7 +136,7 @@ def test_an_interface_that_a_host_lacks_is_refused(launcher, namespaces, elastic
     done = run(launcher, namespaces, "-np", 3, *(["--min-np", 3] if elastic else []), "-H", ORDERS[0],
                HOROVOD_GLOO_IFACE="data")
     assert done.returncode != 0
-    assert "host h2 has no interface of data with an IPv4 address" in done.stderr.splitlines()[-1]
+    assert "host h2 has no interface of data with an IPv4 or global IPv6 address" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["static", "elastic"])

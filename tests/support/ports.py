@@ -1,9 +1,18 @@
-"""A port for a program that must be told one."""
+"""A port for a program that must be told one; whether there is IPv6."""
 import random
 import socket
 from pathlib import Path
 
 _FIRST = 10_000
+
+
+def has_ipv6():
+    """Whether this machine has ::1."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def free_port():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_hvd.job.ports import join_address
 from launcher import wait_until
 from ports import free_port
 
@@ -48,7 +49,8 @@ class _Sshd:
         self.temporary.mkdir(exist_ok=True)
         config = folder / f"sshd_config.{address}.{port}"
         config.write_text("\n".join([
-            f"ListenAddress {address}:{port}", f"HostKey {folder}/host_key", f"AuthorizedKeysFile {folder}/key.pub",
+            f"ListenAddress {join_address(address, port)}", f"HostKey {folder}/host_key",
+            f"AuthorizedKeysFile {folder}/key.pub",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "PermitRootLogin yes", "PidFile none",
             "MaxStartups 100", f"SetEnv TMPDIR={self.temporary}", ""]))
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
@@ -135,36 +137,40 @@ class SshHosts:
 class Namespaces:
     """Hosts h0, h1, ... with the addresses 10.0.0.1, 10.0.0.2, ... on eth0, each with an sshd.
 
+    Args:
+        families: of each host "4", "6" (fd00::1, fd00::2, ...), or "46", both; None: IPv4.
     Attributes:
         environment: as SshHosts.
         rsh: a program that stands for ssh.
     """
 
-    def __init__(self, folder, count):
+    def __init__(self, folder, count, families=None):
         require_sshd()
         if os.geteuid() != 0 or not all(shutil.which(name) for name in ("ip", "nsenter", "unshare")):
             pytest.skip("needs root, and ip, nsenter and unshare: hosts are network namespaces")
         _make_keys(folder)
         self._servers, self._holders, self._networks, self._carrier = [], [], 0, None
         try:
-            self._make(folder, count)
+            self._make(folder, families or ["4"] * count)
         except BaseException:
             self.close()
             raise
 
-    def _make(self, folder, count):
+    def _make(self, folder, families):
         switch = self._hold("switch")
         self._run(switch, "ip link add bridge type bridge", "ip link set bridge up")
         config = ["Host *", f"  IdentityFile {folder}/key", f"  UserKnownHostsFile {folder}/known_hosts",
                   "  IdentitiesOnly yes", "  Port 2222"]
-        for i in range(count):
+        for i, digits in enumerate(families):
+            by_family = {"4": f"10.0.0.{i + 1}", "6": f"fd00::{i + 1}"}
+            reached_at = by_family[digits[-1]]
             holder = self._hold(f"h{i}")
             self._run(switch, f"ip link add port{i} type veth peer name eth0 netns {holder}",
                       f"ip link set port{i} master bridge up")
-            self._run(holder, f"ip address add 10.0.0.{i + 1}/24 dev eth0", "ip link set lo up", "ip link set eth0 up",
-                      "mount -t tmpfs tmpfs /dev/shm")
-            self._servers.append(_Sshd(folder, f"10.0.0.{i + 1}", 2222, self.enter(i)))
-            config += [f"Host h{i}", f"  HostName 10.0.0.{i + 1}"]
+            self._run(holder, "ip link set lo up", "ip link set eth0 up", "mount -t tmpfs tmpfs /dev/shm", *(
+                f"ip address add {by_family[digit]}/{24 if digit == '4' else '64 nodad'} dev eth0" for digit in digits))
+            self._servers.append(_Sshd(folder, reached_at, 2222, self.enter(i)))
+            config += [f"Host h{i}", f"  HostName {reached_at}"]
         (folder / "ssh_config").write_text("\n".join(config) + "\n")
         self.environment = {"BAGUA_HVD_SSH_COMMAND": f"ssh -F {folder}/ssh_config"}
         self.rsh = folder / "rsh"

@@ -22,7 +22,7 @@ from bagua_hvd.job.messages import fill
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 
-_EVERY_INTERFACE = "0.0.0.0"
+_EVERY_INTERFACE = "::"
 _RANK_0 = "rank 0"
 _AGAIN_SECONDS = 0.1
 
@@ -162,12 +162,12 @@ def _find_rank_0(exchange, job, timeout):
 
 
 def _reached_address(message):
-    targets = [[_RANK_0, address, message.probe_port] for address in message.addresses]
-    reached = probe.reachable(targets, base64.b64decode(message.key))
-    if not reached:
-        raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)}: open the ports "
-                         "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
-    return reached[0][1]
+    for addresses in probe.by_family(message.addresses):
+        targets = [[_RANK_0, address, message.probe_port] for address in addresses]
+        for _, address, _ in probe.reachable(targets, base64.b64decode(message.key)):
+            return address
+    raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)}: open the ports between the "
+                 "hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
 
 
 def join(timeout: float) -> Any:

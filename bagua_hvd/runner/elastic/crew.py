@@ -3,6 +3,7 @@ import os
 import threading
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
+from bagua_hvd.job.ports import join_address
 from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.reports import Reports
@@ -99,12 +100,13 @@ class Crew:
     def _begin(self, number, host, slot, place):
         env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,
                                  place.interface)
-        env.update({"HOROVOD_ELASTIC": "1", DRIVER: f"{place.rendezvous}:{self._service.port}", WORKER: str(number)})
+        env.update({"HOROVOD_ELASTIC": "1", DRIVER: join_address(place.rendezvous, self._service.port),
+                    WORKER: str(number)})
         if is_local(host):
             # Several names of this host stand for several hosts.
             env.setdefault("BAGUA_HVD_HOST_ID", host)
         else:
-            env.setdefault("NCCL_SOCKET_IFNAME", place.interface)
+            env.setdefault("NCCL_SOCKET_IFNAME", place.interface.rpartition("%")[2])
         output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
                        for stream in ("stdout", "stderr"))
         worker = self._workers.start(host, env, self._command, output, slot.rank)

@@ -102,11 +102,12 @@ class HostDiscoveryScript(HostDiscovery):
         return start("/bin/sh", self._script)
 
     def _host(self, line):
-        if ":" not in line and self._slots is None:
+        has_slots = ":" in line.rpartition("]")[2]
+        if not has_slots and self._slots is None:
             raise RuntimeError(f"host discovery script {self._script!r} printed {line!r} without a number of slots: "
                                "print name:slots, or give --slots-per-host")
         try:
-            info = HostInfo.from_string(line if ":" in line else f"{line}:{self._slots}")
+            info = HostInfo.from_string(line if has_slots else f"{line}:{self._slots}")
         except ValueError as error:
             raise RuntimeError(f"host discovery script {self._script!r}: {error}") from None
         return info.hostname, info.slots

@@ -124,7 +124,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
     secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
     # Other hosts may come; whoever connects must prove the job's secret.
-    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "0.0.0.0"
+    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "::"
     with ExitStack() as stack:
         table = stack.enter_context(Dashboard()) if dashboard else None
         if table:

@@ -32,7 +32,7 @@ class Place:
     """How the ranks of a host take part.
 
     Attributes:
-        interface: for their data connections.
+        interface: for their data connections, as probe.addresses() names it.
         rendezvous: the launcher's address as this host reaches it.
     """
 
@@ -79,9 +79,10 @@ class Network:
         self._nics = nics
         self._addresses = {}        # host -> [(interface, address), ...] in the host's order
         self._reached = {}          # (who tried, host) -> addresses
+        self._tried = set()         # (who tried, host, address)
 
     def join(self, newcomers, others, timeout):
-        """Tries all pairs in which a newcomer takes part, and the launcher's host.
+        """Tries all pairs in which a newcomer takes part, and the launcher's host; IPv6 only where IPv4 does not do.
 
         Args:
             newcomers, others: RemoteHosts, ready; those that have joined before are others.
@@ -104,21 +105,34 @@ class Network:
                 self._addresses[name] = list(map(tuple, each["addresses"]))
                 if not each["addresses"]:
                     raise _no_interface(name, self._nics)
-            pairs = {name: [other for other in hosts if other != name and names & {name, other}] for name in hosts}
-            seconds = max(0.1, deadline - time.monotonic() - _ANSWER_SECONDS)
-            asked = {
-                name: host.request("reachable", key=key, timeout=seconds, targets=[
-                    [other, address, found[other]["port"]]
-                    for other in pairs[name] for _, address in self._addresses[other]])
-                for name, host in hosts.items()
-            }
-            for name, future in asked.items():
-                self._reached.update({(name, other): set() for other in pairs[name]})
-                for other, address, _ in _answer(name, future, deadline, timeout):
-                    self._reached[name, other].add(address)
+            self._tried = {one for one in self._tried if not names & {*one}}
+            self._reached.update({(name, other): set() for name in hosts for other in hosts if names & {name, other}})
+            for by_6 in (False, True):
+                targets = {name: [[other, address, found[other]["port"]]
+                                  for other in hosts if other != name for _, address in self._addresses[other]
+                                  if (":" in address) == by_6 and (name, other, address) not in self._tried]
+                           for name in hosts}
+                seconds = max(0.1, deadline - time.monotonic() - _ANSWER_SECONDS)
+                asked = {name: host.request("reachable", key=key, timeout=seconds, targets=targets[name])
+                         for name, host in hosts.items()}
+                for name, future in asked.items():
+                    for other, address, _ in _answer(name, future, deadline, timeout):
+                        self._reached[name, other].add(address)
+                self._tried.update((name, *target[:2]) for name in hosts for target in targets[name])
+                if self._is_complete(hosts):
+                    break
         finally:
             for host in hosts.values():
                 host.request("stop_listening", key=key)
+
+    def _is_complete(self, hosts):
+        """Whether every host has an address that all others reach, as far as was tried."""
+        try:
+            for name in hosts:
+                self.interface(name, hosts)
+        except NoRoute:
+            return False
+        return True
 
     def interface(self, name, among):
         """The first interface of a host whose address all hosts of `among`, names or LAUNCHER, reach.
@@ -156,8 +170,8 @@ class Network:
     def _no_route(self, source, name):
         addresses = self._addresses[name]
         if all(address.startswith("127.") for _, address in addresses):
-            return NoRoute(f"host {name} has no IPv4 address but loopback, and ranks connect by IPv4: give it one that "
-                           f"host {source} reaches", {source, name})
+            return NoRoute(f"host {name} has no address but loopback: give it one that host {source} reaches",
+                           {source, name})
         tried = ", ".join(f"{address} ({interface})" for interface, address in addresses)
         return NoRoute(f"host {source} reaches host {name} at none of {tried}: open the ports between the hosts, or "
                        "name the interface they share by --network-interfaces", {source, name})
@@ -165,8 +179,8 @@ class Network:
 
 def _no_interface(name, nics):
     given = f" of {','.join(nics)}" if nics else ""
-    return NoRoute(f"host {name} has no interface{given} with an IPv4 address: name others by --network-interfaces or "
-                   "HOROVOD_GLOO_IFACE", {name})
+    return NoRoute(f"host {name} has no interface{given} with an IPv4 or global IPv6 address: name others by "
+                   "--network-interfaces or HOROVOD_GLOO_IFACE", {name})
 
 
 def _answer(name, future, deadline, timeout):

@@ -27,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.ports import join_address
 from bagua_hvd.tensorflow.data.registry import Attach, Client, Dispatcher, Finished
 
 _SIDES = ("compute", "training")
@@ -116,7 +117,7 @@ def _dispatcher(client, index):
     server = tf.data.experimental.service.DispatchServer()
     try:
         port = server.target.rpartition(":")[2]
-        client.send(Dispatcher(index, f"{client.local_host}:{port}"))
+        client.send(Dispatcher(index, join_address(client.local_host, port)))
         yield
     finally:
         server._stop()      # its only other way to end is garbage collection

@@ -56,7 +56,7 @@ def main(dispatchers: Any, dispatcher_side: Any, configfile: Any, timeout: int) 
     if rank > 0:
         compute_worker_fn(_await(configfile, key, timeout))
         return
-    with Registry(key, "0.0.0.0") as registry:
+    with Registry(key, "::") as registry:
         addresses = [[address, registry.port] for _, address in probe.addresses()]
         config = TfDataServiceConfig(dispatchers, size // dispatchers, dispatcher_side, addresses, key, timeout)
         config.write(configfile)

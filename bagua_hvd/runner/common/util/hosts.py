@@ -3,7 +3,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-_HOST = re.compile(r"(?P<name>[\w.-]+)(?::(?P<slots>\d+))?", re.ASCII)
+_HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\da-fA-F]*:[\da-fA-F:.]+)\])(?::(?P<slots>\d+))?", re.ASCII)
 # As Open MPI's, whose max_slots says nothing to a job that names its number of ranks.
 _HOST_FILE_LINE = re.compile(
     r"(?P<name>\S+?)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII)
@@ -18,19 +18,19 @@ class HostInfo:
 
     @staticmethod
     def from_string(host_string: str) -> "HostInfo":
-        """From `name:slots`, or `name` for one slot. ValueError: another form, or no slots."""
+        """From `name:slots`, or `name` for one slot; an address as `[fd00::2]:slots`.
+
+        ValueError: another form, or no slots.
+        """
         match = _HOST.fullmatch(host_string.strip())
         if "@" in host_string:
             raise ValueError(f"host {host_string!r}: give its name alone, and the user in ~/.ssh/config (Host, User)")
-        if "[" in host_string or host_string.count(":") > 1:
-            raise ValueError(f"host {host_string!r}: expected name:slots; IPv6 addresses are not supported, ranks "
-                             "connect by IPv4: give a name or an IPv4 address")
         if not match:
-            raise ValueError(f"host {host_string!r}: expected name:slots, such as localhost:4")
+            raise ValueError(f"host {host_string!r}: expected name:slots, such as localhost:4 or [fd00::2]:4")
         slots = int(match["slots"] or 1)
         if slots == 0:
             raise ValueError(f"host {host_string!r} has 0 slots: give it at least 1, or leave it out")
-        return HostInfo(match["name"], slots)
+        return HostInfo(match["name"] or match["address"], slots)
 
 
 @dataclass
