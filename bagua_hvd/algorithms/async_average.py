@@ -18,8 +18,8 @@ With a codec Q the ranks send how far they are from where they were last, d_i = 
 The thread that trains takes the snapshot and adds, between a step and the next forward pass: weights never change
 between forward and backward, and there is no lock. Rounds of all ranks are in rounds.py. In pairs each rank goes from
 peer to peer at its own pace, and does not stay with one that is late (meetings.py). In a ring a rank waits for both
-neighbours. hierarchical: hosts take the place of ranks, with the mean of their ranks' s; then a late rank delays the
-next round, but not the training.
+neighbours. hierarchical: hosts take the place of ranks, with the mean of their ranks' s, and what Q loses of a host's
+sum stays in the rank that has encoded it; then a late rank delays the next round, but not the training.
 
 What rounds leave behind (replicas, say) is in no checkpoint: ranks that save at different moments would not fit
 together. After a resume it begins anew, by one exchange in full precision.
@@ -82,19 +82,21 @@ def peers(group: ProcessSet, topology: str, bucket: Bucket, round: int, place: i
 
 @exchange
 def coded_mean(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bool, number: int, state: State) -> Steps:
-    """y - s_i + (d_i - D(Q(d_i))); of a host's mean, what Q loses stays with the member that has encoded it."""
+    """y - s_i + (d_i - D(Q(d_i))); in two levels, what Q loses of a host's sum for the member that has encoded it."""
     y: np.ndarray = state.keep("y", lambda: Mean(bucket, group, f"{bucket.name}.first").wait().copy())
     error = ErrorState(bucket.count, group.size(), hierarchical)
     error.server = state.keep("server_error", lambda: error.server)
     d = bucket.read(workspace="difference")
     d -= y
     found = bucket.workspace("mean of differences", bucket.count, d.dtype)
+    hosts = host_count(group) if hierarchical else 1
+    ranks_per_host = group.size() / hosts if hosts > 1 else 1       # what is encoded is a host's sum, divided by this
     yield c_lp_s(d, group, codec=codec, error=error, out=found, name=bucket.name, seed=bucket.seed(number),
                  hierarchical=hierarchical)
     for part in blocks(found.size):
         y[part] += found[part]
         found[part] -= d[part]
-        found[part] += error.worker[part]
+        found[part] += ranks_per_host * error.worker[part]
     return found
 
 

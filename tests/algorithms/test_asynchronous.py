@@ -88,7 +88,10 @@ def to_neighbour_hosts(hosts):
 
 
 def to_mean_by_codes(hosts=None):
-    """d_i = s_i - y;  y += mean_i D(Q(d_i)), with the owner's error;  A - s_i = y - s_i + (d_i - D(Q(d_i)))."""
+    """d_i = s_i - y;  y += mean_i D(Q(d_i)), with the owner's error;  A - s_i = y - s_i + (d_i - D(Q(d_i))).
+
+    hosts: what is encoded is a host's sum, times hosts / n; the encoding rank's A has n / hosts times what Q loses.
+    """
     kept = {}
 
     def delta(number, s):
@@ -98,7 +101,8 @@ def to_mean_by_codes(hosts=None):
         d, lost = [x - y for x in s], [np.zeros(count, F) for _ in s]
         mean = c_lp_s(codecs.minmax_uint8, [v.copy() for v in d], errors=(lost, servers), hosts=hosts)
         y += mean
-        return [mean - v + e for v, e in zip(d, lost, strict=True)]
+        ranks_per_host = F(n / len(hosts) if hosts else 1)
+        return [mean - v + ranks_per_host * e for v, e in zip(d, lost, strict=True)]
     return delta
 
 
@@ -150,6 +154,27 @@ def cases_in_two_levels(hosts):
 def test_equal_their_equations_between_hosts(run_ranks, letters):
     run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
               env=environments(letters, BUCKETS), timeout=110)
+
+
+def codes_keep_the_mean():
+    """Without gradients the mean over ranks ends where it was, however much the codec loses, in one level and in two."""
+    hvd.init()
+    for hierarchical in (False, True):
+        torch.manual_seed(hvd.rank())
+        x = torch.nn.Parameter(torch.randn(4096) + hvd.rank() // 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([x], lr=0), algorithm=Async(
+            codec=codecs.sign, hierarchical=hierarchical, full_steps=0, **EVERY_STEP))
+        before = hvd.allreduce(x.detach())
+        for _ in range(30):
+            x.grad = torch.zeros_like(x)
+            optimizer.step()
+        optimizer.algorithm.abort()
+        assert (hvd.allreduce(x.detach()) - before).abs().mean() < 0.01
+
+
+@pytest.mark.parametrize("letters", ["AAA", *LAYOUTS])
+def test_codes_keep_the_mean(run_ranks, letters):
+    run_ranks(len(letters), codes_keep_the_mean, env=environments(letters))
 
 
 KINDS = [Async, partial(Async, codec=codecs.minmax_uint8), partial(Async, "shift_one"),
