@@ -47,8 +47,8 @@ def start(strategy: Any) -> None:
 
 
 def same_weights(module: torch.nn.Module) -> None:
-    """Rank 0's parameters and buffers on all ranks."""
-    broadcast_parameters(module.state_dict(), root_rank=0)
+    """Rank 0's parameters and buffers on all ranks; not what get_extra_state() gives, as under DDPStrategy."""
+    broadcast_parameters({name: value for name, value in module.state_dict().items() if torch.is_tensor(value)}, 0)
 
 
 def wrap(optimizer: Any, module_names: dict, algorithm: Any, options: dict) -> Any:

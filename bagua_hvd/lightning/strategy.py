@@ -105,9 +105,10 @@ class BaguaStrategy(DDPStrategy):
         return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
 
     def teardown(self) -> None:
-        """Ends what goes on in the background: the ranks leave the trainer together."""
+        """Ends what goes on in the background: the ranks leave the trainer together, unless one has raised."""
         self._end_evaluation()
         for optimizer in self._wrapped():
-            if optimizer.reducer is not None and optimizer.algorithm.asynchronous:
+            if (optimizer.reducer is not None and optimizer.algorithm.asynchronous
+                    and not self.lightning_module.trainer.interrupted):
                 optimizer.algorithm.abort()
         super().teardown()

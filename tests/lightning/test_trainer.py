@@ -164,6 +164,7 @@ def around():
     model = Model()
     run = trainer(ours.BaguaStrategy("bytegrad", process_group_backend="bagua"), 4)
     run.fit(model, data(), data())
+    trainer("bagua", 1).fit(Describing(), data())
     assert torch.distributed.get_backend() == "bagua"
     [metrics] = run.validate(model, data(), verbose=False)
     assert (hvd.allgather(torch.tensor([metrics["val"]])) == metrics["val"]).all()
@@ -175,6 +176,35 @@ def around():
         trainer("bagua", devices=3).fit(Model(), data())
     with pytest.raises(ValueError, match="unknown algorithm 'bytegrat'"):
         trainer(ours.BaguaStrategy("bytegrat")).fit(Model(), data())
+
+
+class Raising(Unscheduled):
+    """Rank 1 raises in its third step, and rank 0 when it knows that."""
+
+    def training_step(self, batch, index):
+        if index == 2:
+            if hvd.rank() == 0:
+                hvd.barrier()
+            raise RuntimeError("boom")
+        return super().training_step(batch, index)
+
+
+def one_raises():
+    """A rank that raises leaves fit() while another one is still in it."""
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer(ours.BaguaStrategy(algorithms.Async(full_steps=0))).fit(Raising(), data())
+    if hvd.rank() == 1:
+        hvd.barrier()
+
+
+class Describing(Model):
+    """Its state_dict has an entry that is no tensor."""
+
+    def get_extra_state(self):
+        return {"extra": hvd.rank()}
+
+    def set_extra_state(self, state):
+        raise AssertionError("under DistributedDataParallel it stays each rank's own, too")
 
 
 def callbacks(folder):
@@ -199,7 +229,7 @@ def callbacks(folder):
         assert torch.allclose(theirs, ours_, atol=2e-5)
 
 
-@pytest.mark.parametrize("function", [same_as_ddp, around])
+@pytest.mark.parametrize("function", [same_as_ddp, around, one_raises])
 def test_two_ranks(run_ranks, function):
     run_ranks(2, function)
 
