@@ -2,7 +2,7 @@
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,10 +59,10 @@ class _Contiguous:
 class TorchAdam(Adam):
     """torch.optim.Adam or AdamW over the parameters of a TorchSource. One for all steps: it holds their copies."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Any, names: Sequence[str]) -> None:
         self.warmup_steps = getattr(optimizer, "warmup_steps", None)
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
-        self._parameters = parameters
+        self._parameters, self._names = parameters, names
         self._layouts = _Contiguous()
         self._places: dict[int, tuple[int, int]] = {}           # id of a parameter -> (group, place in it)
 
@@ -82,8 +82,8 @@ class TorchAdam(Adam):
         state = optimizer.state[parameter]
         if "exp_avg" not in state:
             raise ValueError(
-                f"a parameter of shape {list(parameter.shape)} has no momentum and variance, and the warm-up is over: "
-                "load the optimizer's state with the algorithm's, and add parameter groups before"
+                f"{self._names[index]} has no momentum and variance, and the warm-up is over: unfreeze parameters and "
+                "add groups before it ends, and load the optimizer's state with the algorithm's"
             )
         m, v = (self._layouts.view((index, name), local(state[name])) for name in ("exp_avg", "exp_avg_sq"))
         beta1, beta2 = (float(beta) for beta in group["betas"])
@@ -368,5 +368,5 @@ class TorchSource(Source):
         for option in ("amsgrad", "maximize", "differentiable", "fused"):
             if any(group.get(option) for group in optimizer.param_groups):
                 raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}=True")
-        self._adam = self._adam or TorchAdam(optimizer, self.parameters)
+        self._adam = self._adam or TorchAdam(optimizer, self.parameters, self.names)
         return self._adam

@@ -217,8 +217,7 @@ class Weights(Bucket):
             self.model.source.weight_written(index)
 
 
-def partition(members: dict[int, Member], limit: int | None = None,
-              first_limit: int = FIRST_BUCKET_SIZE) -> list[list[int]]:
+def partition(members: dict[int, Member], limit: int | None = None) -> list[list[int]]:
     """Cuts members into buckets.
 
     Backward passes yield gradients roughly from the last parameter to the first, so the layout runs backwards too.
@@ -228,7 +227,7 @@ def partition(members: dict[int, Member], limit: int | None = None,
 
     Args:
         members: dict of index -> Member, in parameter order.
-        limit: bytes in a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE. first_limit: the same for the first bucket. With
+        limit: bytes in a bucket, of the first one at most FIRST_BUCKET_SIZE; None: BAGUA_DEFAULT_BUCKET_SIZE. With
             BAGUA_FUSION=0 each member has its own.
     Returns:
         A list of lists of indices, in the order in which the buckets are expected to fill.
@@ -243,7 +242,7 @@ def partition(members: dict[int, Member], limit: int | None = None,
         kind = (member.dtype, member.device)
         entry = running.get(kind)
         if entry is None or entry[1] + member.nbytes > entry[2]:
-            entry = running[kind] = [[], 0, limit if buckets else min(first_limit, limit)]
+            entry = running[kind] = [[], 0, limit if buckets else min(FIRST_BUCKET_SIZE, limit)]
             buckets.append(entry[0])
         entry[0].append(index)
         entry[1] += member.nbytes

@@ -111,10 +111,6 @@ class State:
         """All that is kept; without what waits from a checkpoint."""
         return list(self._values.values())
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Sets a value of this rank's own."""
-        self._values[name] = value
-
     def scale(self, factor: float) -> None:
         """The gradients' unit has changed: multiplies what has it."""
         for name in self._scaled & self._values.keys():

@@ -157,7 +157,7 @@ def test_equal_their_equations_between_hosts(run_ranks, letters):
 
 
 def codes_keep_the_mean():
-    """Without gradients the mean over ranks ends where it was, however much the codec loses, in one level and in two."""
+    """Without gradients the mean over ranks ends where it was, whatever the codec loses, in one level and in two."""
     hvd.init()
     for hierarchical in (False, True):
         torch.manual_seed(hvd.rank())

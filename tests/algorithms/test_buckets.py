@@ -13,7 +13,7 @@ def members_of(*sizes, dtype=native.FLOAT32):
 
 
 def test_runs_backwards_and_cuts_before_the_limit():
-    assert partition(members_of(10, 10, 10, 10, 10), limit=80, first_limit=40) == [[4], [3, 2], [1, 0]]
+    assert partition(members_of(10, 10, 10, 10, 10), limit=80) == [[4, 3], [2, 1], [0]]
 
 
 def test_first_bucket_is_small():
@@ -22,7 +22,7 @@ def test_first_bucket_is_small():
 
 
 def test_member_above_the_limit_travels_alone():
-    assert partition(members_of(1, 100, 1), limit=40, first_limit=40) == [[2], [1], [0]]
+    assert partition(members_of(1, 100, 1), limit=40) == [[2], [1], [0]]
 
 
 def test_dtypes_and_devices_never_mix():
@@ -40,10 +40,10 @@ def test_groups_are_kept_whole_and_the_rest_is_cut():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([native.FLOAT32, native.FLOAT16])), max_size=40),
-       st.integers(1, 300), st.integers(1, 300))
-def test_every_member_once_one_dtype_and_below_the_limit(sizes, limit, first_limit):
+       st.integers(1, 300))
+def test_every_member_once_one_dtype_and_below_the_limit(sizes, limit):
     members = {i: Member(f"p{i}", (size,), dtype) for i, (size, dtype) in enumerate(sizes)}
-    plan = partition(members, limit, first_limit)
+    plan = partition(members, limit)
     assert sorted(index for indices in plan for index in indices) == list(members)
     for indices in plan:
         assert len({members[index].dtype for index in indices}) == 1
@@ -54,9 +54,9 @@ def test_every_member_once_one_dtype_and_below_the_limit(sizes, limit, first_lim
 def test_limit_comes_from_the_environment(monkeypatch):
     members = members_of(1024, 1024, 1024)
     monkeypatch.delenv("BAGUA_DEFAULT_BUCKET_SIZE", raising=False)
-    assert partition(members, first_limit=10**9) == [[2, 1, 0]]
+    assert partition(members) == [[2, 1, 0]]
     monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", "4096")
-    assert partition(members, first_limit=10**9) == [[2], [1], [0]]
+    assert partition(members) == [[2], [1], [0]]
     for text in ("0", "-1", "10M"):
         monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", text)
         with pytest.raises(ValueError, match="BAGUA_DEFAULT_BUCKET_SIZE"):
