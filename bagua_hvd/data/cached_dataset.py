@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import stat
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,23 @@ class _Digested(pickle.Pickler):
             return NotImplemented
         array = np.asarray(value)
         return bytes, (array.tobytes() if array.dtype != object else array.tolist(), str(array.dtype), array.shape)
+
+
+class _Compact(pickle.Pickler):
+    """Of a tensor that is a part of larger memory only that part: torch has pickle store all of the memory."""
+
+    def reducer_override(self, value):
+        torch = sys.modules.get("torch")
+        if (torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided
+                and value.untyped_storage().nbytes() > value.nbytes):
+            return value.clone().__reduce_ex__(4)
+        return NotImplemented
+
+
+def _compact(sample):
+    file = io.BytesIO()
+    _Compact(file, 4).dump(sample)
+    return pickle.loads(file.getvalue())
 
 
 def _digest(sample):
@@ -43,7 +61,7 @@ class CachedDataset:
     Sample i is what the data set gave for i the first time, by pickle: random augmentation belongs outside, around the
     cached data set. Entries are found by `dataset_name` and i alone; other data, or data that has changed, needs
     another name or an empty folder. Without a name, the folder is for one data set: each time, its class, length and
-    first sample are compared. What cannot be stored is loaded each time, with one warning.
+    first sample are compared. What cannot be stored, or finds no room, is loaded each time, with one warning.
 
     Pickle runs what it reads: whoever can write the folder can run code here. It is made for its owner only; one that
     others may write is refused.
@@ -109,15 +127,20 @@ class CachedDataset:
 
     def _store(self, key, sample):
         if self.cache.eviction_policy != "none" or self.cache.volume() < self.cache.size_limit:
-            self.cache.set(key, sample)
+            self.cache.set(key, _compact(sample))
+        else:
+            self._warn(f"is full: it has {len(self.cache)} entries, and size_limit is {self.cache.size_limit} bytes: "
+                       "other samples are loaded each time")
+
+    def _warn(self, what):
+        if not self._warned:
+            self._warned = True
+            _log.warning("CachedDataset: the cache in %r %s", self.cache.directory, what)
 
     def _tried(self, function):
         """What the function returns; _MISSING: it has failed, be it the cache's fault or pickle's."""
         try:
             return function()
         except Exception as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning("CachedDataset: the cache in %r has failed, samples are loaded: %s: %s",
-                             self.cache.directory, type(error).__name__, error)
+            self._warn(f"has failed, samples are loaded: {type(error).__name__}: {error}")
             return _MISSING

@@ -136,11 +136,27 @@ def test_workers_of_a_loader(tmp_path):
     assert sum(cached[i][1] for i in range(40)) == 780 and cached.dataset.loaded == []
 
 
-def test_a_full_cache_keeps_what_it_has(tmp_path):
+def test_views_of_a_tensor_cost_what_they_show(tmp_path):
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.randn(200, 100, 50).transpose(1, 2), torch.arange(200))     # 4 MB
+    cached = CachedDataset(data, tmp_path, "views", 16_000_000)
+    for _ in range(2):
+        for i in range(200):
+            values, number = cached[i]
+            assert torch.equal(values, data.tensors[0][i]) and number == i
+    assert len(cached.cache) == 200 and cached.cache.volume() < 6_000_000
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal(CachedDataset([sparse], tmp_path, "sparse")[0].to_dense(), torch.eye(3))
+
+
+def test_a_full_cache_keeps_what_it_has(tmp_path, caplog):
     squares = Squares(50, size=20_000)       # 8 MB in all
     cached = CachedDataset(squares, tmp_path, "squares", 4_000_000)
-    for _ in range(3):
-        assert [cached[i][1] for i in range(50)] == list(range(50))
+    with caplog.at_level(logging.WARNING, "bagua_hvd"):
+        for _ in range(3):
+            assert [cached[i][1] for i in range(50)] == list(range(50))
+    record, = caplog.records
+    assert f"is full: it has {len(cached.cache)} entries, and size_limit is 4000000 bytes" in record.getMessage()
     kept = len(cached.cache)
     assert 20 <= kept <= 26 and cached.cache.volume() < 4_500_000
     assert len(squares.loaded) == 50 + 2 * (50 - kept)
