@@ -13,7 +13,9 @@ A server holds the outer parameters of each fragment: theta, m, and the number r
 A rank that is late or dead is not waited for until it sends again. A new process makes one step, and begins again from
 theta with the m of the others: so processes may come and go, and nobody has to be told.
 
-The server is rank 0; or a process of its own, which outlives every rank. Then ranks may be jobs by themselves:
+The server is rank 0; or a process of its own, which outlives every rank, and so a training: the next one of the same
+model would go on from the theta of the last, as a rank that comes back does. Start a new server for it. Fragments of
+another size or dtype, and other settings, are refused. Then ranks may be jobs by themselves:
 
     export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32)
     BAGUA_HVD_PORTS=29400 python -m bagua_hvd.runner.quorum_server      on node1
@@ -57,18 +59,22 @@ _LATE = 0.5
 
 @dataclass(frozen=True)
 class Enter:
-    """A rank takes part. theta and m follow; the first ones count."""
+    """A rank takes part. theta and m follow; the first ones count, and later fields must be equal.
+
+    codec: the fields of a Codec; []: none.
+    """
 
     name: str
     nbytes: int
     dtype: str
     outer_lr: float
     outer_momentum: float
+    codec: list[Any]
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """Delta_i follows. number: of the round. quorum: below 1 a share. codec: the fields of a Codec; []: none."""
+    """Delta_i follows. number: of the round. quorum: below 1 a share."""
 
     name: str
     nbytes: int
@@ -76,12 +82,13 @@ class Contribution:
     weight: float
     quorum: float
     grace_s: float
-    codec: list[Any]
 
 
 @dataclass(frozen=True)
 class Response:
-    """kind: "begun", of a round; "mean": its Delta follows; "state": theta and m follow, as they are in this round."""
+    """kind: "begun", of a round; "mean": its Delta follows; "state": theta and m follow, as they are in this round;
+    "refused": why follows.
+    """
 
     name: str
     kind: str
@@ -105,9 +112,9 @@ class _Outer:
     """The outer parameters of one fragment, and its round. Used by the server's thread alone."""
 
     def __init__(self, message: Enter, content: bytes) -> None:
-        self._name = message.name
+        self._first = message
         self._values: np.ndarray = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
-        self._settings = message.outer_lr, message.outer_momentum
+        self._codec = Codec(*message.codec) if message.codec else None
         self._number = 0
         self._awaited: set[asyncio.StreamWriter] = set()
         self._begin()
@@ -115,8 +122,17 @@ class _Outer:
     def _begin(self) -> None:
         self._arrived: dict[asyncio.StreamWriter, float] = {}       # and their weights
         self._sum = np.zeros_like(self._values[0])
-        self._codec: Codec | None = None
         self._deadline: asyncio.TimerHandle | None = None
+
+    def enter(self, writer: asyncio.StreamWriter, message: Enter) -> None:
+        """Takes a rank in, or refuses it."""
+        here, there = vars(message), vars(self._first)
+        differ = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here"
+                           for name in here if here[name] != there[name])
+        if differ:
+            self._send([writer], "refused", differ.encode())
+        else:
+            self.welcome(writer)
 
     def welcome(self, writer: asyncio.StreamWriter) -> None:
         """Sends a rank theta and m; it is waited for."""
@@ -131,7 +147,6 @@ class _Outer:
             return
         self._awaited.add(writer)
         if not self._arrived:
-            self._codec = Codec(*message.codec) if message.codec else None
             self._send(self._awaited - {writer}, "begun")
         self._sum += message.weight * decoded(self._codec, content, self._sum)
         self._arrived[writer] = message.weight
@@ -153,14 +168,15 @@ class _Outer:
             self._deadline.cancel()
         content = encoded(self._codec, self._sum / (sum(self._arrived.values()) or 1))
         theta, m = self._values
-        outer_step(theta, m, decoded(self._codec, content, self._sum), *self._settings)
+        outer_step(theta, m, decoded(self._codec, content, self._sum), self._first.outer_lr,
+                   self._first.outer_momentum)
         self._send(self._arrived, "mean", content)
         self._awaited &= self._arrived.keys()
         self._number += 1
         self._begin()
 
     def _send(self, writers: Iterable[asyncio.StreamWriter], kind: str, content: bytes = b"") -> None:
-        message = channel.encode(Response(self._name, kind, self._number, len(content))) + content
+        message = channel.encode(Response(self._first.name, kind, self._number, len(content))) + content
         for writer in writers:
             if not writer.is_closing():
                 writer.write(message)
@@ -186,7 +202,7 @@ class QuorumServer(Server):
                 if isinstance(message, Enter):
                     if message.name not in self._outers:
                         self._outers[message.name] = _Outer(message, content)
-                    self._outers[message.name].welcome(writer)
+                    self._outers[message.name].enter(writer, message)
                 elif message.name in self._outers:
                     self._outers[message.name].contribute(writer, message, content)
         finally:
@@ -243,7 +259,7 @@ class _Link:
         """What the server says about a fragment, once; None: not yet, but perhaps about another one.
 
         Raises:
-            HorovodInternalError: the server has ended.
+            HorovodInternalError: the server has ended. ValueError: it refuses this rank.
         """
         with self._news:
             if name not in self._responses and not self._ended:
@@ -252,7 +268,12 @@ class _Link:
                 raise HorovodInternalError(
                     f"the quorum server at {self._address} has ended. If it was rank 0, let that one wait for the "
                     "others after its training: call hvd.consensus(model) on all ranks")
-            return self._responses.pop(name, None)
+            response = self._responses.pop(name, None)
+        if response is not None and response[0].kind == "refused":
+            raise ValueError(
+                f"the quorum server at {self._address} has another {name}: {response[1].decode()}. All ranks need the "
+                "same model and settings, and each training a quorum server of its own: start a new one")
+        return response
 
     def close(self) -> None:
         self._connection.close()
@@ -282,7 +303,7 @@ class QuorumRounds:
     Args:
         settings: a StreamingDiLoCo with a quorum.
     Raises:
-        HorovodInternalError: there is no such server.
+        HorovodInternalError: there is no such server. ValueError: it is that of another training.
     Attributes:
         has_left: this rank takes part no more.
     """
@@ -303,10 +324,10 @@ class QuorumRounds:
 
     def _enter(self) -> bool:
         """Whether the others have begun elsewhere, or before: theta and m are theirs now."""
-        before = [np.stack(part.outer()) for part in self._parts]
+        its, before = self._settings, [np.stack(part.outer()) for part in self._parts]
         for part, values in zip(self._parts, before, strict=True):
-            self._link.send(Enter(part.x.name, values.nbytes, values.dtype.str, float(self._settings.outer_lr),
-                                  float(self._settings.outer_momentum)), values.tobytes())
+            self._link.send(Enter(part.x.name, values.nbytes, values.dtype.str, float(its.outer_lr),
+                                  float(its.outer_momentum), list(its.codec or ())), values.tobytes())
         for part in self._parts:
             message, content = self._response(part)
             part.receive(message.number, content)
@@ -347,7 +368,7 @@ class QuorumRounds:
                 delta = part.outer()[0] - part.x.read()
                 content, weight = encoded(its.codec, delta), float(part.steps)
                 self._link.send(Contribution(part.x.name, len(content), part.number, weight, float(its.quorum or 0),
-                                             float(its.grace_s), list(its.codec or ())), content)
+                                             float(its.grace_s)), content)
                 part.sent, part.steps, part.age = (part.steps, delta), 0, 0
 
     def _response(self, part: Part) -> tuple[Response, bytes]:

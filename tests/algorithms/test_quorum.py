@@ -41,17 +41,17 @@ def test_a_server_for_both_families():
 class Rank:
     """What a rank says to a server about one fragment."""
 
-    def __init__(self, server, quorum, grace_s=0.0):
+    def __init__(self, server, quorum, grace_s=0.0, codec=(), outer_lr=ETA, theta=THETA):
         self.link = _Link(f"127.0.0.1:{server.port}", SECRET)
         self.quorum, self.grace_s = quorum, grace_s
-        values = np.stack([THETA, M])
-        self.link.send(Enter("w", values.nbytes, values.dtype.str, ETA, MU), values.tobytes())
+        values = np.stack([theta, np.ones_like(theta)])
+        self.link.send(Enter("w", values.nbytes, values.dtype.str, outer_lr, MU, list(codec)), values.tobytes())
         self.state = self.receive("state")
 
     def send(self, number, delta, weight=1.0):
         content = np.full(4, delta, np.float32).tobytes()
         self.link.send(Contribution("w", len(content), number, float(weight), float(self.quorum),
-                                    float(self.grace_s), []), content)
+                                    float(self.grace_s)), content)
 
     def receive(self, kind):
         message, content = wait_until(lambda: self.link.response("w"))
@@ -120,6 +120,21 @@ def test_a_share(server):
     assert ranks[0].link.response("w") is None
     ranks[1].send(0, 4)
     ranks[0].receives("mean", 0, [3] * 4)
+
+
+def test_another_training_is_refused(server):
+    """The quorum server goes on for the ranks that it has; who comes again has the theta of before."""
+    first = Rank(server, 1)
+    for other, sentence in (({"theta": np.ones(9, np.float32)}, "nbytes is 32 there and 72 here"),
+                            ({"theta": np.ones(3, np.float32)}, "nbytes is 32 there and 24 here"),
+                            ({"theta": np.ones(2)}, "dtype is '<f4' there and '<f8' here"),
+                            ({"outer_lr": 0.5}, "outer_lr is 0.7 there and 0.5 here"),
+                            ({"codec": codecs.sign}, "codec is .* there and .* here")):
+        with pytest.raises(ValueError, match=rf"at 127.0.0.1:{server.port} has another w: {sentence}.*: start a new"):
+            Rank(server, 1, **other)
+    first.send(0, 2)
+    first.receives("mean", 0, [2] * 4)
+    assert np.array_equal(Rank(server, 1, theta=THETA + 1).state[1], after(2))
 
 
 def test_grace(server):
