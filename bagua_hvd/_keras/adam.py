@@ -17,7 +17,7 @@ from bagua_hvd.training.source import NoSource
 
 # What apply() does beyond Adam's formula, and an algorithm would leave out.
 _UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
-             "loss_scale_factor")
+             "loss_scale_factor", "loss_scaled")
 
 
 def check(optimizer: Any) -> None:

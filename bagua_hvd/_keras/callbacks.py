@@ -131,7 +131,7 @@ class LearningRateScheduleCallback(Callback):
         multiplier: function of the epoch; or a number m, which means m ** (epoch - start_epoch).
         start_epoch, end_epoch: epochs in which it works, the last one excluded; None: to the end.
         staircase: set it at the first batch of an epoch only; else at every batch, and epochs have fractions.
-        momentum_correction: see the module; for optimizers that have a `momentum`.
+        momentum_correction: see the module; of SGD and RMSprop.
         steps_per_epoch: batches in an epoch, to compute fractions; None: as Keras says.
     Raises:
         ValueError: no initial_lr; or, when training begins, steps_per_epoch is needed and Keras does not know it, or
@@ -199,7 +199,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
         lr = initial_lr / n * (e (n - 1) / w + 1)
 
-    which is initial_lr at the last batch of epoch w - 1, and stays.
+    which is initial_lr at the last batch of epoch w - 1, and stays. With steps_per_execution > 1 the batches of an
+    execution have the rate of its first one, and initial_lr comes when the epoch ends.
 
     Args:
         initial_lr: the rate to reach, already multiplied by the number of ranks.
@@ -217,8 +218,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        ends = self.end_epoch is not None and epoch == self.end_epoch - 1
+        if ends:                # with steps_per_execution > 1 Keras does not tell when the last batch begins
+            self._adjust(epoch + 1 - 1 / self.steps_per_epoch)
         super().on_epoch_end(epoch, logs)
-        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
+        if ends and self.verbose > 0 and basics.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._learning_rate():g}.")
 
 

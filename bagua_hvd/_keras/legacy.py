@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+import keras
+
 
 def in_use() -> bool:
     """Whether tf.keras is tf_keras."""
@@ -52,8 +54,14 @@ def scale(variable: Any, factor: float) -> None:
 
 
 def velocities(optimizer: Any, weights: Any) -> Any:
-    """What an optimizer with a `momentum` adds the gradients up in, of either Keras; none before it is built."""
+    """Where SGD or RMSprop of either Keras adds up its steps; none before it is built, and none of other optimizers.
+
+    What Muon calls momentums are sums of plain gradients, without a learning rate.
+    """
     if hasattr(optimizer, "get_slot"):  # tf_keras.optimizers.legacy
         built = "momentum" in optimizer.get_slot_names()
         return [optimizer.get_slot(weight, "momentum") for weight in weights] if built else []
+    packages = [package for package in (keras, sys.modules.get("tf_keras")) if package is not None]
+    if not any(isinstance(optimizer, (each.optimizers.SGD, each.optimizers.RMSprop)) for each in packages):
+        return ()
     return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", ())

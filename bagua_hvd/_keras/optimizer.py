@@ -172,6 +172,7 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
 
     _distribution_class = _Distribution
     built: bool
+    loss_scaled = False         # by a LossScaleOptimizer around it: the gradients that are reduced are multiplied
 
     @property
     def algorithm(self) -> Any:
@@ -241,7 +242,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
         return _scaled_apply(self, gradients, trainable_variables)
     if inner.algorithm.replaces_step or inner._settings[0].keeps_gradients:
         raise _not_scaled(inner._settings[0])
-    inner.algorithm.shares_variance = False     # what it would see of gradients is multiplied
+    inner.loss_scaled = True
     variables = _built(self, trainable_variables)
     return inner.distribution.apply(self, gradients, variables, functools.partial(_scaled_apply, self))
 

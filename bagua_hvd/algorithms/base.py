@@ -20,6 +20,7 @@ One step of training, and where an algorithm may act:
 
 What it looks at there it declares, for to show it may cost something: in TensorFlow weights are copied.
 """
+import copy
 import difflib
 import enum
 from typing import Any
@@ -307,6 +308,8 @@ def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -
             f"op={'Average' if average else 'Sum'}, but {type(chosen).__name__} was made with "
             f"average={chosen.average}: say the same in both"
         )
-    if hasattr(chosen, "hierarchical") and not variables.read("BAGUA_HIERARCHY"):
-        chosen.hierarchical = False
+    if getattr(chosen, "hierarchical", False) and not variables.read("BAGUA_HIERARCHY"):
+        flat: Any = copy.copy(chosen)       # the user's own may serve other optimizers, made before
+        flat.hierarchical = False
+        return flat  # type: ignore[no-any-return]
     return chosen

@@ -56,6 +56,12 @@ def test_sum_and_average():
         algorithms.choose(ByteGrad(), average=False)
 
 
+def test_a_switch_leaves_the_users_algorithm_as_it_is(monkeypatch):
+    monkeypatch.setenv("BAGUA_HIERARCHY", "0")
+    algorithm = ByteGrad(hierarchical=True)
+    assert not algorithms.choose(algorithm, average=True).hierarchical and algorithm.hierarchical
+
+
 def test_own_algorithm_must_communicate():
     with pytest.raises(NotImplementedError):
         Own().communicate(None, None)

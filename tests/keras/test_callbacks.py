@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import bagua_hvd.keras as hvd_keras
 import bagua_hvd.tensorflow.keras as hvd
-from bagua_hvd._keras import values
+from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.values import broadcast_variables
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
@@ -120,6 +120,12 @@ def learning_rates():
     np.testing.assert_allclose(recorder.rates, expected + [0.4] * STEPS, rtol=1e-6)
     np.testing.assert_allclose(history.history["lr"], [expected[STEPS - 1], 0.4, 0.4], rtol=1e-6)
 
+    # The rate is reached where Keras tells of every second batch only.
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3)), "mse", steps_per_execution=2)
+    history = fit(model, [hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)], epochs=3)
+    np.testing.assert_allclose(history.history["lr"], [expected[2], 0.4, 0.4], rtol=1e-6)
+
     # Another fit() has another number of steps.
     model = make_model()
     model.compile(keras.optimizers.SGD(), "mse")
@@ -146,6 +152,19 @@ def learning_rates():
     corrected, _, _ = run(jump, epochs=2, initial=0.1)
     np.testing.assert_allclose(corrected.velocities[:STEPS], plain.velocities[:STEPS], rtol=1e-5)
     np.testing.assert_allclose(corrected.velocities[STEPS], 3.0 * plain.velocities[STEPS], rtol=1e-4)
+
+    # Only where velocities are steps: Muon's are sums of gradients.
+    for optimizer in (keras.optimizers.RMSprop(0.1, momentum=0.9), keras.optimizers.Muon(0.1)):
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(optimizer), "mse")
+        fit(model, [])
+        jump.set_model(model)
+        state = legacy.variables(model.optimizer)[2:]       # behind the iterations and the rate
+        before = [values.to_array(variable).copy() for variable in state]
+        jump._adjust(1)
+        changed = [(values.to_array(after) != was).any() for after, was in zip(state, before, strict=True)]
+        corrects = isinstance(optimizer, keras.optimizers.RMSprop)
+        assert sum(changed) == corrects * len(model.trainable_variables)
 
 
 def unequal_steps():

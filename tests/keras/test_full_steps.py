@@ -16,11 +16,15 @@ def variances(optimizer):
 
 def train(name, mode, full_steps):
     """(weights, Adam's variances) after twelve steps."""
-    model, adam = make_model(), keras.optimizers.Adam(0.01, beta_2=BETA2)
-    optimizer = hvd.DistributedOptimizer(adam, algorithm=algorithms.get(name, full_steps=full_steps))
-    model.compile(optimizer, "mse", **MODES[mode])
+    return train_by(algorithms.get(name, full_steps=full_steps), mode)
+
+
+def train_by(algorithm, mode, around=lambda optimizer: optimizer):
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01, beta_2=BETA2), algorithm=algorithm)
+    model.compile(around(optimizer), "mse", **MODES[mode])
     model.fit(*data_of(hvd.rank()), batch_size=5, epochs=3, verbose=0, shuffle=False)
-    return flat(model), variances(model.optimizer)
+    return flat(model), variances(optimizer)
 
 
 def modes():
@@ -31,6 +35,24 @@ def modes():
             for value, wanted in zip(values, by_mode["eager"], strict=True):
                 np.testing.assert_allclose(value, wanted, rtol=2e-3, atol=1e-5, err_msg=f"{name}, {mode}")
         assert not np.allclose(by_mode["graph"][1], train(name, "graph", 0)[1], rtol=1e-2), name
+
+
+def loss_scaling():
+    hvd.init()
+    algorithm = algorithms.LocalSGD(full_steps=FULL_STEPS)
+
+    def scaled(optimizer):
+        return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=256.0)
+
+    own = train("local_sgd", "graph", 0)[1]
+    of_scaled = train_by(algorithm, "graph", scaled)[1]
+    assert of_scaled.max() < 10 * own.max()         # and not 256^2 times as much
+    for value, wanted in zip(train_by(algorithm, "graph"), train("local_sgd", "graph", FULL_STEPS), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+
+
+def test_loss_scaling_of_one_optimizer_leaves_the_variance_of_others(run_ranks):
+    run_ranks(2, loss_scaling, timeout=110)
 
 
 @pytest.mark.long
