@@ -15,6 +15,8 @@ from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.optimizer import distributions, innermost
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import global_process_set
+from bagua_hvd.reduction.reducer import weights_broadcast
 
 UNEQUAL_STEPS = (
     "{callback}: an epoch has {least} steps on one rank and {most} on another, so ranks would be in different epochs "
@@ -87,6 +89,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             if id(variable) not in local and id(variable.value) not in local
         ]
         values.broadcast_variables(variables, self.root_rank, "BroadcastGlobalVariablesCallback")
+        weights_broadcast(global_process_set)
         self.broadcast_done = True
 
 

@@ -1,6 +1,6 @@
 """Reduction of gradients: what is the same on all backends of Keras, and for TensorFlow's tapes.
 
-    gradients = reduction(gradients, variables)     reduced, in their order; None where there was None
+    gradients = reduction(gradients, variables)     reduced, in their order; None: see `fills_in`
     reduction.update(apply, instead)                apply(), or instead() where the algorithm has updated the weights
     reduction.stepped()                             the weights are new
 
@@ -39,7 +39,12 @@ class Reduction(ABC):
         optimizer: of Keras, whose steps are made by update(); held weakly. passes: its backward passes for each step.
     Raises:
         ValueError: the algorithm cannot serve the optimizer.
+    Attributes:
+        fills_in: a step's exchange() takes None, for which zeros travel; else None stays None, and variables with and
+            without a gradient are other steps.
     """
+
+    fills_in = False
 
     def __init__(self, options: GradientOptions, optimizer: Any = None, passes: int = 1) -> None:
         self.options = options
@@ -116,7 +121,7 @@ class Reduction(ABC):
     # --------------------------------------------------------------------------------------------------- steps ----
 
     def __call__(self, gradients, variables, local=(), weight=None):
-        """The reduced gradients, a list in their order; None where there was None.
+        """The reduced gradients, a list in their order.
 
         Args:
             gradients: of the backend, or None. variables: what they are gradients of.
@@ -133,7 +138,7 @@ class Reduction(ABC):
             gradients = self._weighted(gradients, variables, local, weight)
         places = self._places(gradients, variables, local)
         for index, gradient in enumerate(gradients):
-            if gradient is None:
+            if gradient is None and not self.fills_in:
                 places.pop(index, None)
         travelling, variables = list(map(gradients.__getitem__, places)), list(variables)
         reduced = self._reduce(travelling, list(map(variables.__getitem__, places)), list(places.values()))
@@ -144,7 +149,7 @@ class Reduction(ABC):
     def _weighted(self, gradients, variables, local, weight):
         check_weighable(self.options.algorithm)
         pairs = [(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)
-                 if gradient is not None and variable not in self._local and variable not in local]
+                 if (gradient is not None or self.fills_in) and variable not in self._local and variable not in local]
         bucketed = [variable for gradient, variable in pairs if not self._travels_alone(gradient, variable)]
         if not bucketed:
             raise ValueError(NOT_WEIGHTED)

@@ -61,9 +61,10 @@ class Step:
     def exchange(self, gradients: Any) -> list:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not gradient:
-                parameter.grad = gradient.to(parameter.dtype)
-        for index in range(len(gradients)):
-            self.reducer.gradient_ready(index)
+                parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.reducer.gradient_ready(index)
         self.reducer.synchronize()
         return [parameter.grad for parameter in self._parameters]
 
@@ -84,6 +85,7 @@ class Step:
 class Reduction(reduction.Reduction):
     """On torch. Nothing of it is compiled but what applies the gradients."""
 
+    fills_in = True
     native = staticmethod(parameter_of)
     __call__ = eager(reduction.Reduction.__call__)
 

@@ -126,6 +126,8 @@ class StreamingDiLoCo(LocalSteps):
     def before_step(self, model: Model) -> None:
         if model.step < self.warmup_steps:
             return
+        if any("theta" not in bucket.state for bucket in model.weights):
+            model.scratch.pop("rounds", None)       # what they were of is gone
         # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
         for bucket in model.weights:
             bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)

@@ -17,7 +17,7 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState, runs
 from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.tensorflow.bridge import take_interruption
-from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
+from bagua_hvd.tensorflow.functions import broadcast_, broadcast_object, broadcast_variables
 from bagua_hvd.tensorflow.reduction import shared_reductions
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -125,7 +125,7 @@ class TensorFlowState(ObjectState):
     def sync(self) -> None:
         with translated_errors():
             if self.session is None:
-                broadcast_variables(self.variables, root_rank=0)
+                broadcast_(self.variables, root_rank=0)
             else:
                 self.session.run(self._broadcast)
         share_numbers([shared_reductions], self._bcast_object)

@@ -8,6 +8,7 @@ from bagua_hvd.collectives import objects
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.reducer import weights_broadcast
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.dtypes import DTYPES, to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, public
@@ -69,7 +70,10 @@ def broadcast_variables(variables: Iterable[tf.Variable], root_rank: int,
         As broadcast_().
     """
     values = broadcast_(list(variables), root_rank, process_set=process_set)
-    return None if tf.executing_eagerly() else tf.group(*(value.op for value in values))
+    if not tf.executing_eagerly():
+        return tf.group(*(value.op for value in values))
+    weights_broadcast(process_set)
+    return None
 
 
 @as_written

@@ -10,6 +10,7 @@ from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core.util import doc_from, in_window
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.reducer import weights_broadcast
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.frontend import check_memory, frontend
 from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
@@ -36,6 +37,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         raise ValueError(f"invalid params of type: {type(params)}; expected a dict such as model.state_dict(), "
                          "or a list of tensors or pairs")
     _broadcast_tensors(named, root_rank)
+    weights_broadcast(global_process_set)
 
 
 def _refusal(tensor):

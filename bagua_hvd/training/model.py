@@ -87,6 +87,7 @@ class Model:
         self.may_be_scaled = True
         self._scaling_seen = False
         self._made_a_step = False   # since this was made or loaded: a loss scale would have been seen
+        self._apart = True          # nobody has given the ranks equal weights yet
         self._before: Snapshots | None = None     # what buckets kept before this step, when it may be skipped
 
     def rename(self, name: str) -> None:
@@ -258,6 +259,16 @@ class Model:
             self.drop_state(shared=False)
         self._place = place
 
+    def weights_broadcast(self) -> None:
+        """All ranks have one rank's weights now. The first time, what is kept of those they began with is dropped.
+
+        Later, and after loading, what is kept has come from equal weights, and is good.
+        """
+        if self._apart:
+            self._apart = False
+            for bucket in self.weights:
+                bucket.state.drop(shared=True)
+
     def drop_state(self, shared: bool) -> None:
         """Forgets what is of this rank only; with shared=True everything."""
         self._before = None
@@ -283,6 +294,7 @@ class Model:
         place: function of a member's index in the state: its index here.
         """
         self.step = state["step"]
+        self._apart = self._apart and self.step == 0
         self._loss_scale = state["loss_scale"]
         self._before, self._unscaled, self._made_a_step = None, False, False
         self.may_be_scaled = True

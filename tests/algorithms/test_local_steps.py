@@ -157,3 +157,34 @@ def test_frozen_later(run_ranks, n):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_streams_equal_their_equations(run_ranks, n):
     run_ranks(n, streams, env=BUCKETS, timeout=110)
+
+
+def broadcast_late():
+    """Ranks that begin apart are made equal after a first step: outer weights of before count no more, others do."""
+    hvd.init()
+    weight = torch.nn.Parameter(torch.full((4,), float(hvd.rank())))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)],
+                                         algorithm=DiLoCo(4, outer_lr=1.0, outer_momentum=0.5, full_steps=0))
+
+    def step(size):
+        optimizer.zero_grad()
+        (size * weight).sum().backward()
+        optimizer.step()
+
+    step(0)
+    hvd.broadcast_parameters([("weight", weight)], 1)
+    for _ in range(3):
+        step(1)
+    # theta = 1, Delta = 3, m = 3
+    torch.testing.assert_close(weight.detach(), torch.full((4,), 1 - 3 - 0.5 * 3))
+    for _ in range(2):
+        step(1)
+    hvd.broadcast_parameters([("weight", weight)], 1)
+    for _ in range(2):
+        step(1)
+    # Delta = 4, m = 0.5 * 3 + 4
+    torch.testing.assert_close(weight.detach(), torch.full((4,), -3.5 - 4 - 0.5 * 5.5))
+
+
+def test_broadcast_late(run_ranks):
+    run_ranks(2, broadcast_late)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import bagua_hvd.keras as hvd_keras
+import bagua_hvd.tensorflow
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.values import broadcast_variables
@@ -52,6 +53,15 @@ def broadcast_and_metrics():
     assert callback.broadcast_done
     with pytest.raises(ValueError, match="variables"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["dense"])
+
+    # In a loop of one's own, too: DiLoCo's outer weights are not of those that the ranks began with.
+    weight = keras.Variable(float(rank))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), algorithm=hvd.algorithms.DiLoCo(2, full_steps=0))
+    for step in range(4):
+        optimizer.apply([tf.constant(1.0)], [weight])
+        if step == 0:
+            bagua_hvd.tensorflow.broadcast_variables([weight], 1)
+        assert float(weight) == 1.0
 
     # Metrics: means over the ranks, seen by the callbacks after it.
     seen = {}

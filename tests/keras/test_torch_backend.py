@@ -306,3 +306,73 @@ def weighted():
 
 def test_weighted(run_ranks):
     run_ranks(3, weighted, **BACKEND)
+
+
+def without_gradients():
+    """For None zeros travel, as in torch; so there is one step for all, whichever variables a rank has used."""
+    import keras
+    import torch
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+
+    def train(algorithm, steps, used, passes=1):
+        a, b = keras.Variable(np.zeros(3, "float32")), keras.Variable(np.zeros(3, "float32"))
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), algorithm=algorithm,
+                                                    backward_passes_per_step=passes)
+        found = []
+        for step in range(steps):
+            gradient = torch.full((3,), rank + 1.0)
+            optimizer.apply([gradient, gradient.clone() if used(step) else None], [a, b])
+            found.append([float(keras.ops.convert_to_numpy(variable)[0]) for variable in (a, b)])
+        assert len(optimizer.distribution.reduction.reducers()) == 1
+        return optimizer, (a, b), np.array(found)
+
+    mean = (n + 1) / 2
+    for passes in (1, 2):
+        _, _, found = train(None, 4, lambda step: rank == 0, passes)
+        for step, (a, b) in enumerate(found, 1):
+            made = step // passes * passes
+            np.testing.assert_allclose((a, b), (-made * mean, -made / n), rtol=1e-6)
+    # The algorithm averages in every second step, of which b has a gradient; a rank's own b stays where it has none.
+    _, _, found = train(hvd.algorithms.LocalSGD(2, full_steps=0), 4, lambda step: step % 2)
+    steps = np.array([[rank + 1, 0], [2 * mean, mean], [2 * mean + rank + 1, mean], [4 * mean, 2 * mean]])
+    np.testing.assert_allclose(found, -steps, rtol=1e-6)
+    # A weighted average; this rank's gradient may be None.
+    optimizer, (a, b), _ = train(None, 1, lambda step: True)
+    for variable in (a, b):
+        variable.assign(np.zeros(3))
+    optimizer.set_weight(rank + 1)
+    optimizer.apply([torch.ones(3), torch.ones(3) if rank == 0 else None], [a, b])
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(b), -1 / (n * mean), rtol=1e-6)
+    assert len(optimizer.distribution.reduction.reducers()) == 1
+
+
+def test_without_gradients(run_ranks):
+    run_ranks(2, without_gradients, **BACKEND)
+
+
+def begins_apart():
+    """The callback's broadcast comes after the first step: outer weights are those that it brings."""
+    import keras
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    for arguments in ({"full_steps": 0}, {"quorum": hvd.size()}):
+        algorithm = hvd.algorithms.DiLoCo(2, **arguments)
+        model = make_model(seed=hvd.rank())
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), algorithm=algorithm), "mse")
+        model.fit(*data_of(hvd.rank()), batch_size=4, verbose=0,
+                  callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+        for weight, expected in zip(model.get_weights(), make_model(seed=1).get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, expected)
+        if "quorum" in arguments:
+            algorithm.abort()
+        assert hvd.allreduce(1.0) == 1.0        # the server is rank 0
+
+
+def test_begins_apart(run_ranks):
+    run_ranks(2, begins_apart, **BACKEND)
