@@ -159,7 +159,7 @@ class ElasticRayExecutor:
             crew = _Crew(function, environment, self._resources, self.executable, self._settings.nics, messages.queue,
                          service, lambda number, *how: events.put(("ended", number, how)))
             stack.callback(crew.close)
-            driver = ElasticDriver(self._settings, hosts, crew)
+            driver = ElasticDriver(self._settings, hosts, crew, rendezvous.rank_ended)
             driver.hosts_found(first)
             stack.enter_context(Search(self._discovery, lambda found: events.put(("hosts", None, found)), crew.say))
             drive(driver, events, messages.deliver)

@@ -17,8 +17,8 @@ class Job:
         self.now = 0.0
         self.closed = None      # two hosts that do not reach each other
         manager = HostManager(FixedHosts({}), cooldown_range, lambda: self.now, lambda low, high: 0)
-        self.driver = ElasticDriver(ElasticSettings(**settings), manager, self, lambda: self.now,
-                                    survivors_seconds)
+        self.driver = ElasticDriver(ElasticSettings(**settings), manager, self,
+                                    lambda *facts: self.ends.append(facts), lambda: self.now, survivors_seconds)
         self.hosts = {}         # number -> host, of what was started
         self.slots = {}
         self.stopped, self.killed, self.sent, self.said, self.ends = [], [], [], [], []
@@ -38,9 +38,6 @@ class Job:
 
     def place(self, number, slot):
         pass
-
-    def rank_ended(self, *facts):
-        self.ends.append(facts)
 
     def interface(self, host, hosts):
         if self.closed is not None and self.closed <= set(hosts):

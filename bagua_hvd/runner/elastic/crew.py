@@ -143,9 +143,6 @@ class Crew:
         """By which a worker of `host` connects with those of `hosts`. NoRoute: there is none."""
         return self._reach.interface(host, hosts)
 
-    def rank_ended(self, rank, exit_code, scope):
-        self._rendezvous.rank_ended(rank, exit_code, scope)
-
     def send(self, number, message):
         self._service.send(number, message)
 

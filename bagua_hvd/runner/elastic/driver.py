@@ -109,7 +109,8 @@ class ElasticDriver:
     Args:
         settings: ElasticSettings. hosts: HostManager.
         crew: has start(number, host, slot), stop(number, grace_seconds), send(number, message), place(number, slot),
-            rank_ended(rank, exit_code, scope), interface(host, hosts), say(text).
+            interface(host, hosts), say(text).
+        rank_ended: function of (rank, exit code, name of its meeting): Rendezvous.rank_ended.
         clock: seconds.
         survivors_seconds: how long the others of a host may go on after a failure there. 0: they are stopped at once.
     Attributes:
@@ -119,13 +120,14 @@ class ElasticDriver:
         meetings: held so far.
     """
 
-    def __init__(self, settings, hosts, crew, clock=time.monotonic, survivors_seconds=0):
+    def __init__(self, settings, hosts, crew, rank_ended, clock=time.monotonic, survivors_seconds=0):
         self.finished = False
         self.failure = None
         self.meetings = 0
         self._settings = settings
         self._hosts = hosts
         self._crew = crew
+        self._rank_ended = rank_ended
         self._clock = clock
         self._survivors_seconds = survivors_seconds
         self._workers = {}              # number -> Worker, while its process runs
@@ -225,7 +227,7 @@ class ElasticDriver:
         """
         worker = self._workers.pop(number)
         if worker.rank is not None:
-            self._crew.rank_ended(worker.rank, exit_code, self._scope())
+            self._rank_ended(worker.rank, exit_code, self._scope())
         if worker.phase is Phase.LEAVING:
             # By itself, and it may be the cause of the failure for which it was to leave.
             if exit_code and worker.leave_by is not None and worker.rank is not None:

@@ -139,7 +139,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         reach = Reach(ssh, options, workers.call, files.send if files else None)
         crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
                     lambda number, *how: events.put(("ended", number, how)), table, files)
-        driver = ElasticDriver(settings, hosts, crew, survivors_seconds=survivors)
+        driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
         stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
         try:
