@@ -145,7 +145,7 @@ class Goodput:
         start, replace, end = self.by_themselves() if "quorum" in self.kind else self.one_job()
         start()
         # All are under way.
-        wait_until(lambda: sum(log[-1]["steps"] > 0 for log in self.logs().values()) == RANKS, 500)
+        wait_until(lambda: sum(log[-1]["steps"] > 0 for log in self.logs().values()) >= RANKS, 500)
         began, before = time.time(), self.steps()
         killed = []
         while time.time() < began + self.options.seconds:
