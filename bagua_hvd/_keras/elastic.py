@@ -109,13 +109,18 @@ class CommitStateCallback(Callback):
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches_left = batches_per_commit
+        self._last = -1
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         self._batches_left = self.batches_per_commit
 
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._last = -1
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._batches_left -= 1
-        if self._batches_left == 0:
+        self._batches_left -= max(1, batch - self._last)        # several with steps_per_execution
+        self._last = batch
+        if self._batches_left <= 0:
             self.state.commit()
             self._batches_left = self.batches_per_commit
 

@@ -59,6 +59,7 @@ class Step:
 
     @torch.no_grad()
     def exchange(self, gradients: Any) -> list:
+        self.source.cleared()
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = None if gradient is None else gradient.to(parameter.dtype)

@@ -668,6 +668,7 @@ class Reducer:
         """The gradients have been zeroed: they are no longer those that were communicated."""
         self.synchronized = False
         self._cleared = True
+        self.model.source.cleared()
 
     def state_dict(self) -> Any:
         """The algorithm's state on this rank, {} when it has none. Raises: see arrive()."""

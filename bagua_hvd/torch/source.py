@@ -180,7 +180,7 @@ class TorchSource(Source):
         self._scaler: Callable[[], Any] | None = None       # weakly
         self._adam: Any = None           # a TorchAdam, made when first asked for
         self._reduced: Any = None        # (a parameter, weak reference to its reduced gradient)
-        self._sums: dict[int, Any] = {}             # index -> (weakly a gradient summed over ranks, its version)
+        self._sums: dict[int, Any] = {}             # index -> weak reference to a gradient that is a sum over the ranks
         self._untouched: dict[int, Any] = {}        # (weakly a gradient of zeros, its version, what adds to it)
 
     def add(self, name: str, parameter: torch.Tensor) -> Any:
@@ -232,10 +232,7 @@ class TorchSource(Source):
 
     def prepare(self, index: int) -> TensorView:
         parameter = self.parameters[index]
-        if index in self._sums:
-            # Whoever has written to it may have put this rank's gradient in the place of the sum.
-            if parameter.grad is None or parameter.grad._version != self._sums[index][1]:
-                del self._sums[index]
+        if self._sums:
             self.take_share(index)
         if self._sharded:
             sum_up(parameter)
@@ -283,9 +280,12 @@ class TorchSource(Source):
     def take_share(self, index: int) -> None:
         """What adds to a sum over the ranks will be summed again, with it: leaves this rank its share of it."""
         gradient = self.parameters[index].grad
-        summed, _version = self._sums.pop(index, (_nothing, 0))
-        if gradient is not None and summed() is gradient:
+        summed = self._sums.pop(index, None)
+        if summed is not None and gradient is not None and summed() is gradient:
             gradient.div_(self.process_set.size())
+
+    def cleared(self) -> None:
+        self._sums = {}
 
     def sparse_dim(self, index: int) -> Any:
         gradient = self.parameters[index].grad
@@ -334,8 +334,8 @@ class TorchSource(Source):
                 self._reduced = parameter, weakref.ref(parameter.grad)
                 break
         if self.op == Sum:
-            self._sums = {index: (weakref.ref(parameter.grad), parameter.grad._version)
-                          for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
+            self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
+                          if parameter.grad is not None}
 
     def holds_reduced(self) -> bool:
         if self._reduced is None:

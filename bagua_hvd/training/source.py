@@ -53,6 +53,9 @@ class Source(ABC):
         """
         return None
 
+    def cleared(self) -> None:  # noqa: B027  (optional)
+        """What is in the gradients' memory from now on is this rank's alone, no longer the last result."""
+
     @abstractmethod
     def weight(self, index: int) -> TensorView:
         """The TensorView of weight `index`, where it lies now."""

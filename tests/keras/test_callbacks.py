@@ -1,5 +1,6 @@
 """Callbacks, saving and loading, and the state of elastic jobs, on two ranks."""
 import os
+import types
 
 import keras
 import numpy as np
@@ -321,6 +322,17 @@ def test_callbacks(run_ranks, tmp_path):
     results = run_ranks(2, run_cells, arguments={"folder": str(tmp_path)}, timeout=240)
     assert results[0].output.count("finished gradual learning rate warmup to 0.4") == 1
     assert "warmup" not in results[1].output
+
+
+def test_commits_count_batches_and_not_executions():
+    commits = []
+    model = make_model()
+    model.compile("sgd", "mse", steps_per_execution=4)
+    x, y = data_of(0)
+    data = tf.data.Dataset.from_tensors((x, y)).repeat(16)
+    state = types.SimpleNamespace(commit=lambda: commits.append(None))
+    model.fit(data, callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=8)], verbose=0)
+    assert len(commits) == 2 + 1
 
 
 def test_an_average_that_fails_is_no_entry_that_is_left_out(monkeypatch):

