@@ -73,12 +73,14 @@ static bool splits_fit(const struct request *request, int size)
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error)
 {
-    const struct request *first = pending->requests[pending->first];
-    for (int i = 0; i < pending->size; i++) {
-        if (!pending->requests[i] || pending->requests[i] == first)
+    int lowest = 0;                     // not the first to ask: which ranks an error names is no matter of chance
+    while (!pending->requests[lowest])
+        lowest++;
+    const struct request *first = pending->requests[lowest];
+    for (int i = lowest + 1; i < pending->size; i++) {
+        if (!pending->requests[i])
             continue;
-        bhvd_status status = request_compare(first, set->group.ranks[pending->first], pending->requests[i], set->group.ranks[i],
-                                             error);
+        bhvd_status status = request_compare(first, set->group.ranks[lowest], pending->requests[i], set->group.ranks[i], error);
         if (status)
             return status;
     }
