@@ -16,7 +16,7 @@ from bagua_hvd._keras.optimizer import distributions, innermost
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import global_process_set
-from bagua_hvd.reduction.reducer import weights_broadcast
+from bagua_hvd.training.model import weights_broadcast
 
 UNEQUAL_STEPS = (
     "{callback}: an epoch has {least} steps on one rank and {most} on another, so ranks would be in different epochs "

@@ -24,7 +24,6 @@ Lives on the thread of the backward pass; no lock. Nothing else here touches ten
 import functools
 import itertools
 import warnings
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
@@ -36,7 +35,7 @@ from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import account
 from bagua_hvd.job import statistics
-from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, listed
@@ -65,14 +64,6 @@ ADDED_TO_LATE = (
 )
 
 _moments = itertools.count(1)
-_reducers: weakref.WeakSet["Reducer"] = weakref.WeakSet()
-
-
-def weights_broadcast(process_set: ProcessSet) -> None:
-    """Its ranks have one rank's weights now. They are told all alike, in the same step."""
-    for reducer in list(_reducers):
-        if process_set is global_process_set or reducer.group is process_set:
-            reducer.model.weights_broadcast()
 
 
 def _counted(method):
@@ -154,7 +145,6 @@ class Reducer:
         self.renumber(optimizer_number(group.process_set_id) if number is None else number)
         self.add(members, groups)
         algorithm.prepare(self.model)
-        _reducers.add(self)
 
     @property
     def buckets(self) -> Any:

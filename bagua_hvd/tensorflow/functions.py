@@ -8,11 +8,11 @@ from bagua_hvd.collectives import objects
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
-from bagua_hvd.reduction.reducer import weights_broadcast
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.dtypes import DTYPES, to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, public
 from bagua_hvd.tensorflow.variables import native_variable
+from bagua_hvd.training.model import weights_broadcast
 
 _AT_ONCE = "Runs at once, in graphs too."
 _SESSION = "for Horovod's sake."

@@ -10,10 +10,10 @@ from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core.util import doc_from, in_window
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
-from bagua_hvd.reduction.reducer import weights_broadcast
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.frontend import check_memory, frontend
 from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
+from bagua_hvd.training.model import weights_broadcast
 
 
 @eager

@@ -222,7 +222,8 @@ class TorchSource(Source):
 
     def gradient(self, index: int) -> TensorView:
         parameter = self.parameters[index]
-        sum_up(parameter)
+        if self._sharded:
+            sum_up(parameter)
         gradient = local(parameter.grad)
         if gradient is None:
             gradient = torch.zeros_like(local(parameter), requires_grad=False)

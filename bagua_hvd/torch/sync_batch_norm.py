@@ -100,8 +100,9 @@ class SyncBatchNorm(_BatchNorm):
             if isinstance(module, LazyModuleMixin):
                 raise ValueError(f"{type(module).__name__} does not know its features yet: pass a batch through "
                                  "the model before convert_sync_batchnorm()")
-            replacements[module] = converted = cls(module.num_features, module.eps, module.momentum, module.affine,
+            converted = cls(module.num_features, module.eps, module.momentum, module.affine,
                             module.track_running_stats)
+            replacements[module] = converted
             for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
                 setattr(converted, name, getattr(module, name))
             converted.training = module.training

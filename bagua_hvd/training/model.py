@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bagua_hvd.core import variables
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.adam import Adam
 from bagua_hvd.training.buckets import Bucket, Member, Weights
@@ -26,12 +26,19 @@ NOT_SHOWN = "{name} looks at {what}, which is shown only to algorithms that say 
 
 
 Snapshots = list[tuple[State, Snapshot]]
-_asynchronous: weakref.WeakSet["Model"] = weakref.WeakSet()
+_models: weakref.WeakSet["Model"] = weakref.WeakSet()
 
 
 def any_asynchronous() -> bool:
     """Whether an optimizer of this process has an asynchronous algorithm: its ranks make steps of their own."""
-    return len(_asynchronous) > 0
+    return any(model._algorithm.asynchronous for model in list(_models))
+
+
+def weights_broadcast(process_set: ProcessSet) -> None:
+    """Its ranks have one rank's weights now. They are told all alike, in the same step."""
+    for model in list(_models):
+        if process_set is global_process_set or model.group is process_set:
+            model.weights_broadcast()
 
 
 class Model:
@@ -76,8 +83,7 @@ class Model:
         self.cut_by_user = False
         self.timing: Timing | None = None
         self._algorithm = algorithm
-        if algorithm.asynchronous:
-            _asynchronous.add(self)
+        _models.add(self)
         self._place: tuple[int, int] | None = None
         self._scratch: dict[str, Any] = {}
         self._scratch_inits: int | None = None

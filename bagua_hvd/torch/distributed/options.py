@@ -89,8 +89,7 @@ class Options:
         bucket.state = _NoState(name)
         bucket.place(0, view)
         if self.codec is not None:
-            return c_lp_s(bucket, process_set, codec=self.codec, average=average,
-                          seed=bucket.seed(number))
+            return c_lp_s(bucket, process_set, codec=self.codec, average=average, seed=bucket.seed(number))
         if self.algorithm is None or not self.algorithm.takes(bucket.dtype):
             return None
         if average != self.algorithm.average:
