@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from bagua_hvd.core import variables
 
+EVERY_INTERFACE = "::"      # for listen() and Rendezvous: by IPv4 too
+
 
 def join_address(host: str, port: int) -> str:
     """`10.0.0.1:29400`, `[fd00::1]:29400`."""
@@ -20,12 +22,12 @@ def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
     """A socket that listens on the first of the ports that is free.
 
     Args:
-        host: a numeric address; "::": all, by IPv4 too.
+        host: a numeric address, or EVERY_INTERFACE.
         ports: None: those of BAGUA_HVD_PORTS.
     Raises:
         OSError: none of them is free, or the address is not of this host; the sentence names both.
     """
-    if host == "::" and not socket.has_dualstack_ipv6():
+    if host == EVERY_INTERFACE and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     by_6 = ":" in host
     for port in variables.read("BAGUA_HVD_PORTS") if ports is None else ports:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from bagua_hvd.job.channel import Connection
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.server import Server
 
 _SIOCGIFADDR = 0x8915
@@ -24,6 +25,11 @@ _IPV6_GLOBAL = "00"
 _IPV6_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _TIMEOUT_SECONDS = 3
 _PARALLEL = 64
+
+
+def interface_of(name):
+    """The interface of one of the names that addresses() gives."""
+    return name.rpartition("%")[2]
 
 
 def addresses(nics=None):
@@ -46,7 +52,7 @@ def addresses(nics=None):
                 address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
                 found.append([f"{address}%{name}" if any(name == other for other, _ in found) else name, address])
     found.sort(key=lambda pair: pair[1].startswith("127."))
-    return [[name, address] for name, address in found if not nics or {name, name.rpartition("%")[2]} & set(nics)]
+    return [[name, address] for name, address in found if not nics or {name, interface_of(name)} & set(nics)]
 
 
 class Target(Server):
@@ -59,7 +65,7 @@ class Target(Server):
         port.
     """
 
-    def __init__(self, name, key, host="::", ports=None):
+    def __init__(self, name, key, host=EVERY_INTERFACE, ports=None):
         super().__init__(_secret(key, name), host, "probe", ports)
 
     async def talk(self, reader, writer):

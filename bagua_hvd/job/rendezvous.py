@@ -12,7 +12,7 @@ class Rendezvous:
 
     Args:
         secret: the bytes that every rank must prove to know.
-        host: numeric address to bind; "::": all.
+        host: numeric address to bind, or ports.EVERY_INTERFACE.
         port: None: the first free one of BAGUA_HVD_PORTS.
     Raises:
         RuntimeError: the native extension is not built, or the address is in use; the sentence says which.

@@ -4,7 +4,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import basics
 from bagua_hvd.job.environment import local_address_towards, resolve
-from bagua_hvd.job.ports import listen
+from bagua_hvd.job.ports import EVERY_INTERFACE, listen
 from bagua_hvd.lightning.packages import of_fabric
 from bagua_hvd.torch.functions import broadcast_object
 
@@ -36,7 +36,7 @@ class BaguarunEnvironment(ClusterEnvironment):
             mine = None
             if basics.rank() == 0:
                 # The last one that is free: other listeners of this job take the first one.
-                with listen("::", variables.read("BAGUA_HVD_PORTS")[::-1]) as free:
+                with listen(EVERY_INTERFACE, variables.read("BAGUA_HVD_PORTS")[::-1]) as free:
                     mine = _own_address(), free.getsockname()[1]
             self._main = broadcast_object(mine, 0, name="lightning.main")
         return self._main

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
-from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.ports import EVERY_INTERFACE, join_address
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.job.service import Service
@@ -141,7 +141,7 @@ class ElasticRayExecutor:
         secret_key = make_secret_key()
         secret = base64.b64decode(secret_key)
         address = ray.util.get_node_ip_address()
-        bound = "127.0.0.1" if address == "127.0.0.1" else "::"
+        bound = "127.0.0.1" if address == "127.0.0.1" else EVERY_INTERFACE
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         hosts = HostManager(self._discovery, self._settings.cooldown_range)
         first = self._discovery.find_available_hosts_and_slots()

@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.ray.elastic import ElasticRayExecutor
@@ -78,7 +79,7 @@ class Coordinator:
         key = key.decode() if isinstance(key, bytes) else key
         address = ray.util.get_node_ip_address()
         self.close()
-        self.rendezvous = Rendezvous(base64.b64decode(key), "127.0.0.1" if address == "127.0.0.1" else "::")
+        self.rendezvous = Rendezvous(base64.b64decode(key), "127.0.0.1" if address == "127.0.0.1" else EVERY_INTERFACE)
         weakref.finalize(self, self.rendezvous.close)
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.rendezvous.port),

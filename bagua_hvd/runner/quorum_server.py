@@ -7,6 +7,7 @@ import threading
 
 from bagua_hvd.algorithms.quorum import QuorumServer
 from bagua_hvd.core import variables
+from bagua_hvd.job.ports import EVERY_INTERFACE
 
 
 def main():
@@ -15,7 +16,7 @@ def main():
     if not secret:
         sys.exit("_HOROVOD_SECRET_KEY is not set: export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32), here and for "
                  "all ranks")
-    with QuorumServer(secret, "::") as server:
+    with QuorumServer(secret, EVERY_INTERFACE) as server:
         print(f"quorum server: port {server.port}", flush=True)
         threading.Event().wait()
 

@@ -7,6 +7,7 @@ import base64
 import time
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner import mpi_run
 from bagua_hvd.runner.desk import TASK, Desk
@@ -38,7 +39,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     secret_key = make_secret_key()
     survivors = max(_MPIRUN_SECONDS, variables.read("BAGUA_HVD_GRACE_SECONDS", env))
     env = {**mpi_run.environment(env), HOROVOD_SECRET_KEY: secret_key.decode()}
-    with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else "::") as desk:
+    with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else EVERY_INTERFACE) as desk:
         addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
         args.command = [python, "-m", TASK, f"{','.join(addresses)}:{desk.port}"]
         command = mpi_run.command(args, hosts, env)

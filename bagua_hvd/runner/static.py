@@ -9,7 +9,8 @@ from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
 from bagua_hvd.job.channel import silence_seconds
 from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.ports import EVERY_INTERFACE, join_address
+from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
@@ -28,8 +29,6 @@ from bagua_hvd.runner.ssh.connection import SshOptions
 from bagua_hvd.runner.ssh.network import find_places, local_place
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
-
-_EVERY_INTERFACE = "::"
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             place = places[slot.hostname]
             environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
             if remote:
-                environment.setdefault("NCCL_SOCKET_IFNAME", place.interface.rpartition("%")[2])
+                environment.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
             stdout, stderr = forwarders(console, slot, output)
             stderr = reports.filter(slot.rank, slot.rank, stderr)
             tasks.append(Task(slot.rank, command, environment, stdout, stderr, slot.hostname))
@@ -154,7 +153,7 @@ def _find_places(hosts, local, options):
         return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"
     places, one_address = find_places(hosts, local, options.nics, options.ssh.timeout_seconds)
     # Hosts that know the launcher by different addresses are let in everywhere; all must prove the job's secret.
-    return places, next(iter(places.values())).rendezvous if one_address else _EVERY_INTERFACE
+    return places, next(iter(places.values())).rendezvous if one_address else EVERY_INTERFACE
 
 
 def _warn_of_twins(console, hosts, local):

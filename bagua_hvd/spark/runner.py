@@ -20,6 +20,7 @@ import pyspark
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util.timeout import TimeoutException
@@ -74,7 +75,8 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
     secret_key = make_secret_key()
     secret = base64.b64decode(secret_key)
     local = context.master == "local" or context.master.startswith("local[")
-    bound, address = ("127.0.0.1",) * 2 if local else ("::", context.getConf().get("spark.driver.host").strip("[]"))
+    bound, address = ("127.0.0.1",) * 2 if local else (
+        EVERY_INTERFACE, context.getConf().get("spark.driver.host").strip("[]"))
     env = {name: str(value) for name, value in (env or {}).items()}
     if sys.modules.get("horovod") is sys.modules["bagua_hvd"]:
         env = as_horovod_environment(env)

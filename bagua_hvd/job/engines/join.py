@@ -19,10 +19,10 @@ from bagua_hvd.job.engines.exchange_store import store_exchange
 from bagua_hvd.job.engines.torch_group import default_group, meet
 from bagua_hvd.job.environment import addresses_of
 from bagua_hvd.job.messages import fill
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 
-_EVERY_INTERFACE = "::"
 _RANK_0 = "rank 0"
 _AGAIN_SECONDS = 0.1
 
@@ -77,7 +77,7 @@ class Membership:
         atexit.register(self.met)
         if placement.rank == 0:
             self._exchange = exchange
-            message = self._host("127.0.0.1" if one_host else _EVERY_INTERFACE, addresses, placement.job)
+            message = self._host("127.0.0.1" if one_host else EVERY_INTERFACE, addresses, placement.job)
             exchange.send(json.dumps(vars(message)).encode())
             address = addresses[0]
         else:

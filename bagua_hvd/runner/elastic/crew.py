@@ -4,6 +4,7 @@ import threading
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
 from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.probe import interface_of
 from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.reports import Reports
@@ -106,7 +107,7 @@ class Crew:
             # Several names of this host stand for several hosts.
             env.setdefault("BAGUA_HVD_HOST_ID", host)
         else:
-            env.setdefault("NCCL_SOCKET_IFNAME", place.interface.rpartition("%")[2])
+            env.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
         output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
                        for stream in ("stdout", "stderr"))
         worker = self._workers.start(host, env, self._command, output, slot.rank)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
 from bagua_hvd.job.elastic_worker import WORKER_SAYS
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.job.service import Service
@@ -124,7 +125,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
     secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
     # Other hosts may come; whoever connects must prove the job's secret.
-    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "::"
+    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else EVERY_INTERFACE
     with ExitStack() as stack:
         table = stack.enter_context(Dashboard()) if dashboard else None
         if table:

@@ -15,6 +15,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from bagua_hvd.tensorflow.data.registry import Registry
@@ -56,7 +57,7 @@ def main(dispatchers: Any, dispatcher_side: Any, configfile: Any, timeout: int) 
     if rank > 0:
         compute_worker_fn(_await(configfile, key, timeout))
         return
-    with Registry(key, "::") as registry:
+    with Registry(key, EVERY_INTERFACE) as registry:
         addresses = [[address, registry.port] for _, address in probe.addresses()]
         config = TfDataServiceConfig(dispatchers, size // dispatchers, dispatcher_side, addresses, key, timeout)
         config.write(configfile)
