@@ -169,8 +169,10 @@ class Run:
             for rank in range(RANKS):
                 self.spawn(self.torchft, *command, TORCHFT_LIGHTHOUSE=address, RANK=str(rank))
         else:
+            # With one store for all attempts, as PyTorch 2.13 has it, gloo's new workers would read the addresses of
+            # those that are dead, and wait for them.
             self.spawn(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
-                       "--max-restarts", "3", *command)
+                       "--max-restarts", "3", *command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
     def lines(self):
         """What the ranks have completed, in the order of time; with their pids."""
