@@ -243,7 +243,10 @@ class Chaos:
         self._hosts[name] = slots
         self._job.set_hosts(self._hosts)
         if wait:
+            slowly = self._logs / "slowly"
+            slowly.touch()
             wait_until(lambda: len(read(self._logs)) >= before + slots, 240)
+            slowly.unlink()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
     every_step_worker.py MODEL      mlp (with batch norm) or gru; until rank 0 finds the file TEST_STOP
 
-On the host TEST_LATE_HOST it waits for the file TEST_GO before it calls init(), as if it loaded data.
+On the host TEST_LATE_HOST it waits for the file TEST_GO before it calls init(), as if it loaded data. While TEST_LOG
+has a file "slowly", each step takes 0.1 s, asleep: the processor is needed for workers that start.
 
 SIGUSR1 has it die in its next step, at a random moment of the backward pass: most of that is communication.
 """
@@ -65,7 +66,7 @@ def main(name):
     def log(event, **words):
         os.write(file, (json.dumps({"event": event, "at": time.time(), "pid": os.getpid(), **words}) + "\n").encode())
 
-    dies, times = [], [0.0]
+    dies, times, slowly = [], [0.0], Path(os.environ["TEST_LOG"]) / "slowly"
     signal.signal(signal.SIGUSR1, lambda *_: dies.append(True))
 
     def die(seconds):
@@ -87,6 +88,8 @@ def main(name):
                 share = indices[begin:begin + BATCH]
                 if len(share) == 1 and name == "mlp":       # batch norm takes two
                     share *= 2
+                if slowly.exists():
+                    time.sleep(0.1)
                 log("try", step=state.step, epoch=state.epoch, indices=share)
                 loss = loss_of(model, share)
                 began = time.monotonic()
