@@ -31,12 +31,16 @@ import torch
 from elastic_job import ElasticJob
 from every_step_worker import COUNT, loss_of, make_model, make_optimizer
 from launcher import Launcher, wait_until
+from preloaded import Preloaded
 
 WORKER = Path(__file__).with_name("every_step_worker.py")
 HOSTS = ((2, 2), (2, 2, 1), (2, 2, 2), (3, 3))      # workers on each
 EVENTS = ("kill", "die", "kill", "die", "stop", "silent", "kill beside a stopped one", "join")
 SILENT_SECONDS = 6      # of heartbeats; more than a busy machine keeps a process waiting
+_READ = {}      # what read() has seen of each file: [bytes, events]
 TOLERANCE = 1e-7        # float64: additions in another order, 2,000 steps; a lost or repeated step is 1e-4
+
+
 def is_dead(pid):
     """Whether the process has ended; its exit code may still be waiting for baguarun."""
     try:
@@ -47,8 +51,16 @@ def is_dead(pid):
 
 def read(folder):
     """The events of all workers by pid, in the order of their beginnings."""
-    # A line that is being written has no end yet.
-    logs = [[json.loads(line) for line in file.read_text().split("\n")[:-1]] for file in folder.glob("*.log")]
+    logs = []
+    for path in folder.glob("*.log"):
+        seen = _READ.setdefault(path, [0, []])
+        with path.open("rb") as file:
+            file.seek(seen[0])
+            whole = file.read().rpartition(b"\n")[0]     # a line that is being written has no end yet
+        if whole:
+            seen[0] += len(whole) + 1
+            seen[1] += map(json.loads, whole.split(b"\n"))
+        logs.append(list(seen[1]))
     return {log[0]["pid"]: log for log in sorted((log for log in logs if log), key=lambda log: log[0]["at"])}
 
 
@@ -140,9 +152,9 @@ def next_step(logs, victim):
     return min(after) - died
 
 
-def start(job, logs, model_name, fewest, most, **variables):
+def start(job, logs, model_name, fewest, most, python=(sys.executable,), **variables):
     """Starts an ElasticJob of every_step_worker.py."""
-    job.start("--min-np", fewest, "--max-np", most, command=[WORKER, model_name],
+    job.start("--min-np", fewest, "--max-np", most, command=[WORKER, model_name], python=python,
               env={"TEST_LOG": str(logs), "OMP_NUM_THREADS": "1", "BAGUA_DEFAULT_BUCKET_SIZE": "100000", **variables})
 
 
@@ -164,10 +176,11 @@ class Chaos:
 
     Args:
         model_name: see every_step_worker.py. generator: random.Random. folder: of this job alone.
+        python: the command that runs a worker.
     """
 
-    def __init__(self, model_name, generator, folder):
-        self._model_name, self._generator = model_name, generator
+    def __init__(self, model_name, generator, folder, python=(sys.executable,)):
+        self._model_name, self._generator, self._python = model_name, generator, python
         self._launcher = Launcher(Path(folder))
         self._logs = Path(folder) / "logs"
         self._logs.mkdir()
@@ -182,7 +195,7 @@ class Chaos:
     def run(self):
         """AssertionError: see the module."""
         try:
-            start(self._job, self._logs, self._model_name, 1, self._most,
+            start(self._job, self._logs, self._model_name, 1, self._most, self._python,
                   BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS=str(SILENT_SECONDS))
             self._job.wait_for("enter", self._most, 240)
             for _ in range(4):
@@ -264,12 +277,18 @@ def main():
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    with Preloaded() as python:
+        sys.exit(run(range(options.seed, options.seed + options.runs), python))
+
+
+def run(seeds, python):
+    """Whether anything is wrong."""
     pauses, happened, failed = [], Counter(), 0
-    for seed in range(options.seed, options.seed + options.runs):
+    for seed in seeds:
         model_name = ("mlp", "gru")[seed % 2]
         folder = tempfile.mkdtemp(prefix="chaos.")
         try:
-            chaos = Chaos(model_name, random.Random(seed), folder)
+            chaos = Chaos(model_name, random.Random(seed), folder, python)
             chaos.run()
             pauses += chaos.pauses
             happened += chaos.happened
@@ -280,9 +299,9 @@ def main():
             failed += 1
             print(f"{seed} {model_name}: {str(error)[-2000:]}\nlogs: {folder}", flush=True)
     if pauses:
-        print(f"{options.runs} runs, {failed} wrong; {dict(happened)}; seconds from a kill to the next step: median "
+        print(f"{len(seeds)} runs, {failed} wrong; {dict(happened)}; seconds from a kill to the next step: median "
               f"{statistics.median(pauses):.2f}, max {max(pauses):.2f}")
-    sys.exit(failed > 0)
+    return failed > 0
 
 
 if __name__ == "__main__":

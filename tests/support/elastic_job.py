@@ -46,12 +46,11 @@ class ElasticJob:
         part.write_text("".join(f"{name}:{slots}\n" for name, slots in hosts.items()))
         os.replace(part, self._file)
 
-    def start(self, *flags, command, env=None, script=True, prefix=()):
+    def start(self, *flags, command, python=(sys.executable,), env=None, script=True, prefix=()):
         """Starts the job; command: a Python script and its arguments. prefix: as Launcher.start."""
         discovery = ["--host-discovery-script", self.script] if script else []
         env = {"TEST_STOP": str(self._stop), **(env or {})}
-        self._popen = self._launcher.start(*discovery, *flags, sys.executable, *command, env=env,
-                                            prefix=prefix)
+        self._popen = self._launcher.start(*discovery, *flags, *python, *command, env=env, prefix=prefix)
         self._threads = [threading.Thread(target=self._read, args=(file,), daemon=True)
                          for file in (self._popen.stdout, self._popen.stderr)]
         for thread in self._threads:
