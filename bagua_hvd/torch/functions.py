@@ -40,8 +40,8 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     weights_broadcast(global_process_set)
 
 
-def _refusal(tensor):
-    """Why it cannot be broadcast in place, or None."""
+def refusal(tensor: Any) -> str | None:
+    """Why the tensor cannot be broadcast in place, or None."""
     if not isinstance(tensor, torch.Tensor):
         return f"it is a {type(tensor).__name__}, not a tensor; broadcast it by hvd.broadcast_object"
     if torch.nn.parameter.is_lazy(tensor):
@@ -58,7 +58,7 @@ def _refusal(tensor):
 def _broadcast_tensors(named, root_rank):
     named = [(name, tensor) for name, tensor in named if tensor is not None]
     for place, (name, tensor) in enumerate(named):      # before anything is sent, for which the other ranks would wait
-        reason = _refusal(tensor)
+        reason = refusal(tensor)
         if reason is not None:
             raise ValueError(f"{name or f'tensor number {place}'} cannot be broadcast: {reason}")
         if not tensor.is_contiguous():

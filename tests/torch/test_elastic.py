@@ -419,8 +419,31 @@ def schedulers(of_given):
     assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 8 * rates[0][0] / 2
 
 
+def frozen_weights():
+    """Of a model whose large part is frozen and equal, as with LoRA, only the rest is sent; what differs is."""
+    torch.manual_seed(0)
+    base, other, adapter = nn.Linear(1000, 1000), nn.Linear(3, 3), nn.Linear(1000, 2)
+    for parameter in (*base.parameters(), *other.parameters()):
+        parameter.requires_grad_(False)
+    with torch.no_grad():
+        for parameter in (*other.parameters(), *adapter.parameters()):
+            parameter += hvd.rank()
+    model = nn.ModuleList([base, other, adapter])
+    for thawed in (False, True):        # by a schedule, rank 0 is further
+        if thawed and hvd.rank() == 0:
+            base.bias.requires_grad_(True).data += 1
+        state = TorchState(model, hvd.DistributedOptimizer(torch.optim.SGD(adapter.parameters(), 0.1)))
+        before = hvd.statistics().total.bytes_sent
+        state.sync()
+        sent = hvd.statistics().total.bytes_sent - before
+        assert sent < 100_000, sent
+        weights = hvd.allgather_object([parameter.detach() for parameter in model.parameters()])
+        assert all(map(torch.equal, *weights))
+
+
 def both():
     synchronization()
+    frozen_weights()
     for of_given in (False, True):      # the optimizer that the scheduler was made for: the wrapped one, or the given
         schedulers(of_given)
     hvd.shutdown()

@@ -9,6 +9,11 @@ from bagua_hvd.reduction.every_step import EveryStep, refuse, why_not
 from bagua_hvd.torch.wrapping import Wrapped
 
 
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """A NumPy array of what the tensor's elements are in memory, in the order of its shape."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
 class TorchEveryStep(EveryStep):
     """The steps of a TorchState's optimizer.
 
@@ -74,7 +79,7 @@ class TorchEveryStep(EveryStep):
             for parameter in group["params"]:
                 for value in (parameter, *self._optimizer.state.get(parameter, {}).values()):
                     if isinstance(value, torch.Tensor):
-                        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                        yield bytes_of(value)
 
     def _checked(self):
         """The DistributedOptimizer. ValueError: see CANNOT."""

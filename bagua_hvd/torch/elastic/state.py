@@ -1,6 +1,8 @@
 """The state of torch training: by state_dict() for objects that have one, pickle for the rest."""
 import copy
 import functools
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -8,9 +10,15 @@ import torch
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState
 from bagua_hvd.reduction.numbers import numbers_of, share_numbers, take_numbers
-from bagua_hvd.torch.elastic.every_step import TorchEveryStep
+from bagua_hvd.torch.elastic.every_step import TorchEveryStep, bytes_of
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
-from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from bagua_hvd.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    refusal,
+)
 from bagua_hvd.torch.load_balancing import LoadBalancingDistributedSampler
 from bagua_hvd.torch.wrapping import Wrapped
 
@@ -72,10 +80,28 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """For torch.nn.Module."""
+    """For torch.nn.Module. Frozen parameters that all ranks have already, as with LoRA, are not sent."""
 
     def receive(self, root_rank: int) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank)
+        state = self.value.state_dict()
+        digests, *others = allgather_object(_digests_of_frozen(self.value, state), name="elastic.frozen")
+        known = {name for name, digest in digests.items() if all(other.get(name) == digest for other in others)}
+        broadcast_parameters({name: tensor for name, tensor in state.items() if name not in known}, root_rank)
+
+
+def _digests_of_frozen(model, state):
+    """By its name in the state_dict(), each parameter that is not trained: equal ones are equal in every bit."""
+    # Not a DTensor, or whatever else a library has made of it.
+    frozen = {name: state[name] for name, parameter in model.named_parameters()
+              if not parameter.requires_grad and type(state.get(name)) is torch.Tensor and refusal(state[name]) is None}
+
+    def digest(tensor):
+        facts = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+        facts.update(bytes_of(tensor))
+        return facts.digest()
+
+    with ThreadPoolExecutor() as threads:       # hashlib lets go of the interpreter
+        return dict(zip(frozen, threads.map(digest, frozen.values()), strict=True))
 
 
 class OptimizerStateHandler(StateDictHandler):
