@@ -125,13 +125,32 @@ def _references_of_a_view():
     return _references(parameter) if view else 0
 
 
+# Old builds of PyTorch without CUDA lack it.
+_uses = getattr(torch._C, "_storage_Use_Count", None)
+
+
+@functools.cache
+def _uses_of_one():
+    """What _uses() says where one tensor lies in the memory; versions of torch differ."""
+    tensor = torch.zeros(1)
+    return _uses(tensor.untyped_storage()._cdata)
+
+
+def _shares_memory(gradient):
+    """Whether other tensors lie in a gradient's memory, as far as can be known.
+
+    Autograd makes `p.grad` of `p.unsqueeze(0)`, or of a batch of one, a view of the gradient that it passes on, or that
+    it gives to another parameter, too.
+    """
+    return _uses is None or _uses(gradient.untyped_storage()._cdata) > _uses_of_one()
+
+
 def _is_nobody_elses(parameter):
     """Whether nobody else has a parameter's gradient, nor other tensors lie in its memory, as far as can be seen."""
     if parameter.grad is None or is_sharded(parameter) or _references(parameter) > _references_of_a_view():
         return False
     gradient = parameter.grad
-    return (gradient.is_cpu and gradient.is_contiguous()
-            and gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size())
+    return gradient.is_cpu and gradient.is_contiguous() and not _shares_memory(gradient)
 
 
 @torch.no_grad()
@@ -244,12 +263,14 @@ class TorchSource(Source):
                 parameter.grad = gradient
         if self._sharded:
             gradient = local(gradient)
-        if self.factor != 1:
-            multiply(gradient, self.factor)
         travels, context = gradient, None
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
             travels = gradient.to_dense()
+        elif not self._sharded and _shares_memory(gradient):
+            travels = gradient.clone()
+        if self.factor != 1:
+            multiply(travels, self.factor)
         if self.compression is not None:
             with torch.no_grad():
                 travels, context = self.compression.compress(travels)

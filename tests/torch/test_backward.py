@@ -243,6 +243,59 @@ def test_one_parameter_in_two_optimizers(run_ranks):
     run_ranks(2, one_parameter_in_two_optimizers)
 
 
+class Positions(nn.Module):
+    """The gradient that reaches the layers is p.grad of the positions: autograd does not copy it for a batch of one."""
+
+    def __init__(self, count, width):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(3)))
+        self.positions = nn.Parameter(torch.zeros(count, width))
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, inputs):
+        return self.head(torch.tanh(self.layers(inputs) + self.positions.unsqueeze(0)))
+
+
+def gradients_that_share_memory(**options):
+    hvd.init()
+    size = hvd.size()
+    torch.manual_seed(0)
+    model, alone = Positions(640, 256), Positions(640, 256)
+    alone.load_state_dict(model.state_dict())
+    opt = wrap(model, lr=0.0, **options)
+    for step in range(4):
+        expected = 0
+        for rank in range(size):
+            torch.manual_seed(100 * step + rank)
+            inputs = torch.randn(1, 640, 256) * (rank + 1)
+            alone.zero_grad()
+            alone(inputs).square().mean().backward()
+            expected += gradient(alone) / size
+            if rank == hvd.rank():
+                mine = inputs
+        opt.zero_grad()
+        model(mine).square().mean().backward()
+        torch.testing.assert_close(gradient(model), expected)
+        opt.step()
+
+    for op, factor in ((hvd.Average, 1), (hvd.Sum, size)):
+        if op == hvd.Sum and options:
+            continue
+        pair = nn.ParameterList([torch.zeros(1000), torch.zeros(1000)])     # whose gradients are one
+        opt = wrap(pair, op=op, **options)
+        for step in range(3):
+            opt.zero_grad()
+            ((pair[0].unsqueeze(0) + pair[1].unsqueeze(0)) * torch.full((1, 1000), hvd.rank() + step)).sum().backward()
+            assert (gradient(pair) == factor * (mean_of(float) + step)).all(), (op, step, gradient(pair))
+            opt.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_predivide_factor": 2.0}])
+def test_gradients_that_share_memory(run_ranks, options):
+    """They used to be averaged where they lay, while the pass went on with them."""
+    run_ranks(2, gradients_that_share_memory, arguments=options, env={"BAGUA_DEFAULT_BUCKET_SIZE": "100000"})
+
+
 def weights_stay_until_the_step():
     """Algorithms that average weights write them in step(): a second pass is through the weights of the first."""
     hvd.init()
