@@ -265,16 +265,12 @@ class Reducer:
         Raises:
             AssertionError: it was ready in the last pass of this window already, and may be on its way.
         """
-        if not self._observed:
-            self._step_begins()
         window = self._window
         if window.ready[index]:
             sentence = TOO_MANY_PASSES if whole else GROWS
             raise AssertionError(sentence.format(name=self._layout.members[index].name))
-        self.synchronized = window.overflow_known = False
-        if self.accumulating:
+        if not self.gradients_come():
             return
-        self.pending = True
         if self.model.timing is not None:
             self.model.timing.ready(index)
         last_pass = window.passes_left <= 1 and whole
@@ -289,6 +285,14 @@ class Reducer:
             self._begin()
         if last_pass and window.travels:
             self._place(index)
+
+    def gradients_come(self) -> bool:
+        """A backward pass has accumulated a gradient, if only one that is about to be added. False: accumulating."""
+        if not self._observed:
+            self._step_begins()
+        self.synchronized = self._window.overflow_known = False
+        self.pending = self.pending or not self.accumulating
+        return not self.accumulating
 
     def pass_ended(self) -> bool:
         """A backward pass that has made gradients ready has ended. Returns whether the window has, too.

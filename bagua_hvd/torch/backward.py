@@ -20,6 +20,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -99,8 +100,10 @@ class Backward:
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         # Backwards with windows as long as this one's that the last pass of this one touched.
         self._together: weakref.WeakSet[Backward] = weakref.WeakSet()
+        self._awaits: dict[str, Any] = {}               # handles of hooks on frozen parameters
         _living.add(self)
         self.register(0)
+        self._await_unfrozen(frozen)
 
     def register(self, first: int) -> None:
         """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
@@ -119,6 +122,24 @@ class Backward:
             handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
             self._meet_others(parameter, self._source.names[index])
         weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
+
+    def _await_unfrozen(self, frozen):
+        """A pass that touches nothing but what was frozen has an end, too: take_in_unfrozen() comes then."""
+        @uncompiled
+        def gradient_accumulated(_):
+            with self._lock or nullcontext():
+                end = (None if self._end is None else self._end()) or self._await_end()
+                if end is not None:
+                    self._reducer().gradients_come()
+
+        handles = {}
+        for name, parameter in frozen.items():
+            if parameter.is_floating_point() or parameter.is_complex():
+                parameter.requires_grad_(True)      # PyTorch takes hooks of such alone
+                handles[name] = parameter.register_post_accumulate_grad_hook(gradient_accumulated)
+                parameter.requires_grad_(False)
+        self._awaits.update(handles)
+        weakref.finalize(self._reducer(), _remove, handles.values(), []).atexit = False
 
     def _meet_others(self, parameter, name):
         others = [other for reference in _hooked.get(parameter, ()) if (other := reference()) is not None]
@@ -147,7 +168,9 @@ class Backward:
     def add(self, named: Any) -> None:
         """Parameters that come later, as (name, parameter); alike on all ranks."""
         first = len(self._source.parameters)
-        self._frozen.update((name, parameter) for name, parameter in named if not parameter.requires_grad)
+        frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
+        self._frozen.update(frozen)
+        self._await_unfrozen(frozen)
         self._reducer().add([self._source.add(name, parameter)
                              for name, parameter in named if parameter.requires_grad])
         self.register(first)
@@ -271,6 +294,7 @@ class Backward:
                 f"{type(reducer.algorithm).__name__} cannot take in: unfreeze it before DistributedOptimizer(...)"
             )
         synchronized, first = reducer.synchronized, len(self._source.parameters)
+        _remove([self._awaits.pop(name) for name in found], [])
         self.add([(name, self._frozen.pop(name)) for name in found])
         if reducer.algorithm.gradients_travel(reducer.model):
             reducer.reduce_added(first)

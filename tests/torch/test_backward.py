@@ -830,6 +830,33 @@ def test_unfrozen_later(run_ranks):
     run_ranks(2, unfrozen_later)
 
 
+def unfrozen_alone():
+    """The first pass touches nothing that took part before."""
+    hvd.init()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    for begins_with in ([], [model[1]]):
+        model.requires_grad_(False)
+        for module in begins_with:
+            module.requires_grad_(True)
+        opt = wrap(model, lr=0.0)
+        if begins_with:
+            model(torch.ones(1, 3)).sum().backward()
+        opt.step()
+        model.requires_grad_(False)
+        model[0].requires_grad_(True)
+        for _ in range(2):
+            opt.zero_grad()
+            model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
+            expected = mean_of(float) * model[1].weight.sum(0)[:, None].expand(3, 3)
+            torch.testing.assert_close(model[0].weight.grad, expected)
+            opt.step()
+
+
+def test_unfrozen_alone(run_ranks):
+    run_ranks(2, unfrozen_alone)
+
+
 def unfrozen_before_several_passes():
     """Also with gradients that are not contiguous, and in more than one pass before the step."""
     hvd.init()
