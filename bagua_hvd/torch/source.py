@@ -126,7 +126,7 @@ def _references_of_a_view():
 
 
 # Old builds of PyTorch without CUDA lack it.
-_uses = getattr(torch._C, "_storage_Use_Count", None)
+_uses: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @functools.cache
