@@ -199,7 +199,8 @@ class TorchSource(Source):
         self._scaler: Callable[[], Any] | None = None       # weakly
         self._adam: Any = None           # a TorchAdam, made when first asked for
         self._reduced: Any = None        # (a parameter, weak reference to its reduced gradient)
-        self._sums: dict[int, Any] = {}             # index -> weak reference to a gradient that is a sum over the ranks
+        self._sums: dict[int, Any] = {}             # index -> (weakly a gradient that is a sum over the ranks, version)
+        self._adds = False                          # whether a backward pass has added to one
         self._untouched: dict[int, Any] = {}        # (weakly a gradient of zeros, its version, what adds to it)
 
     def add(self, name: str, parameter: torch.Tensor) -> Any:
@@ -253,7 +254,7 @@ class TorchSource(Source):
     def prepare(self, index: int) -> TensorView:
         parameter = self.parameters[index]
         if self._sums:
-            self.take_share(index)
+            self._take_share(index, False)
         if self._sharded:
             sum_up(parameter)
         gradient = parameter.grad
@@ -298,12 +299,17 @@ class TorchSource(Source):
             parameter.grad = gradient
         return tuple([frontend.view(gradient, gradient) for gradient in gradients] for gradients in (before, now))
 
-    @torch.no_grad()
     def take_share(self, index: int) -> None:
         """What adds to a sum over the ranks will be summed again, with it: leaves this rank its share of it."""
+        self._take_share(index, True)
+
+    @torch.no_grad()
+    def _take_share(self, index, adds):
+        """adds: a backward pass is about to add to it. If none has added to any, who has written it has replaced it."""
+        self._adds |= adds
         gradient = self.parameters[index].grad
-        summed = self._sums.pop(index, None)
-        if summed is not None and gradient is not None and summed() is gradient:
+        summed, version = self._sums.pop(index, (_nothing, 0))
+        if gradient is not None and summed() is gradient and (self._adds or gradient._version == version):
             gradient.div_(self.process_set.size())
 
     def cleared(self) -> None:
@@ -321,7 +327,7 @@ class TorchSource(Source):
 
     def communicate(self, index: int, name: str) -> Any:
         parameter = self.parameters[index]
-        self.take_share(index)
+        self._take_share(index, False)
         gradient = parameter.grad
         sparse_dim = self._sparse_dims[index]
         if gradient is None:
@@ -356,8 +362,9 @@ class TorchSource(Source):
                 self._reduced = parameter, weakref.ref(parameter.grad)
                 break
         if self.op == Sum:
-            self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
-                          if parameter.grad is not None}
+            self._adds = False
+            self._sums = {index: (weakref.ref(parameter.grad), parameter.grad._version)
+                          for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
 
     def holds_reduced(self) -> bool:
         if self._reduced is None:

@@ -159,16 +159,18 @@ def test_gradients_taken_between_backward_and_step(run_ranks):
 
 
 def sums_whose_tensors_are_written_again():
-    """By hand, without backward(), after zero_grad(): they are this rank's gradients."""
+    """By hand, without backward(): they are this rank's gradients, with or without zero_grad()."""
     hvd.init()
-    p = nn.Parameter(torch.zeros(4))
-    opt = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
-    p.grad = torch.empty(4)
-    for _ in range(3):
-        p.grad.copy_(torch.full((4,), hvd.rank() + 1.0))
-        opt.step()
-        assert torch.equal(p.grad, torch.full((4,), hvd.size() * (hvd.size() + 1) / 2))
-        opt.zero_grad(set_to_none=False)
+    for clears in (True, False):
+        p = nn.Parameter(torch.zeros(4))
+        opt = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), [("p", p)], op=hvd.Sum)
+        p.grad = torch.empty(4)
+        for _ in range(3):
+            p.grad.copy_(torch.full((4,), hvd.rank() + 1.0))
+            opt.step()
+            assert torch.equal(p.grad, torch.full((4,), hvd.size() * (hvd.size() + 1) / 2))
+            if clears:
+                opt.zero_grad(set_to_none=False)
 
 
 def test_sums_whose_tensors_are_written_again(run_ranks):
