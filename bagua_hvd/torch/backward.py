@@ -46,6 +46,12 @@ SHARED = (
     "backward pass within no_sync() of the other"
 )
 
+COMPILED = (
+    "the backward pass is compiled (torch._dynamo.config.compiled_autograd), and would end before its gradients are "
+    "averaged: leave compiled_autograd off, since torch.compile(model) works without it; or pass "
+    "gradients_untouched=True to DistributedOptimizer, and do not clip gradients"
+)
+
 
 def _outer_pass():
     """Whether the pass under way on this thread is within another: (True, its node that began this one, or None)."""
@@ -200,6 +206,9 @@ class Backward:
 
     def _await_end(self):
         """Asks the engine to call when this pass ends. Returns the _End, or None: the optimizer is gone."""
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")   # which drops callbacks of the engine
+        if getattr(compiled, "in_compiled_autograd_region", False) and not self.gradients_untouched:
+            raise RuntimeError(COMPILED)
         if self._others:
             self._check_others()
         reducer = self._reducer()

@@ -1,5 +1,6 @@
 """Collectives and optimizer steps inside of functions that torch.compile compiles: graph breaks, and right results."""
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -96,6 +97,31 @@ def compiled_backward(backend):
                         parameter -= 0.1 * parameter.grad
                         parameter.grad = None
     torch.testing.assert_close(list(model.parameters()), list(plain.parameters()), rtol=1e-4, atol=1e-5)
+
+
+def compiled_autograd():
+    """It drops what is to be called at the end of a backward pass."""
+    hvd.init()
+    torch._dynamo.config.compiled_autograd = True
+    for untouched in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(),
+                                       gradients_untouched=untouched)
+
+        @torch.compile(backend="aot_eager")
+        def backward(model, inputs):
+            model(inputs).sum().backward()
+
+        before = model.bias.detach().clone()
+        with nullcontext() if untouched else pytest.raises(RuntimeError, match="leave compiled_autograd off"):
+            backward(model, torch.randn(4, 8))
+            opt.step()
+            assert (before - model.bias == 4).all()
+
+
+def test_compiled_autograd(run_ranks):
+    run_ranks(2, compiled_autograd)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
