@@ -238,6 +238,15 @@ class _Weakly:
         return isinstance(other, _Weakly) and mine is not None and mine is other.reference()
 
 
+def _settings(value):
+    """What an object has in common with others of its class and settings; one may hold others, as Auto does."""
+    if isinstance(value, dict):
+        return tuple((key, _settings(each)) for key, each in value.items())
+    if type(value).__repr__ is object.__repr__:
+        return type(value), _settings(vars(value))
+    return None if isinstance(value, weakref.WeakKeyDictionary | weakref.WeakSet) else repr(value)
+
+
 class _SharedReductions:
     """Those of tapes, which are made anew for every step: one Reduction for equal options."""
 
@@ -271,7 +280,7 @@ class _SharedReductions:
         if not isinstance(algorithm, Algorithm):
             return algorithm
         if algorithm not in self._kinds:
-            self._kinds[algorithm] = type(algorithm), repr(vars(algorithm))
+            self._kinds[algorithm] = _settings(algorithm)
         return self._kinds[algorithm]
 
     def _forget(self, key, named):

@@ -313,7 +313,7 @@ def numbers():
         gc.collect()
     assert len(made._made) == 3
     # Tapes with Algorithms made anew for each step share what has been made for the first one.
-    from bagua_hvd.algorithms import ByteGrad
+    from bagua_hvd.algorithms import Auto, ByteGrad
     from bagua_hvd.tensorflow.reduction import shared_reductions
 
     def step(**options):
@@ -328,6 +328,9 @@ def numbers():
         for algorithm in (ByteGrad(), same, ByteGrad(error_feedback=True)):
             step(algorithm=algorithm)
     assert len(shared_reductions.number) == 3       # with plain averages
+    for _ in range(2):
+        step(algorithm=Auto())                      # which holds others
+    assert len(shared_reductions.number) == 4
     # After another init() old ones and new ones have different numbers.
     hvd.shutdown()
     hvd.init()
