@@ -402,6 +402,14 @@ def test_one_that_is_cut_off_is_killed_and_not_whom_it_does_not_hear(order):
     assert job.ranks() == {0: 0, 1: 1}
 
 
+def test_of_two_that_are_cut_off_from_the_others_one_is_killed_and_not_whom_the_other_does_not_hear():
+    job = running({"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, min_num_proc=1)
+    for number, silent in enumerate([3, 3, 3, 0, 0]):
+        job.join(number, silent=silent)
+    assert job.killed == [3]
+    assert job.ranks() == {0: 0, 1: 1, 2: 2, 4: 3}
+
+
 def test_a_new_worker_that_does_not_synchronize():
     job = running({"a": 1, "b": 1}, min_num_proc=1, elastic_timeout=60)
     job.find({"a": 1, "b": 1, "c": 2})

@@ -179,7 +179,7 @@ class ElasticDriver:
         """Kills the member that most others do not hear, when all have come but those of such members' hosts.
 
         A member that is cut off hears none of the others, and may come before them. One that has come lives, unless it
-        is such a member.
+        is such a member. What is said of a rank that has been lost is settled.
         """
         while True:
             members = {worker.rank: worker for worker in self._live() if worker.rank is not None}
@@ -188,7 +188,7 @@ class ElasticDriver:
             if any(worker.phase is Phase.RUNNING and worker.host not in hosts for worker in members.values()):
                 return
             silent = [rank for rank in missed
-                      if members[rank].phase is Phase.RUNNING or members[rank].silent is not None]
+                      if members[rank].phase is Phase.RUNNING or members[rank].silent in members]
             if not silent:
                 return
             self._kill(members[max(silent, key=lambda rank: (missed[rank], rank))], "was silent")
