@@ -469,12 +469,13 @@ def test_a_new_worker_that_failed_is_none():
     assert job.driver.finished and job.driver.failure is None
 
 
-def test_workers_that_never_call_init():
+@pytest.mark.parametrize("exit_code", [0, 7])
+def test_workers_that_never_call_init(exit_code):
     job = Job({"a": 1, "b": 1}, min_num_proc=1)
     job.end(0, 0)
     assert job.stopped == [] and not job.driver.finished
-    job.end(1, 0)
-    assert job.driver.finished and job.driver.failure is None
+    job.end(1, exit_code)
+    assert job.driver.finished and getattr(job.driver.failure, "exit_code", 0) == exit_code
 
 
 def test_all_hosts_blacklisted_before_anything_was_done():
@@ -509,6 +510,21 @@ def test_the_cause_is_blamed_not_its_consequences(ends, rank, code):
     job.wait(600)
     failure = job.driver.failure if isinstance(job.driver.failure, WorkerFailed) else job.driver.failure.__cause__
     assert (failure.rank, failure.exit_code) == (rank, code)
+
+
+def test_a_new_worker_that_failed_is_not_blamed_for_what_follows():
+    job = running({"a": 1}, min_num_proc=1)
+    job.find({"a": 1, "b": 1})
+    job.end(1, 255)
+    job.end(0, 7)
+    assert (job.driver.failure.rank, job.driver.failure.exit_code) == (0, 7)
+    job = running({"a": 1, "b": 1}, min_num_proc=2, elastic_timeout=60)
+    job.find({"a": 1, "b": 1, "c": 1})
+    job.end(2, 255)
+    job.end(1, 7)
+    job.join(0)
+    job.wait(60)
+    assert (job.driver.failure.__cause__.rank, job.driver.failure.__cause__.exit_code) == (1, 7)
 
 
 def test_workers_that_wait_hear_that_the_job_has_ended():

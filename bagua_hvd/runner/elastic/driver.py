@@ -59,7 +59,10 @@ class Phase(Enum):
 
 @dataclass
 class _Failure:
-    """A worker's, since the last meeting. rank: as Worker's. because_of: the rank of which it is a consequence."""
+    """A member's since the last meeting; before the first, any worker's.
+
+    rank: as Worker's. because_of: the rank of which it is a consequence.
+    """
 
     rank: int | None
     because_of: int | None
@@ -135,7 +138,7 @@ class ElasticDriver:
         self._begun = False             # there were enough slots to begin
         self._state_exists = False      # all members of a meeting had the job's state at once
         self._ending = False            # a worker ended with 0
-        self._failures = []             # _Failures since the last meeting
+        self._failures = []             # _Failures
         self._lost_by = ""              # the sentence of the last one
         self._failed_meetings = 0       # in a row, and
         self._failed_meeting = None     # the last of them
@@ -230,7 +233,7 @@ class ElasticDriver:
             self._rank_ended(worker.rank, exit_code, self._scope())
         if worker.phase is Phase.LEAVING:
             # By itself, and it may be the cause of the failure for which it was to leave.
-            if exit_code and worker.leave_by is not None and worker.rank is not None:
+            if exit_code and worker.leave_by is not None:
                 self._note_failure(worker, exit_code, note, because_of)
             return
         if exit_code == 0:
@@ -255,7 +258,13 @@ class ElasticDriver:
         self._lost_by = f" The last host was lost since {said}."
         self._crew.say(f"baguarun: {said}: the host is blacklisted.")
 
+    def _matters(self, worker):
+        """Whether its end tells something about the job: it is a member, or nobody is one yet."""
+        return worker.rank is not None or self.meetings == 0
+
     def _note_failure(self, worker, exit_code, note, because_of):
+        if not self._matters(worker):
+            return
         failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", worker.number)
         self._failures.append(_Failure(worker.rank, because_of, failure))
 
@@ -347,7 +356,7 @@ class ElasticDriver:
     def _end(self):
         """A worker has done its work. The others finish theirs; nobody joins any more."""
         # Without a meeting, they may have no need of one.
-        members = [worker for worker in self._live() if worker.rank is not None or self.meetings == 0]
+        members = [worker for worker in self._live() if self._matters(worker)]
         self._let_go(members, self._clock())
         for worker in members:
             if worker.phase is Phase.WAITING:
@@ -356,7 +365,7 @@ class ElasticDriver:
                                                         "while this one had not."))
         if not self._workers:
             self.finished = True
-            self.failure = _cause([failure for failure in self._failures if failure.rank is not None])
+            self.failure = _cause(self._failures)
 
     def _tell_news(self, staying, now):
         """Tells rank 0 what has become of the hosts since the last meeting."""
