@@ -469,6 +469,19 @@ def test_a_new_worker_that_failed_is_none():
     assert job.driver.finished and job.driver.failure is None
 
 
+def test_a_new_worker_that_ends_with_success_at_once_does_not_end_the_job():
+    """As a script's `[ -d /data ] || exit 0`, on a host that lacks the data."""
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.find({"a": 1, "b": 1, "c": 1})
+    job.end(2, 0)
+    assert job.said == ["baguarun: a worker on c ended with exit code 0 before it had a rank: the host is blacklisted."]
+    job.find({"a": 1, "b": 1, "c": 1, "d": 1})
+    assert job.hosts[3] == "d"
+    job.end(1, 137)
+    job.join(0, 3)
+    assert job.ranks() == {0: 0, 3: 1}
+
+
 @pytest.mark.parametrize("exit_code", [0, 7])
 def test_workers_that_never_call_init(exit_code):
     job = Job({"a": 1, "b": 1}, min_num_proc=1)

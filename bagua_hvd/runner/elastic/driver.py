@@ -137,7 +137,7 @@ class ElasticDriver:
         self._next_number = 0
         self._begun = False             # there were enough slots to begin
         self._state_exists = False      # all members of a meeting had the job's state at once
-        self._ending = False            # a worker ended with 0
+        self._ending = False            # a worker that matters ended with 0
         self._failures = []             # _Failures
         self._lost_by = ""              # the sentence of the last one
         self._failed_meetings = 0       # in a row, and
@@ -236,13 +236,14 @@ class ElasticDriver:
             if exit_code and worker.leave_by is not None:
                 self._note_failure(worker, exit_code, note, because_of)
             return
-        if exit_code == 0:
+        if exit_code == 0 and self._matters(worker):
             self._ending = True
             return
         if worker.phase is Phase.STARTING and not self._running():
             self._failed_starts += 1
-        self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}"
-                     + (f" ({note})" if note else ""), note, because_of)
+        details = f" ({note})" if note else "" if exit_code else " before it had a rank"
+        self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}{details}", note,
+                     because_of)
 
     def _failed(self, worker, exit_code, said, note=None, because_of=None):
         if worker.host not in self._hosts.current_hosts:
