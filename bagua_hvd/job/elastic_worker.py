@@ -3,7 +3,7 @@
     worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), syncing before and
                          synced after every State.sync()
     driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the answer to
-                         join
+                         join. When the job has failed, refused comes at once, and is the answer to the next join
                          hosts_updated (timestamp, result of HostUpdateResult): at any time
 
 A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by

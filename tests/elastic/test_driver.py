@@ -549,6 +549,15 @@ def test_workers_that_wait_hear_that_the_job_has_ended():
     assert number == 0 and message.reason.startswith("The elastic job has ended: Timed out waiting for minimum")
 
 
+def test_workers_that_have_not_come_yet_hear_so_too():
+    job = running({"a": 1, "b": 1}, min_num_proc=2, elastic_timeout=5)
+    job.join(0)
+    job.wait(5)
+    refused = job.take("refused")
+    assert [number for number, _ in refused] == [0, 1]
+    assert all("Timed out waiting for workers to call init()" in message.reason for _, message in refused)
+
+
 @pytest.mark.parametrize("limits, said", [
     ({"reset_limit": 2}, "number of resets during elastic job exceeded limit: 2"),
     ({"elastic_timeout": 20}, "Timed out waiting")])

@@ -502,10 +502,9 @@ class ElasticDriver:
                 f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
 
     def _fail(self, error):
-        """Ends the job. Workers in init() raise, and may save what they have."""
+        """Ends the job. In workers, init() raises now, or when they come to it; they may save what they have."""
         if not isinstance(error, WorkerFailed):
             error.__cause__ = _cause(self._failures)
         self.failure = error
-        for worker in self._live():
-            if worker.phase is Phase.WAITING:
-                self._crew.send(worker.number, Refused(f"The elastic job has ended: {error}"))
+        for number in self._workers:
+            self._crew.send(number, Refused(f"The elastic job has ended: {error}"))
