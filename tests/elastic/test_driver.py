@@ -369,14 +369,22 @@ def test_reset_limit():
 def test_meetings_that_fail_in_a_row():
     job = running({"a": 1, "b": 1}, min_num_proc=2)
     for _ in range(2):
-        job.join(0, 1, failure="no route")
-        assert job.driver.failure is None and len(job.ranks()) == 2
-    job.sync(0, 1)
-    for _ in range(2):
-        job.join(0, 1, failure="no route")
-        assert job.driver.failure is None
+        job.join(0, 1)
+        for _ in range(2):
+            job.join(0, 1, failure="no route")
+            assert job.driver.failure is None
     job.join(0, 1, failure="no route")
     assert str(job.driver.failure).endswith("3 times in a row: no route")
+    assert [number for number, _ in job.take("refused")] == [0, 1]
+
+
+def test_meetings_that_fail_since_members_fail_are_no_reason_to_give_up():
+    job = running(dict.fromkeys("abcdef", 1), min_num_proc=2)
+    for lost in 5, 4, 3, 2:
+        job.join(0, failure="the others did not connect")
+        job.end(lost, 137)
+        job.join(*range(lost), failure=f"rank {lost} has ended")
+        assert job.driver.failure is None and len(job.ranks()) == lost
 
 
 def test_one_that_does_not_come():

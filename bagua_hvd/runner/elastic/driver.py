@@ -140,8 +140,8 @@ class ElasticDriver:
         self._ending = False            # a worker that matters ended with 0
         self._failures = []             # _Failures
         self._lost_by = ""              # the sentence of the last one
-        self._failed_meetings = 0       # in a row, and
-        self._failed_meeting = None     # the last of them
+        self._unconnected = None       # why members of the present meeting could not connect to each other
+        self._unexplained = 0           # meetings in a row with such a reason, of which no member failed
         self._failed_starts = 0         # while nobody runs: workers that ended before they came to init()
         self._first_arrival = None      # at the first meeting
         self._lacking_since = None      # workers wait for something that does not come
@@ -167,12 +167,7 @@ class ElasticDriver:
         if worker.phase is Phase.LEAVING:
             self._crew.send(number, Removed())
             return
-        if failure is not None and self._failed_meeting != self.meetings:
-            self._failed_meeting = self.meetings
-            self._failed_meetings += 1
-            if self._failed_meetings >= _FAILED_MEETINGS_MAX:
-                self._fail(RuntimeError(
-                    f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a row: {failure}"))
+        self._unconnected = failure or self._unconnected
         self._enter(worker, Phase.WAITING)
         worker.skip_sync, worker.silent = skip_sync, silent
         if self._first_arrival is None:
@@ -211,7 +206,6 @@ class ElasticDriver:
         worker = self._workers.get(number)
         if worker is not None:
             worker.has_state = True
-            self._failed_meetings = 0
             self._state_exists = self._state_exists or all(
                 other.has_state for other in self._live() if other.rank is not None)
 
@@ -389,7 +383,7 @@ class ElasticDriver:
 
     def _meet(self, staying, hosts, now):
         """Holds a meeting, if it can be held."""
-        if self._failed_meeting == self.meetings:       # for want of members that have not come back, either
+        if self._unconnected:      # for want of members that have not come back, either
             self._kill_after(self._settings.start_timeout, staying, now, "was silent")
         timeout = self._settings.elastic_timeout
         if self._state_exists:
@@ -416,7 +410,12 @@ class ElasticDriver:
         except NoRoute as error:
             self._leave_out([host for host in places if host in error.hosts][-1], error)
             return
-        self._assign(members, hosts, interfaces)
+        self._unexplained = self._unexplained + 1 if self._unconnected and not self._failures else 0
+        if self._unexplained < _FAILED_MEETINGS_MAX:
+            self._assign(members, hosts, interfaces)
+        else:
+            self._fail(RuntimeError(f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a "
+                                    f"row: {self._unconnected}"))
 
     def _kill_after(self, seconds, workers, now, why):
         for worker in workers:
@@ -452,7 +451,7 @@ class ElasticDriver:
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
             joins = self._state_exists and not worker.has_state
             self._crew.send(worker.number, Assignment(environment, self._scope(), skip_sync, joins))
-        self._news = self._lacking_since = None
+        self._news = self._lacking_since = self._unconnected = None
         self._failed_starts = 0
         self._failures.clear()
         if self.meetings > 1:
