@@ -124,7 +124,7 @@ class DriverLink:
         self._address = split_address(address)
         self._secret = secret
         self._hello = Hello(int(worker))
-        self._request: Join | None = None       # that has no answer yet
+        self._said: Join | Syncing | Synced | None = None       # last, since the driver's last answer
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
         try:
@@ -140,11 +140,11 @@ class DriverLink:
         self._connection.send(self._hello)
 
     def _connect_again(self):
-        """Whether there is a connection again. The driver learns once more what has not been answered."""
+        """Whether there is a connection again. The driver is told once more what it may have missed."""
         try:
             self._connect()
-            if self._request is not None:
-                self._connection.send(self._request)
+            if self._said is not None:
+                self._connection.send(self._said)
             return True
         except OSError:
             return False
@@ -156,7 +156,7 @@ class DriverLink:
             if isinstance(message, HostsUpdated):
                 self._on_hosts_updated(message.timestamp, message.result)
             elif message is not None:
-                self._request = None
+                self._said = None
                 self._answers.put(message)
             if isinstance(message, (Assignment, HostsUpdated)):
                 left = _CONNECTIONS_MAX
@@ -179,8 +179,7 @@ class DriverLink:
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
-        self._request = Join(skip_sync, failure, silent)
-        self.tell(self._request)
+        self.tell(Join(skip_sync, failure, silent))
         answer = self._answers.get()
         if isinstance(answer, Assignment):
             return replace(answer, environment={name: answer.environment[name] for name in _PLACE})
@@ -192,6 +191,7 @@ class DriverLink:
 
     def tell(self, message):
         """Sends the driver a message."""
+        self._said = message
         with suppress(OSError):     # the receiving thread connects again, or says why not
             self._connection.send(message)
 

@@ -5,6 +5,7 @@ Prints a line `event key=value ...` for each event.
 import os
 import socket
 import sys
+import threading
 import time
 
 from bagua_hvd.core import objects
@@ -21,7 +22,20 @@ def broadcast(value):
     return objects.broadcast_object(basics.context(), value, 0, basics.rank() == 0, "state")
 
 
+def cut():
+    """Breaks the connection to the driver."""
+    elastic_worker.worker.link._connection._socket.shutdown(socket.SHUT_RDWR)
+
+
+def cut_until_training():
+    link = elastic_worker.worker.link
+    connect = link._connect
+    link._connect = lambda: TRAINS.wait() and connect()
+    cut()
+
+
 def train(state):
+    TRAINS.set()
     place = [os.environ[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK",
                                                         "CROSS_SIZE")]
     functions = (basics.rank, basics.size, basics.local_rank, basics.local_size, basics.cross_rank, basics.cross_size)
@@ -40,7 +54,7 @@ def train(state):
         if state.step == 5 and basics.rank() == 1 and os.environ.get("TEST_FAULT") == "raise":
             raise LookupError("mine alone")
         if state.step == 5 and basics.rank() == 0 and os.environ.get("TEST_FAULT") == "cut":
-            elastic_worker.worker.link._connection._socket.shutdown(socket.SHUT_RDWR)
+            cut()
         time.sleep(0.02)
         state.commit()
         say("committed", step=state.step, at=time.time())
@@ -66,6 +80,8 @@ def main():
     say("up", rank=basics.rank(), size=basics.size(), pid=os.getpid())
     if fault == f"hang {os.environ['HOROVOD_HOSTNAME']}":
         time.sleep(1000)
+    if fault == f"cut {os.environ['HOROVOD_HOSTNAME']}":
+        cut_until_training()
     if fault == f"collective {os.environ['HOROVOD_HOSTNAME']}":
         objects.allgather_object(basics.context(), 0, "before the state is synchronized")
     state = elastic.ObjectState(broadcast, basics.rank, step=0)
@@ -88,5 +104,6 @@ def assigned(driver, failure):
 
 take_place = elastic_worker.take_place
 elastic_worker.take_place = assigned
+TRAINS = threading.Event()
 PAIR = ProcessSet([0, 1])
 main()

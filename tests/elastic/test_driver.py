@@ -289,6 +289,7 @@ def test_one_that_missed_a_meeting_has_no_state():
     job.join(0)
     assert job.ranks() == {0: 0}
     job.sync(0)
+    job.sync(1)                     # late
     job.find({"a": 1, "b": 1})      # back before it noticed
     job.join(1)
     (number, message), = job.take("hosts_updated")[-1:]

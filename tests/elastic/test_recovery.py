@@ -2,6 +2,7 @@
 from pathlib import Path
 
 from elastic_job import with_rank
+from launcher import wait_until
 
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
@@ -170,6 +171,17 @@ def test_a_broken_connection_to_the_driver_is_made_anew(make_job):
     train(job, 3)
     ends_with(job, 3)
     assert pids(job.of("enter", size=3))[0] == pids(job.of("enter", size=2))[0]
+
+
+def test_a_new_worker_whose_connection_is_broken_while_it_synchronizes(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, "--elastic-timeout", 3, command=WORKER, env={"TEST_FAULT": f"cut {C}"})
+    train(job, 2)
+    job.set_hosts({A: 1, B: 1, C: 1})
+    begun = max(float(event.words["at"]) for event in job.wait_for("enter", 3, size=3))
+    wait_until(lambda: float(job.of("committed")[-1].words["at"]) > begun + 6)
+    ends_with(job, 3)
+    assert len(job.of("enter")) == 5
 
 
 def test_a_host_comes_back_after_its_cooldown(make_job):

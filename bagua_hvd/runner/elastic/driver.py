@@ -202,9 +202,9 @@ class ElasticDriver:
             self._workers[number].syncs = True
 
     def synced(self, number):
-        """A worker has synchronized its state."""
+        """A worker has synchronized its state. From one that missed the present meeting, this is old news."""
         worker = self._workers.get(number)
-        if worker is not None:
+        if worker is not None and worker.rank is not None:
             worker.has_state = True
             self._state_exists = self._state_exists or all(
                 other.has_state for other in self._live() if other.rank is not None)
