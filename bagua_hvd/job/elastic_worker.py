@@ -1,7 +1,7 @@
 """A worker's side of an elastic job: from the driver it learns, at every init(), its rank and where the ranks meet.
 
-    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), syncing before and
-                         synced after every State.sync()
+    worker to driver     hello or hello_again (worker), then join (skip_sync, failure, silent) at every init(), syncing
+                         before and synced after every State.sync()
     driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the answer to
                          join. When the job has failed, refused comes at once, and is the answer to the next join
                          hosts_updated (timestamp, result of HostUpdateResult): at any time
@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 from bagua_hvd.core import variables
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.messages import Hello, HelloAgain
 from bagua_hvd.job.ports import split_address
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
-# How often a member connects again, a second later each time: the driver may notice later that a connection has broken,
-# and takes no second one until then.
+# How often a member tries to connect again, a second later each time.
 _CONNECTIONS_MAX = 30
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
@@ -123,48 +122,46 @@ class DriverLink:
     def __init__(self, address, secret, worker, on_hosts_updated):
         self._address = split_address(address)
         self._secret = secret
-        self._hello = Hello(int(worker))
+        self._worker = int(worker)
         self._said: Join | Syncing | Synced | None = None       # last, since the driver's last answer
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
         try:
-            self._connect()
+            self._connect(Hello)
         except OSError as error:
             raise ValueError(
                 f"Horovod initialization failed. The driver of the elastic job does not answer at {address}: {error}"
             ) from None
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
-    def _connect(self):
+    def _connect(self, greeting):
         self._connection = channel.Connection(*self._address, self._secret, _CONNECT_SECONDS)
-        self._connection.send(self._hello)
+        self._connection.send(greeting(self._worker))
 
     def _connect_again(self):
-        """Whether there is a connection again. The driver is told once more what it may have missed."""
-        try:
-            self._connect()
+        """Tells the driver once more what it may have missed. If that fails, nothing comes from the connection."""
+        with suppress(OSError):
+            self._connect(HelloAgain)
             if self._said is not None:
                 self._connection.send(self._said)
-            return True
-        except OSError:
-            return False
 
     def _receive(self):
         left = 0            # of _CONNECTIONS_MAX; only a member's connection is worth it
         while True:
             message = self._connection.receive(*_DRIVER_SAYS)
-            if isinstance(message, HostsUpdated):
-                self._on_hosts_updated(message.timestamp, message.result)
-            elif message is not None:
-                self._said = None
-                self._answers.put(message)
-            if isinstance(message, (Assignment, HostsUpdated)):
-                left = _CONNECTIONS_MAX
-            elif message is None:
-                if not left or not self._connect_again():
+            if message is None:
+                if not left:
                     break
                 left -= 1
+                self._connect_again()
                 time.sleep(1)
+                continue
+            left = _CONNECTIONS_MAX
+            if isinstance(message, HostsUpdated):
+                self._on_hosts_updated(message.timestamp, message.result)
+            else:
+                self._said = None
+                self._answers.put(message)
         self._answers.put(Refused("The driver of the elastic job has hung up."))
 
     def join(self, skip_sync=False, failure=None, silent=None):

@@ -19,6 +19,13 @@ class Hello:
     worker: int
 
 
+@dataclass(frozen=True)
+class HelloAgain:
+    """The first word on a further connection of a process, for the one that broke. worker: as in Hello."""
+
+    worker: int
+
+
 def name_of(kind: type) -> str:
     """The type of a dataclass's messages."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()

@@ -3,7 +3,7 @@ import asyncio
 from typing import Any
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.messages import Hello, name_of
+from bagua_hvd.job.messages import Hello, HelloAgain, name_of
 from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
 
 
@@ -13,7 +13,7 @@ class Service(Server):
     Args:
         secret: bytes. on_event: function of (event, number of the worker, message), called in the service's thread;
             event: the message's name, or "disconnected".
-        kinds: dataclasses of what a worker may say after its Hello (job/messages.py). Who says something else is hung
+        kinds: dataclasses of what a worker may say after its hello (job/messages.py). Who says something else is hung
             up on.
         host: numeric address to bind.
     Raises:
@@ -38,15 +38,23 @@ class Service(Server):
             writer.write(data)
 
     async def talk(self, reader, writer):
-        """Passes on what a worker says. One that is there already is hung up on."""
-        number = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello).worker
-        if number in self._writers:
-            return
+        """Passes on what a worker says.
+
+        Of two processes with one number, as a worker and one that it has started, the second one is hung up on. But if
+        a worker says that its connection has broken, that one ends: there may be no sign of the break here.
+        """
+        said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello, HelloAgain)
+        number, older = said.worker, self._writers.get(said.worker)
+        if older is not None:
+            if isinstance(said, Hello):
+                return
+            older.transport.abort()
         self._writers[number] = writer
         try:
-            while line := await reader.readline():
+            while (line := await reader.readline()) and self._writers.get(number) is writer:
                 message = channel.decode(line, *self._kinds)
                 self._on_event(name_of(type(message)), number, message)
         finally:
-            del self._writers[number]
-            self._on_event("disconnected", number, None)
+            if self._writers.get(number) is writer:
+                del self._writers[number]
+                self._on_event("disconnected", number, None)

@@ -30,7 +30,7 @@ def cut():
 def cut_until_training():
     link = elastic_worker.worker.link
     connect = link._connect
-    link._connect = lambda: TRAINS.wait() and connect()
+    link._connect = lambda greeting: TRAINS.wait() and connect(greeting)
     cut()
 
 

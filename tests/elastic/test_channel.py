@@ -23,11 +23,13 @@ from bagua_hvd.job.elastic_worker import (
     RemovedFromJob,
     Synced,
 )
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.messages import Hello, HelloAgain
 from bagua_hvd.job.service import Service
 from launcher import ROOT
 
 SECRET = b"s" * 32
+PLACE = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
+    ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_IFACE"])}
 
 
 @pytest.fixture
@@ -54,13 +56,11 @@ def test_messages(service):
     service.send(4, Refused("for nobody"))
     link.tell(Synced())
     assert event(service) == ("synced", 3, Synced())
-    place = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
-        ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_IFACE"])}
     service.send(3, HostsUpdated(5, 2))
-    service.send(3, Assignment({**place, "PATH": "no"}, "elastic.1", True, False))
+    service.send(3, Assignment({**PLACE, "PATH": "no"}, "elastic.1", True, False))
     assignment = link.join(skip_sync=True)
     assert event(service) == ("join", 3, Join(True, None, None))
-    assert (assignment.environment, assignment.scope, assignment.skip_sync) == (place, "elastic.1", True)
+    assert (assignment.environment, assignment.scope, assignment.skip_sync) == (PLACE, "elastic.1", True)
     assert updates.get(timeout=10) == (5, 2)
     service.send(3, Removed())
     with pytest.raises(RemovedFromJob) as raised:
@@ -175,6 +175,36 @@ def test_one_connection_for_each_worker(service):
     assert second.receive(Synced) is None
     first.send(Synced())
     assert event(service)[:2] == ("synced", 2)
+
+
+def test_a_further_connection_ends_the_one_that_is_said_to_be_broken(service):
+    first, second = connect(service), connect(service)
+    first.send(Hello(2))
+    first.send(Synced())
+    assert event(service)[:2] == ("synced", 2)
+    second.send(HelloAgain(2))
+    assert first.receive(Synced) is None
+    second.send(Synced())
+    assert event(service)[:2] == ("synced", 2)
+    service.send(2, Removed())
+    assert second.receive(Removed) == Removed()
+
+
+def test_a_member_tries_to_connect_more_than_once(monkeypatch):
+    events = queue.Queue()
+    with Service(SECRET, lambda *event: events.put(event), WORKER_SAYS) as service:
+        link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, None)
+        link.tell(Synced())
+        assert events.get(timeout=10) == ("synced", 3, Synced())
+        service.send(3, Assignment(PLACE, "elastic.1", True, False))
+        link.join()
+    link.tell(Synced())
+    time.sleep(1.5)         # it has tried
+    monkeypatch.setenv("BAGUA_HVD_PORTS", str(service.port))
+    events = queue.Queue()
+    with Service(SECRET, lambda *event: events.put(event), WORKER_SAYS) as again:
+        assert again.port == service.port
+        assert events.get(timeout=10) == ("synced", 3, Synced())
 
 
 HOST = """

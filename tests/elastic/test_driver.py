@@ -433,6 +433,18 @@ def test_a_new_worker_that_does_not_synchronize():
     assert job.killed == [3] and job.stopped == [3, 2]      # the host is not used any more
 
 
+def test_a_member_whose_connection_breaks_in_init_may_come_again():
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    job.end(2, 137)
+    job.join(0)
+    job.driver.joined(1)
+    job.driver.disconnected(1)
+    job.driver.step()
+    assert job.stopped == [] and job.ranks() == {}
+    job.join(1)
+    assert job.ranks() == {0: 0, 1: 1}
+
+
 def test_long_training_is_not_waiting():
     job = running({"a": 1, "b": 1}, min_num_proc=2, elastic_timeout=60)
     job.wait(1000)

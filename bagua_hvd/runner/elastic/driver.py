@@ -210,11 +210,10 @@ class ElasticDriver:
                 other.has_state for other in self._live() if other.rank is not None)
 
     def disconnected(self, number):
-        """A worker's connection has broken. Its process ends as well, as a rule; its exit code then tells more."""
+        """A connection has broken: its worker does not wait in init(), until it connects again and repeats its join."""
         worker = self._workers.get(number)
         if worker is not None and worker.phase is Phase.WAITING:
-            self._enter(worker, Phase.STARTING)
-            self._crew.stop(number)
+            self._enter(worker, Phase.STARTING if worker.rank is None else Phase.RUNNING)
 
     def ended(self, number, exit_code, note=None, because_of=None):
         """A process has ended.
