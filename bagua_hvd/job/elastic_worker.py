@@ -2,9 +2,11 @@
 
     worker to driver     hello or hello_again (worker), then join (skip_sync, failure, silent) at every init(), syncing
                          before and synced after every State.sync()
+                         ping: it lives, though it does not come
     driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the answer to
                          join. When the job has failed, refused comes at once, and is the answer to the next join
-                         hosts_updated (timestamp, result of HostUpdateResult): at any time
+                         hosts_updated (timestamp, result of HostUpdateResult), or ping, to be answered by one: at any
+                         time
 
 A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by
 the first init(), which ends with the process. When it breaks, a member makes it anew.
@@ -65,7 +67,12 @@ class Synced:
     """This worker has the job's state."""
 
 
-WORKER_SAYS = (Join, Syncing, Synced)
+@dataclass(frozen=True)
+class Ping:
+    """Does this worker live? And: it does."""
+
+
+WORKER_SAYS = (Join, Syncing, Synced, Ping)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class HostsUpdated:
     result: int
 
 
-_DRIVER_SAYS = (Assignment, Removed, Refused, HostsUpdated)
+_DRIVER_SAYS = (Assignment, Removed, Refused, HostsUpdated, Ping)
 
 
 class DriverLink:
@@ -126,6 +133,7 @@ class DriverLink:
         self._said: Join | Syncing | Synced | None = None       # last, since the driver's last answer
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
+        self._sending = threading.Lock()
         try:
             self._connect(Hello)
         except OSError as error:
@@ -135,15 +143,15 @@ class DriverLink:
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
     def _connect(self, greeting):
-        self._connection = channel.Connection(*self._address, self._secret, _CONNECT_SECONDS)
-        self._connection.send(greeting(self._worker))
+        connection = channel.Connection(*self._address, self._secret, _CONNECT_SECONDS)
+        connection.send(greeting(self._worker))
+        self._connection = connection
 
     def _connect_again(self):
         """Tells the driver once more what it may have missed. If that fails, nothing comes from the connection."""
         with suppress(OSError):
             self._connect(HelloAgain)
-            if self._said is not None:
-                self._connection.send(self._said)
+            self._send(self._said or Ping())
 
     def _receive(self):
         left = 0            # of _CONNECTIONS_MAX; only a member's connection is worth it
@@ -159,6 +167,8 @@ class DriverLink:
             left = _CONNECTIONS_MAX
             if isinstance(message, HostsUpdated):
                 self._on_hosts_updated(message.timestamp, message.result)
+            elif isinstance(message, Ping):
+                self._send(message)
             else:
                 self._said = None
                 self._answers.put(message)
@@ -189,7 +199,10 @@ class DriverLink:
     def tell(self, message):
         """Sends the driver a message."""
         self._said = message
-        with suppress(OSError):     # the receiving thread connects again, or says why not
+        self._send(message)
+
+    def _send(self, message):
+        with self._sending, suppress(OSError):      # the receiving thread connects again, or says why not
             self._connection.send(message)
 
 

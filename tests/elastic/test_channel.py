@@ -18,6 +18,7 @@ from bagua_hvd.job.elastic_worker import (
     DriverLink,
     HostsUpdated,
     Join,
+    Ping,
     Refused,
     Removed,
     RemovedFromJob,
@@ -62,6 +63,8 @@ def test_messages(service):
     assert event(service) == ("join", 3, Join(True, None, None))
     assert (assignment.environment, assignment.scope, assignment.skip_sync) == (PLACE, "elastic.1", True)
     assert updates.get(timeout=10) == (5, 2)
+    service.send(3, Ping())
+    assert event(service) == ("ping", 3, Ping())
     service.send(3, Removed())
     with pytest.raises(RemovedFromJob) as raised:
         link.join()

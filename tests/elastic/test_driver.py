@@ -1,7 +1,7 @@
 """The driver's rules, without processes: what it starts, stops and says, event by event."""
 import pytest
 
-from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult
+from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult, Ping
 from bagua_hvd.job.messages import name_of
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
 from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
@@ -16,6 +16,7 @@ class Job:
     def __init__(self, hosts, cooldown_range=None, survivors_seconds=0, **settings):
         self.now = 0.0
         self.closed = None      # two hosts that do not reach each other
+        self.frozen = set()     # numbers of workers that do not answer
         manager = HostManager(FixedHosts({}), cooldown_range, lambda: self.now, lambda low, high: 0)
         self.driver = ElasticDriver(ElasticSettings(**settings), manager, self,
                                     lambda *facts: self.ends.append(facts), lambda: self.now, survivors_seconds)
@@ -35,6 +36,8 @@ class Job:
 
     def send(self, number, message):
         self.sent.append((number, message))
+        if message == Ping() and number not in self.frozen:
+            self.driver.answered(number)
 
     def place(self, number, slot):
         pass
@@ -151,12 +154,38 @@ def test_a_member_that_hangs_before_it_has_connected_is_killed():
     job = running({"a": 2, "b": 1}, num_proc=3, min_num_proc=2, start_timeout=30)
     job.join(0, 1, 2)
     assert len(job.ranks()) == 3
+    job.frozen = {2}
     job.join(0, 1, failure="rank 2 did not connect")
     job.wait(29)
     assert job.killed == []             # it may still come
     job.wait(2)
     assert job.killed == [2]
     assert "baguarun: a worker on b was silent, and is killed: the host is blacklisted." in job.said
+    assert job.ranks() == {0: 0, 1: 1}
+
+
+def test_one_that_works_after_init_while_others_could_not_connect_is_not_silent():
+    job = Job({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1, start_timeout=30, elastic_timeout=600)
+    job.join(0, 1, 2)
+    job.ranks()
+    job.end(2, 137)         # 0 had connected to it, and is in its script
+    job.join(1, failure="rank 2 has ended")
+    job.wait(599)
+    assert job.killed == []
+    job.wait(1)
+    assert job.killed == [0]
+
+
+def test_all_that_are_stopped_at_once_are_silent():
+    """The others name only the first of them."""
+    job = running({"a": 1, "b": 1, "c": 1, "d": 1}, min_num_proc=1, start_timeout=30)
+    job.frozen = {2, 3}
+    job.join(0, silent=2)
+    job.wait(29)
+    assert job.killed == []
+    job.join(1, silent=2)
+    job.wait(1)
+    assert job.killed == [2, 3]
     assert job.ranks() == {0: 0, 1: 1}
 
 

@@ -68,6 +68,18 @@ def test_one_is_stopped_while_another_one_is_killed(make_job):
     assert job.finish() == 0, job.text
 
 
+def test_two_are_stopped(make_job):
+    """The others name only one of them, and do not see the other one any more when they have left."""
+    job = make_job({A: 1, B: 1, C: 1})
+    job.start("--min-np", 1, "--start-timeout", 5, command=WORKER, env=LIMIT)
+    first = job.wait_for("enter", 3, size=3)
+    job.wait_for("committed", 3, step=5)
+    pids = [stop(with_rank(first, rank)) for rank in (1, 2)]
+    alone = job.wait_for("enter", size=1)[0]
+    assert alone.words["pid"] == with_rank(first, 0).words["pid"] and all(map(is_dead, pids))
+    assert job.finish() == 0, job.text
+
+
 def test_one_that_is_continued_in_time_stays(make_job):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, command=WORKER, env={"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "60"})

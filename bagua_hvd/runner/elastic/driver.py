@@ -15,8 +15,10 @@ then every member is told its rank, and the name under which the ranks find each
     a worker is silent       the others learn it from heartbeats, come, and say which one it is: it is killed, for one
                              that was stopped, and is continued, must not come back; so is one that is cut off from the
                              others, though it comes
-    a worker does not come   while enough others wait for the next meeting, or in it for its state.sync(): after
-                             elastic_timeout it is killed
+    a worker does not come   while others wait for the next meeting, it is sent a Ping. It is killed if it gives no
+                             answer within start_timeout, for it was stopped; and after elastic_timeout in any case,
+                             if there are enough others. So is one that they wait for in the meeting, for its
+                             state.sync()
     a host is taken away     rank 0 is told; at the next commit all come
     a host is added          workers are started there; when they wait in init(), rank 0 is told; at the next commit all
                              come. Nobody waits for a process that is still starting, unless there are too few.
@@ -26,13 +28,14 @@ The first meeting waits for all workers that were started, for a while.
 Nothing here knows processes or connections: the driver acts through a crew (crew.py), and is told what happens. All
 calls come from one thread, which also calls step() after every event and now and then.
 """
+import math
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Refused, Removed
+from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Ping, Refused, Removed
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.placement import assign, fit
 from bagua_hvd.runner.job import WorkerFailed
@@ -90,6 +93,7 @@ class Worker:
         since: when the phase began. rank: in the present meeting; None: it is no member.
         has_state: it has synchronized the job's state. syncs: it does so, or has done so, since the last meeting.
         skip_sync: it thinks that it needs no synchronization. silent: the rank that it does not hear; None: none.
+        answer_by: when it must have answered a Ping; None: it has got none since the last meeting.
         leave_by: in LEAVING, when it is stopped; None: it has been, or has hung up.
     """
 
@@ -103,6 +107,7 @@ class Worker:
     syncs: bool = False
     skip_sync: bool = False
     silent: int | None = None
+    answer_by: float | None = None
     leave_by: float | None = None
 
 
@@ -208,6 +213,11 @@ class ElasticDriver:
             worker.has_state = True
             self._state_exists = self._state_exists or all(
                 other.has_state for other in self._live() if other.rank is not None)
+
+    def answered(self, number):
+        """A worker lives."""
+        if number in self._workers:
+            self._workers[number].answer_by = math.inf
 
     def disconnected(self, number):
         """A connection has broken: its worker does not wait in init(), until it connects again and repeats its join."""
@@ -382,8 +392,8 @@ class ElasticDriver:
 
     def _meet(self, staying, hosts, now):
         """Holds a meeting, if it can be held."""
-        if self._unconnected:      # for want of members that have not come back, either
-            self._kill_after(self._settings.start_timeout, staying, now, "was silent")
+        if any(worker.phase is Phase.WAITING and worker.rank is not None for worker in staying):
+            self._ask(staying, now)
         timeout = self._settings.elastic_timeout
         if self._state_exists:
             self._kill_after(timeout, [worker for worker in staying if not (worker.has_state or worker.syncs)], now,
@@ -416,6 +426,17 @@ class ElasticDriver:
             self._fail(RuntimeError(f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a "
                                     f"row: {self._unconnected}"))
 
+    def _ask(self, workers, now):
+        """Kills those that neither come nor answer. An answer stays good until the next meeting."""
+        for worker in workers:
+            if worker.phase is not Phase.RUNNING:
+                continue
+            if worker.answer_by is None:
+                worker.answer_by = now + self._settings.start_timeout
+                self._crew.send(worker.number, Ping())
+            elif now >= worker.answer_by:
+                self._kill(worker, "was silent")
+
     def _kill_after(self, seconds, workers, now, why):
         for worker in workers:
             if worker.phase is Phase.RUNNING and now >= worker.since + seconds:
@@ -444,7 +465,7 @@ class ElasticDriver:
                 worker.rank, worker.has_state = None, False
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
-            worker.syncs, worker.silent = False, None
+            worker.syncs, worker.silent, worker.answer_by = False, None, None
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
@@ -473,7 +494,8 @@ class ElasticDriver:
             return
         needed = self._settings.min_num_proc if self._begun else self._settings.num_proc
         slots = sum(hosts.values())
-        waiting = any(worker.phase is Phase.WAITING and (worker.has_state or not self._running()) for worker in live)
+        waiting = any(worker.phase is Phase.WAITING and (worker.rank is not None or not self._running())
+                      for worker in live)
         if live and not waiting and not (self._failed_starts and not self._running()):
             self._lacking_since = None
             return

@@ -185,6 +185,8 @@ def _handle(driver, event, number, data):
         driver.syncing(number)
     elif event == "synced":
         driver.synced(number)
+    elif event == "ping":
+        driver.answered(number)
     elif event == "disconnected":
         driver.disconnected(number)
     elif event == "ended":

@@ -13,7 +13,8 @@ class ElasticSettings:
         min_num_proc: fewer ranks never train. None: num_proc.
         max_num_proc: nor do more. None: as many as there are slots.
         elastic_timeout: seconds to wait for min_num_proc slots, or for workers that do not come to a meeting.
-        start_timeout: seconds that the first meeting waits for workers that are still starting.
+        start_timeout: seconds that the first meeting waits for workers that are still starting; and that others wait
+            for a worker that does not answer.
         reset_limit: meetings after the first one before the job is given up. None: no limit.
         hosts_are_fixed: no host can appear that is not there at the start.
     Raises:
