@@ -270,6 +270,21 @@ def test_new_workers_are_announced_when_they_are_ready():
     assert job.take("hosts_updated") == []
 
 
+def test_new_workers_do_not_wait_for_an_endless_row_of_others():
+    job = running({"a": 1}, min_num_proc=1, start_timeout=30)
+    job.find({"a": 1, "b": 1, "c": 1})
+    job.join(1)
+    job.wait(20)
+    job.find({"a": 1, "b": 1, "c": 1, "d": 1})      # an autoscaler's next
+    job.join(2)
+    job.wait(9)
+    assert job.take("hosts_updated") == []
+    job.wait(1)
+    assert [message.result for _, message in job.take("hosts_updated")] == [HostUpdateResult.added]
+    job.join(0)
+    assert job.ranks() == {0: 0, 1: 1, 2: 2}
+
+
 def test_removal_is_announced_at_once_and_needs_no_synchronization():
     job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
     job.find({"b": 1, "c": 1})

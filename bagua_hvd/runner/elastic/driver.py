@@ -377,9 +377,9 @@ class ElasticDriver:
         rank0 = next((worker for worker in running if worker.rank == 0), None)
         lost = frozenset(worker for worker in running if worker not in staying and worker.rank is not None)
         new = frozenset(worker for worker in staying if worker.phase is Phase.WAITING and not worker.has_state)
-        if any(worker.phase is Phase.STARTING and now < worker.since + self._settings.start_timeout
-               for worker in staying):
-            new = frozenset()       # one meeting for all that are being started
+        if any(worker.phase is Phase.STARTING for worker in staying) and all(
+                now < worker.since + self._settings.start_timeout for worker in new):
+            new = frozenset()       # one meeting for all that are being started, if they do not take too long
         if rank0 is None or not (lost or new):
             return
         if self._news is None or self._news[0] != (lost, new):
