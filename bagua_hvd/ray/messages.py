@@ -9,6 +9,7 @@ from ray.util.queue import Empty, Queue
 
 from bagua_hvd.core import variables
 from bagua_hvd.ray.worker import BECAUSE_OF
+from bagua_hvd.runner.job import first_cause
 
 _POLL_SECONDS = 0.1
 
@@ -56,7 +57,7 @@ class Messages:
                     limit = limit or time.monotonic() + variables.read("BAGUA_HVD_GRACE_SECONDS")
                     failed[references.index(reference)] = error
             if failed:
-                rank, known = _first_cause(failed)
+                rank, known = _cause(failed)
                 if known or not waiting or time.monotonic() > limit:
                     raise _naming(rank, failed[rank])
         self.deliver()
@@ -70,18 +71,11 @@ class Messages:
             self.queue.shutdown(force=True)
 
 
-def _first_cause(failed):
+def _cause(failed):
     """(rank, whether nothing is known of another rank that failed before it). failed: {rank: error}, in their order."""
-    rank = next(iter(failed))
-    seen = {rank}
-    while (before := getattr(getattr(failed[rank], "cause", None), BECAUSE_OF, None)) is not None:
-        if before in seen:
-            return next(iter(failed)), True
-        if before not in failed:
-            return rank, False
-        rank = before
-        seen.add(rank)
-    return rank, True
+    because_of = {rank: getattr(getattr(error, "cause", None), BECAUSE_OF, None) for rank, error in failed.items()}
+    rank = first_cause(next(iter(failed)), because_of)
+    return rank, because_of[rank] is None or because_of[rank] in failed
 
 
 def _naming(rank, error):

@@ -37,6 +37,22 @@ class WorkerFailed(RuntimeError):
         self.process = rank if process is None else process
 
 
+def first_cause(first, because_of):
+    """What made `first` fail, or what made that fail, and so on, of those that failed; in a circle, `first`.
+
+    Args:
+        first: the first that is known to have failed: it need not have been the first to do so.
+        because_of: {each that failed: which one made it fail, or None}.
+    """
+    cause, seen = first, set()
+    while because_of[cause] in because_of:
+        if cause in seen:
+            return first
+        seen.add(cause)
+        cause = because_of[cause]
+    return cause
+
+
 class Interrupted(Exception):
     """A signal stopped the job. Attribute signum; SIGPIPE: nobody reads the output any more."""
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 
 from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
+from bagua_hvd.runner.job import first_cause
 from bagua_hvd.runner.output import LineForwarder
 
 _LAST_WORDS_NBYTES = 1 << 16
@@ -91,17 +92,12 @@ class Reports:
             del words[:-_LAST_WORDS_NBYTES]
 
     def cause(self, failures):
-        """The first of processes that failed; or which made it fail, or which made that one fail, and so on.
+        """See first_cause().
 
         Args:
-            failures: processes by the time of their end, which need not be that of their failure. Their names are
-                their ranks.
+            failures: processes by the time of their end. Their names are their ranks.
         """
-        process, seen = failures[0], set()
-        while self.because_of.get(process) in failures and process not in seen:
-            seen.add(process)
-            process = self.because_of[process]
-        return process
+        return first_cause(failures[0], {process: self.because_of.get(process) for process in failures})
 
     def circumstances(self, outcome):
         """What is known of other ranks about the failure of outcome.failed, as text that follows its sentence."""

@@ -4,7 +4,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
 
 from bagua_hvd.ray import Coordinator, ElasticRayExecutor, RayExecutor  # noqa: E402
-from bagua_hvd.ray.messages import _first_cause  # noqa: E402
+from bagua_hvd.ray.messages import _cause  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(600)]
 START_SECONDS = 300         # two ranks that import torch, on a busy machine
@@ -146,13 +146,13 @@ def test_a_rank_whose_execute_raises_does_not_hold_up_the_others(executor):
     ({0: None}, (0, True)), ({0: 1}, (0, False)), ({0: 1, 1: None}, (1, True)), ({0: 1, 1: 2}, (1, False)),
     ({2: 0, 0: 1, 1: 0}, (2, True)),        # each by the other's account: the first
 ])
-def test_first_cause(because_of, cause):
+def test_cause(because_of, cause):
     class Error(Exception):
         def __init__(self, rank):
             self.cause = Exception()
             self.cause.bagua_hvd_because_of = rank
 
-    assert _first_cause({rank: Error(before) for rank, before in because_of.items()}) == cause
+    assert _cause({rank: Error(before) for rank, before in because_of.items()}) == cause
 
 
 def test_a_rank_that_dies_is_an_error_that_names_it(executor, monkeypatch):

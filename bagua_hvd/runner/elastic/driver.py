@@ -38,7 +38,7 @@ from enum import Enum
 from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Ping, Refused, Removed
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.placement import assign, fit
-from bagua_hvd.runner.job import WorkerFailed
+from bagua_hvd.runner.job import WorkerFailed, first_cause
 from bagua_hvd.runner.ssh.network import NoRoute
 
 # News that arrives while a worker resets is dropped there: so it is repeated until it has led to a meeting.
@@ -73,15 +73,11 @@ class _Failure:
 
 
 def _cause(failures):
-    """The WorkerFailed of the first, or of what made that one fail, and so on; None: there is no failure."""
+    """The WorkerFailed of their first_cause(); None: there is no failure."""
     if not failures:
         return None
-    by_rank = {failure.rank: failure for failure in reversed(failures) if failure.rank is not None}
-    failure, seen = failures[0], []
-    while failure not in seen and failure.because_of in by_rank:
-        seen.append(failure)
-        failure = by_rank[failure.because_of]
-    return failure.error
+    by_rank = {failure.rank: failure for failure in reversed(failures)}
+    return by_rank[first_cause(failures[0].rank, {rank: failure.because_of for rank, failure in by_rank.items()})].error
 
 
 @dataclass(eq=False)
