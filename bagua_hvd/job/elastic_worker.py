@@ -9,7 +9,7 @@
                          time
 
 A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by
-the first init(), which ends with the process. When it breaks, a member makes it anew.
+the first init(), which ends with the process. When it breaks, it is made anew, if the driver has spoken.
 """
 import os
 import queue
@@ -154,7 +154,7 @@ class DriverLink:
             self._send(self._said or Ping())
 
     def _receive(self):
-        left = 0            # of _CONNECTIONS_MAX; only a member's connection is worth it
+        left = 0            # of _CONNECTIONS_MAX; only for the process that the driver knows by this number
         while True:
             message = self._connection.receive(*_DRIVER_SAYS)
             if message is None:
