@@ -212,8 +212,9 @@ class ElasticDriver:
 
     def answered(self, number):
         """A worker lives."""
-        if number in self._workers:
-            self._workers[number].answer_by = math.inf
+        worker = self._workers.get(number)
+        if worker is not None and worker.answer_by is not None:
+            worker.answer_by = math.inf
 
     def disconnected(self, number):
         """A connection has broken: its worker does not wait in init(), until it connects again and repeats its join."""
