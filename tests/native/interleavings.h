@@ -274,6 +274,23 @@ static const char *schedule(const int *actions, int depth)
     return text;
 }
 
+// What one rank has executed, all that posted it have.
+static void check_together(const int *actions, int depth)
+{
+    for (int i = 0; i < rank_count * STEPS * rank_count; i++) {
+        const struct rank *one = &ranks[i % rank_count], *other = &ranks[i / rank_count % rank_count];
+        const int at = i / rank_count / rank_count;
+        struct bhvd_error error;
+        if (at >= one->handle_count || bhvd_wait(one->handles[at], 0, &error))
+            continue;
+        for (int j = 0; j < other->handle_count; j++) {
+            if (other->handles[j]->work.name[0] == one->handles[at]->work.name[0] && bhvd_wait(other->handles[j], 0, &error))
+                check_fail(__FILE__, __LINE__, "rank %d executes '%c', rank %d has not, after: %s", i % rank_count,
+                           one->handles[at]->work.name[0], i / rank_count % rank_count, schedule(actions, depth));
+        }
+    }
+}
+
 // Nobody can act any more.
 static void check_end(const int *actions, int depth)
 {
@@ -295,6 +312,7 @@ static void check_end(const int *actions, int depth)
                 CHECK_EQ(rank->handles[i]->value, ranks[0].handles[ranks[0].handle_count - 1]->value);
         }
     }
+    check_together(actions, depth);
     // Of any two tensors that two ranks executed, both executed the same one first.
     for (int r = 1; r < rank_count; r++) {
         const char *last = ranks[0].order;

@@ -11,4 +11,6 @@ TEST(the_coordinator_joins_first) { explore_all((struct scenario){{0, 2, 2}}); }
 
 TEST(a_rank_leaves_while_others_need_it) { explore_all((struct scenario){{2, 2, -2}}); }
 
+TEST(a_rank_leaves_what_it_has_posted) { explore_all((struct scenario){{3, 3, -3}}); }
+
 TEST(the_coordinator_leaves_while_others_need_it) { explore_all((struct scenario){{-2, 2, 2}}); }

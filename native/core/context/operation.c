@@ -66,6 +66,20 @@ void operation_sleep(struct bhvd_handle *op, int64_t deadline_ns)
     futex_wait(&op->state, OPERATION_RUNS_AWAITED, deadline_ns);
 }
 
+static bool awaits_response(const struct bhvd_handle *op) { return op->phase == OPERATION_ANNOUNCED && !op->is_pairwise; }
+
+bool operation_awaits_response(bhvd_context *ctx)
+{
+    bool found = false;
+    pthread_mutex_lock(&ctx->post_lock);
+    for (size_t i = 0; i < ctx->names.bucket_count && !found; i++) {
+        for (struct table_node *node = ctx->names.buckets[i]; node && !found; node = node->next)
+            found = awaits_response(TABLE_CONTAINER(node, struct bhvd_handle, by_name));
+    }
+    pthread_mutex_unlock(&ctx->post_lock);
+    return found;
+}
+
 void operation_end_set(bhvd_context *ctx, uint32_t process_set)
 {
     // Those that have their answer lie in the list of executions, and find the set gone when their turn comes.

@@ -76,6 +76,9 @@ void operation_sleep(struct bhvd_handle *operation, int64_t deadline_ns);
 // Ends all operations in progress on a process set that is being removed.
 void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 
+// Has the coordinator been asked for one that it has not answered?
+bool operation_awaits_response(bhvd_context *ctx);
+
 // The operation in progress with this key, or NULL. Takes post_lock.
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
 struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);      // by who holds it

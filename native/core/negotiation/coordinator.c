@@ -372,7 +372,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
     if (c->left[rank])
-        return;                         // a relay that had to stay
+        return;                         // it had to stay, and goes now
     c->left[rank] = true;
     if (c->left_count++ == 0)
         c->first_left = rank;

@@ -22,17 +22,17 @@ bhvd_status departure_begin(bhvd_context *ctx)
     return status;
 }
 
-bool departure_is_free(const bhvd_context *ctx)
+bool departure_is_free(bhvd_context *ctx)
 {
     const struct relay *relay = ctx->relay;
-    // After a failure, or the coordinator's goodbye, nothing is relayed; its own goodbye is that for all.
+    // After a failure, or the coordinator's goodbye, nothing is answered or relayed; its own goodbye is that for all.
     if (relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
         return true;
     for (int i = 0; i < relay->tree.child_count; i++) {
         if (ctx->run.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
             return false;
     }
-    return true;
+    return !operation_awaits_response(ctx);
 }
 
 // Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.

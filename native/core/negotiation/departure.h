@@ -1,5 +1,5 @@
-// How ranks leave without losing responses: a rank that is done or has failed, the coordinator, and relays. A relay stays until its
-// children have left. When the coordinator leaves, its CLOSING reaches each rank of a tree behind all its responses. Engine only.
+// How ranks leave without losing responses: a rank that is done or has failed, the coordinator, and relays. A rank stays until the
+// coordinator has answered or refused all that it asked for, a relay also until its children have left. When the coordinator leaves, its CLOSING reaches each rank of a tree behind all its responses. Engine only.
 #pragma once
 
 #include "bagua_hvd.h"
@@ -9,8 +9,8 @@ struct link;
 
 // This rank asks for nothing more: the others need not wait for it, although it may have to stay.
 bhvd_status departure_begin(bhvd_context *ctx);
-// True when nobody needs this rank as a relay any more.
-bool departure_is_free(const bhvd_context *ctx);
+// True when nobody counts on this rank any more: as a relay, or for a response that may be on its way.
+bool departure_is_free(bhvd_context *ctx);
 // To all peers, once: this rank takes part in nothing any more. When it failed, it says why, and when the coordinator is not the
 // first to leave, who was, so that all ranks name the same cause.
 void departure_say_goodbye(bhvd_context *ctx);

@@ -7,7 +7,7 @@
 //               that frame's payload: RESPONSE or STALE
 //     CLOSING   the coordinator has left, and this is its reason: the end of all DOWNs (departure.c)
 //
-// A relay that wants to leave says so by an item of its own, LEFT, and stays until its children have left.
+// A rank that must stay when it wants to leave (departure.h) says so by an item of its own, LEFT.
 #pragma once
 
 #include "core/message/bundle.h"
