@@ -185,6 +185,52 @@ static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ct
     free(x);
 }
 
+// Rank 0 asks for a persistent average in another way. job->subject asks when the others have, or have been refused.
+static void is_refused_once(struct job *job, int rank, bhvd_context *ctx)
+{
+    float x[4] = {0};
+    for (int i = 0; i < 3; i++)
+        finish(average(ctx, "x", x, 4), BHVD_OK);
+    finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+    while (rank == job->subject && atomic_load(&job->ready) < RANKS - 1)
+        usleep(1000);
+    bhvd_handle *handle = average(ctx, "x", x, rank == 0 ? 3 : 4);
+    atomic_fetch_add(&job->ready, job->subject == 0);
+    finish(handle, BHVD_ERR_MISMATCH);
+    atomic_fetch_add(&job->ready, job->subject != 0);
+    for (int i = 0; i < 4; i++) {
+        x[0] = (float)(100 + rank);
+        finish(average(ctx, "x", x, 4), BHVD_OK);
+        CHECK_EQ(x[0], 101);
+    }
+}
+
+// Rank 2 has joined; ranks 0 and 1, one after the other, ask for a sum by the name of a persistent average.
+static void sums_what_was_averaged(struct job *job, int rank, bhvd_context *ctx)
+{
+    float x[4] = {1};
+    (void)job;
+    for (int i = 0; i < 3; i++)
+        finish(average(ctx, "x", x, 4), BHVD_OK);
+    finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+    usleep((useconds_t)(rank < 2 ? 50000 + rank * 100000 : 0));
+    if (rank < 2) {
+        finish(post(ctx, BHVD_ALLREDUCE, "x", x, x, 4, BHVD_OK), BHVD_OK);
+        CHECK_EQ(x[0], 2);
+    }
+    finish(post(ctx, BHVD_JOIN, "join", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+}
+
+TEST(a_sum_with_a_joined_rank_takes_the_name_of_an_average) { run_job("tcp", "", NULL, sums_what_was_averaged); }
+
+TEST(a_late_rank_is_refused_what_the_others_were)
+{
+    for (int late = 0; late < RANKS; late++) {
+        struct job job = {.transport = "tcp", .path = "", .body = is_refused_once, .subject = late};
+        run_this_job(&job);
+    }
+}
+
 TEST(a_pairwise_average_that_changes_is_given_back) { run_job("tcp", "", NULL, agrees_again_and_again); }
 TEST(pairwise_averages_do_not_keep_others_from_starting) { run_job("tcp", "", NULL, averages_without_a_pause); }
 

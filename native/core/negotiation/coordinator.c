@@ -82,14 +82,17 @@ static bool can_never_be(const bhvd_context *ctx, const struct pending *pending,
 // Where members have revoked it others may never ask: what cannot be done is refused without them.
 static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
-    return pending->is_revoked && can_never_be(ctx, pending, set);
+    struct bhvd_error error;
+    return pending->is_revoked && can_never_be(ctx, pending, set) && pending_check(pending, set, ctx->coordinator->last_joined, &error);
 }
 
 static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
 {
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     (void)arg;
-    if (set && (is_complete(ctx, pending, set) || is_to_be_refused(ctx, pending, set)))
+    if (set && is_to_be_refused(ctx, pending, set))
+        ready_refuse(ctx, set, pending);
+    else if (set && is_complete(ctx, pending, set))
         ready_put(ctx->coordinator, pending);
 }
 
@@ -227,17 +230,16 @@ static bhvd_status take_id_range(bhvd_context *ctx, const int *ranks, int count,
     return status;
 }
 
-static void look_at_revoked(bhvd_context *ctx, const struct operation_key *key)
+static bhvd_status look_at_revoked(bhvd_context *ctx, const struct operation_key *key)
 {
     struct pending *pending = pending_find(&ctx->coordinator->pending, key);
     struct process_set *set = process_set_find(&ctx->sets, key->process_set);
     if (!pending || !set)
-        return;                             // all have asked
+        return BHVD_OK;                     // all have asked
     if (!pending->is_revoked)
         pairwise_release(ctx, set, 1);
     pending->is_revoked = true;
-    if (is_to_be_refused(ctx, pending, set))
-        ready_put(ctx->coordinator, pending);
+    return is_to_be_refused(ctx, pending, set) ? ready_refuse(ctx, set, pending) : BHVD_OK;
 }
 
 // Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and
@@ -262,10 +264,13 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
         struct request *request = read_request(ctx->coordinator, bytes, size);
+        const struct process_set *set = request && is_revoked ? process_set_find(&ctx->sets, request->key.process_set) : NULL;
         ctx->coordinator->asking = ranks[i];
-        status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
-        if (!status && is_revoked)
-            look_at_revoked(ctx, &request->key);
+        if (!set || !ready_refuses(ctx, set, ranks[i], request, &status)) {
+            status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
+            if (!status && is_revoked)
+                status = look_at_revoked(ctx, &request->key);
+        }
         request_drop(request);
     }
     return status;
@@ -352,10 +357,8 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
     struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     table_remove(&c->pending, &pending->by_name);
-    for (int i = 0; set && i < pending->size; i++) {
-        if (pending->requests[i])
-            response_refuse(ctx, set->group.ranks[i], &pending->key, error);
-    }
+    if (set)
+        response_refuse_all(ctx, set, pending, error);
     pending_free(pending);
 }
 
@@ -435,6 +438,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
         if (entry->key.process_set == process_set)
             cached_list_forget(cache, entry);
     }
+    ready_forget_set(ctx->coordinator, process_set);
     pairwise_release(ctx, set, set->persistent);
     return BHVD_OK;
 }

@@ -28,6 +28,7 @@ struct unexpected_request {
 struct coordinator {
     struct table pending;
     struct FIFO(struct pending) ready;         // complete, in the order of completion, not yet answered
+    struct FIFO(struct pending) refused;        // before members asked that still will (ready.h)
     bool *joined;                               // by global rank
     int joined_count, last_joined;
     int stale_count;                            // STALEs without a reply: of operations that come before their ranks' joins

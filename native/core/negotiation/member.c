@@ -181,7 +181,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
-    // Others have revoked it, and this rank has not; or this rank has joined since, and others use the name again.
+    // This rank has joined since it posted this, and others use the name again.
     if (op && (op->is_pairwise || op->phase >= OPERATION_ANSWERED))
         op = NULL;
     *out = NULL;

@@ -68,8 +68,89 @@ static void fuse(struct coordinator *c, size_t threshold)
     }
 }
 
+// Where the link to that of this name is; to the end of the list: there is none.
+static struct pending **find_refused(struct coordinator *c, const struct operation_key *key)
+{
+    struct pending **at = &c->refused.head;
+    while (*at && !operation_key_equals(&(*at)->key, key))
+        at = &(*at)->next_ready;
+    return at;
+}
+
+static bool all_have_asked(const struct pending *pending)
+{
+    int i = 0;
+    while (i < pending->size && pending->requests[i])
+        i++;
+    return i == pending->size;
+}
+
+// Members that have not revoked it yet will ask for this one, each once, when they do.
+static void keep_refused(struct coordinator *c, struct pending *pending)
+{
+    cached_release(&pending->entry);
+    if (all_have_asked(pending))
+        pending_free(pending);
+    else
+        fifo_put(&c->refused, pending, next_ready);
+}
+
+static void forget_refused(struct coordinator *c, struct pending **at)
+{
+    struct pending *pending = fifo_remove(&c->refused, at, next_ready);
+    if (pending)
+        pending_free(pending);
+}
+
+void ready_forget_set(struct coordinator *c, uint32_t process_set)
+{
+    for (struct pending **at = &c->refused.head; *at;) {
+        if ((*at)->key.process_set == process_set)
+            forget_refused(c, at);
+        else
+            at = &(*at)->next_ready;
+    }
+}
+
+bool ready_refuses(bhvd_context *ctx, const struct process_set *set, int rank, struct request *request, bhvd_status *status)
+{
+    struct coordinator *c = ctx->coordinator;
+    struct pending **at = find_refused(c, &request->key), *pending = *at;
+    const int index = process_set_index(set, rank);
+    struct bhvd_error error;
+    if (!pending || index < 0 || pending->requests[index])
+        return false;
+    pending_check(pending, set, c->last_joined, &error);
+    pending->requests[index] = request;
+    request_hold(request);
+    *status = response_refuse(ctx, rank, &request->key, &error);
+    if (all_have_asked(pending))
+        forget_refused(c, at);
+    return true;
+}
+
+static bhvd_status refuse(bhvd_context *ctx, const struct process_set *set, struct pending *pending, const struct bhvd_error *error)
+{
+    timeline_negotiation_end(&ctx->timeline, &pending->key);
+    timeline_refusal(&ctx->timeline, &pending->key, error->message);
+    bhvd_status status = response_refuse_all(ctx, set, pending, error);
+    if (pending->is_revoked)
+        keep_refused(ctx->coordinator, pending);
+    else
+        pending_free(pending);
+    return status;
+}
+
+bhvd_status ready_refuse(bhvd_context *ctx, const struct process_set *set, struct pending *pending)
+{
+    struct bhvd_error error;
+    pending_check(pending, set, ctx->coordinator->last_joined, &error);
+    table_remove(&ctx->coordinator->pending, &pending->by_name);
+    return refuse(ctx, set, pending, &error);
+}
+
 // Answers those that cannot be done.
-static bhvd_status refuse(bhvd_context *ctx)
+static bhvd_status refuse_some(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     bhvd_status status = BHVD_OK;
@@ -79,16 +160,12 @@ static bhvd_status refuse(bhvd_context *ctx)
         next = p->next_ready;
         // all by one id: checked when the id was given
         if (status ||
-            (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error)))) {
+            (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
             fifo_put(&c->ready, p, next_ready);
-            continue;
-        }
-        if (set) {
-            timeline_negotiation_end(&ctx->timeline, &p->key);
-            timeline_refusal(&ctx->timeline, &p->key, error.message);
-            status = response_refuse_all(ctx, set, &p->key, &error);
-        }
-        pending_free(p);
+        else if (set)
+            status = refuse(ctx, set, p, &error);
+        else
+            pending_free(p);
     }
     return status;
 }
@@ -104,6 +181,7 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
         return false;
     }
     if (all && pending->entry && pairwise_may_persist(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+        forget_refused(ctx->coordinator, find_refused(ctx->coordinator, &pending->key));     // some joined instead of asking
         bytes_put_u8(out, ITEM_PERSISTENT);
         bytes_put_u32(out, pending->entry->id);
         return false;
@@ -172,7 +250,7 @@ bhvd_status ready_respond(bhvd_context *ctx)
     if (!c->ready.head)
         return BHVD_OK;
     timeline_cycle(&ctx->timeline);
-    bhvd_status status = refuse(ctx);
+    bhvd_status status = refuse_some(ctx);
     fuse(c, (size_t)ctx->options.fusion_threshold);
     for (struct pending *head; !status && (head = fifo_take(&c->ready, next_ready));) {
         const struct process_set *set = process_set_find(&ctx->sets, head->key.process_set);
@@ -195,13 +273,19 @@ bhvd_status ready_respond(bhvd_context *ctx)
     return status;
 }
 
-void ready_fini(struct coordinator *c)
+static void free_all(struct pending *head)
 {
-    for (struct pending *head = fifo_take_all(&c->ready), *next_head; head; head = next_head) {
+    for (struct pending *next_head; head; head = next_head) {
         next_head = head->next_ready;
         for (struct pending *p = head, *next; p; p = next) {
             next = p->next_fused;
             pending_free(p);
         }
     }
+}
+
+void ready_fini(struct coordinator *c)
+{
+    free_all(fifo_take_all(&c->ready));
+    free_all(fifo_take_all(&c->refused));
 }

@@ -61,19 +61,22 @@ bhvd_status response_send_to(bhvd_context *ctx, int rank)
     return out->failed ? no_memory(ctx) : relay_send_to(ctx, rank, FRAME_RESPONSE, out);
 }
 
-bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
-                                const struct bhvd_error *error)
-{
-    response_begin(ctx->coordinator, key->process_set, 1, 0, false);
-    put_error(&ctx->coordinator->out, key, error);
-    return response_send(ctx, set);
-}
-
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
 {
     response_begin(ctx->coordinator, key->process_set, 1, 0, false);
     put_error(&ctx->coordinator->out, key, error);
     return response_send_to(ctx, rank);
+}
+
+bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct pending *pending,
+                                const struct bhvd_error *error)
+{
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < pending->size && !status; i++) {
+        if (pending->requests[i])
+            status = response_refuse(ctx, set->group.ranks[i], &pending->key, error);
+    }
+    return status;
 }
 
 bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)

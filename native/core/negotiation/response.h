@@ -13,8 +13,8 @@ bhvd_status response_send(bhvd_context *ctx, const struct process_set *set);
 // The same to one member, of a response that says something else to each.
 bhvd_status response_send_to(bhvd_context *ctx, int rank);
 
-// Ends an operation with an error, on all members / on one rank.
-bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
+// Ends an operation with an error, on all members that have asked / on one rank.
+bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct pending *pending,
                                 const struct bhvd_error *error);
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error);
 
