@@ -110,6 +110,22 @@ static void joins(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
+// Rank 0 adds a process set of itself and rank 2, which its members alone ask for; rank 2 has joined, or joins meanwhile.
+static void adds_a_set_with_a_joined_rank(struct job *job, int rank, bhvd_context *ctx)
+{
+    const int32_t members[] = {0, 2};
+    bhvd_handle *add;
+    struct bhvd_error error;
+    (void)job;
+    if (rank == 0) {
+        struct bhvd_args args = {.kind = BHVD_PROCESS_SET_ADD, .name = "members", .splits = members, .split_count = 2,
+                                 .root_rank = 1, .device = -1};
+        CHECK_STATUS(bhvd_post(ctx, &args, &add, &error), BHVD_OK);
+        finish(add, BHVD_ERR_UNSUPPORTED);
+    }
+    finish(post(ctx, BHVD_JOIN, "join", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+}
+
 static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[8] = {0};
@@ -237,4 +253,5 @@ TEST(pairwise_averages_do_not_keep_others_from_starting) { run_job("tcp", "", NU
 TEST(mixed_operations_on_every_path) { on_every_path(mixed_operations); }
 TEST(the_job_goes_on_after_a_mismatch) { on_every_path(mismatch_then_agreement); }
 TEST(joined_ranks_contribute_zeros) { on_every_path(joins); }
+TEST(a_process_set_is_not_added_with_a_joined_member) { run_job("tcp", "", NULL, adds_a_set_with_a_joined_rank); }
 TEST(an_operation_that_needs_a_rank_that_left) { on_every_path(one_leaves_early); }

@@ -47,12 +47,12 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
     const struct request *first = pending->requests[pending->first];
+    const bool of_members = request_is_of_members(first);
     int ready = pending->ready_count;
-    if (request_is_of_members(first))
-        return ready == (int)first->split_count;
     for (int i = 0; ctx->coordinator->joined_count && i < set->group.size; i++)
-        ready += !pending->requests[i] && ctx->coordinator->joined[set->group.ranks[i]];
-    return ready == set->group.size;
+        ready += !pending->requests[i] && ctx->coordinator->joined[set->group.ranks[i]] &&
+                 (!of_members || request_lists(first, set->group.ranks[i]));
+    return ready == (of_members ? (int)first->split_count : set->group.size);
 }
 
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)

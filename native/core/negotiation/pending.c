@@ -101,7 +101,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
         return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "
                          "once; make several groups of it", operation_kind_word(first->kind), (int)first->key.name_size,
                          first->key.name, first->tensor_count, pending->size);
-    if (pending->ready_count < pending->size && !sums && !request_is_of_members(first))
+    if (pending->ready_count < (request_is_of_members(first) ? (int)first->split_count : pending->size) && !sums)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
                          operation_kind_word(first->kind), last_joined, (int)first->key.name_size, first->key.name);
