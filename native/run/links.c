@@ -5,19 +5,21 @@
 #include "run/plan.h"
 #include "transport/socket.h"
 
-static void fail_link(struct executor_context *run, const struct link *link, bhvd_status status)
-{
-    if (status == BHVD_ERR_PEER_LOST)
-        run_blame(run, status, BHVD_CAUSE_ENDED, link->rank, "rank %d was lost: its process ended or became unreachable without "
-                  "leaving the job", link->rank);
-    else
-        run_fail_protocol(run, link->rank);
-}
-
 static void fail_left(struct executor_context *run, const struct link *link)
 {
     run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while an operation still needed it",
               link->rank);
+}
+
+static void fail_link(struct executor_context *run, const struct link *link, bhvd_status status)
+{
+    if (status == BHVD_ERR_PEER_LOST && link->state == LINK_LEFT)
+        fail_left(run, link);
+    else if (status == BHVD_ERR_PEER_LOST)
+        run_blame(run, status, BHVD_CAUSE_ENDED, link->rank, "rank %d was lost: its process ended or became unreachable without "
+                  "leaving the job", link->rank);
+    else
+        run_fail_protocol(run, link->rank);
 }
 
 // Whatever may have changed what the kernel is to tell of it.

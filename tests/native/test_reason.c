@@ -1,6 +1,7 @@
 // Whose failure it is, in fields for programs: as ranks tell each other, and as every rank of a job hears it.
 #include "base/status.h"
 #include "core/context/context.h"
+#include "core/context/operation.h"
 #include "core/message/reason.h"
 #include "job.h"
 
@@ -129,6 +130,51 @@ static void one_stalls(struct job *job, int rank, bhvd_context *ctx)
     while (rank == job->subject && bhvd_context_status(ctx, &error) == BHVD_OK)
         usleep(10000);
     expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_TIMEOUT, RANKS);
+}
+
+static bhvd_handle *post_sum(bhvd_context *ctx, float *values, int64_t count)
+{
+    const struct bhvd_tensor tensor = {.src = values, .dst = values, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
+    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = "sum", .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
+                                   .prescale_factor = 1, .postscale_factor = 1, .device = -1};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    return handle;
+}
+
+// Rank 1 stops when it and rank 0 have asked for a sum, so that rank 2 leaves in the middle of it: rank 0 waits for its values.
+static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ctx)
+{
+    enum { COUNT = 9000 };
+    static float values[RANKS][COUNT];
+    struct bhvd_error error;
+    finish(post_sum(ctx, values[rank], COUNT), BHVD_OK);
+    wait_until_ready(job, RANKS);
+    while (rank == 2 && atomic_load(&job->ready) < RANKS + 2)
+        usleep(1000);
+    bhvd_handle *sum = post_sum(ctx, values[rank], COUNT);
+    for (bool has_asked = rank == 2; !has_asked;) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        has_asked = sum->phase == OPERATION_ANNOUNCED;
+        if (has_asked)
+            wait_until_ready(job, rank == 1 ? RANKS + 3 : 0);
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
+    if (rank == 0) {
+        CHECK_STATUS(bhvd_wait(sum, -1, &error), BHVD_ERR_PEER_LOST);
+        if (error.cause != BHVD_CAUSE_LEFT || error.rank != 2)
+            check_fail(__FILE__, __LINE__, "cause %d of rank %d: %s", error.cause, error.rank, error.message);
+        atomic_fetch_add(&job->ready, 1);
+    }
+    ctx->options.timeout_ms = 1;        // leaves what it cannot finish
+    bhvd_handle_drop(sum);
+}
+
+TEST(a_rank_that_leaves_in_the_middle_of_an_operation_has_left)
+{
+    struct job job = {.transport = "tcp", .path = "ring", .body = one_leaves_in_the_middle};
+    run_this_job(&job);
 }
 
 TEST(every_rank_hears_whose_failure_it_is)
