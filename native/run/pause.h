@@ -3,7 +3,10 @@
 
 #include "run/run.h"
 
-enum { SOCKET_ROUNDS = 16 };        // looking at a socket is a system call: only every so many rounds
+enum {
+    SOCKET_ROUNDS = 16,             // looking at a socket is a system call: only every so many rounds
+    POLLS_PER_LOOK = 256            // looking at the clock takes as long as a poll
+};
 
 // Sets how long who runs the engine spins and yields.
 void pause_init(struct executor_context *run);

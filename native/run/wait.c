@@ -5,10 +5,7 @@
 #include "run/plan.h"
 #include "run/pause.h"
 
-enum {
-    POLLS_PER_LOOK = 256,       // at the clock: takes as long as a poll
-    WAITS_PER_POLL = 64         // of those for what is there already
-};
+enum { WAITS_PER_POLL = 64 };   // of those for what is there already
 
 static int64_t timeout_ns(const struct executor_context *run) { return (int64_t)run->timeout_ms * 1000000; }
 

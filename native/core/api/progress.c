@@ -139,19 +139,19 @@ static int has_to_act(struct executor_context *run, void *arg)
 static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
 {
     int rounds = 0;
-    while (!operation_is_over(op) && !atomic_load(&ctx->closed)) {
+    for (uint32_t polls = 1; !operation_is_over(op) && !atomic_load(&ctx->closed); polls++) {
         bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
         if (engine_has_next(ctx)) {
             engine_execute_next(ctx);
             progress = true;
         }
-        if (progress) {
+        if (progress)
             rounds = 0;
-            continue;
-        }
-        if (rounds >= ctx->run.spin_limit && deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+        const bool looks_at_clock = deadline_ns != CLOCK_NEVER && (rounds >= ctx->run.spin_limit || polls % POLLS_PER_LOOK == 0);
+        if (looks_at_clock && clock_now_ns() >= deadline_ns)
             return;
-        pause_engine(&ctx->run, &rounds, deadline_ns, has_to_act, op);
+        if (!progress)
+            pause_engine(&ctx->run, &rounds, deadline_ns, has_to_act, op);
     }
 }
 

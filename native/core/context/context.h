@@ -60,6 +60,7 @@ struct bhvd_context {
     struct FIFO(struct execution) executions;
     uint64_t executing;                         // the number of the one that runs to its end; 0: none
     struct heartbeat *heartbeat;
+    uint32_t polls;
     _Atomic bool measures_coordinator;
     _Atomic bool awaits_state;                  // bhvd_context_await_state
     _Atomic uint64_t measured;                  // the wire of the last execution: its hop in the upper half

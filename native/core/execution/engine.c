@@ -16,6 +16,7 @@
 #include "core/negotiation/member.h"
 #include "core/negotiation/relay.h"
 #include "gpu/staging.h"
+#include "run/pause.h"
 #include "run/plan.h"
 
 // Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
@@ -63,7 +64,7 @@ static bool take_posted(bhvd_context *ctx)
 
 void engine_look_around(bhvd_context *ctx)
 {
-    heartbeat_look(ctx, true);
+    heartbeat_look(ctx);
     communicators_look(ctx);
     stall_check(ctx);
     pairwise_check_stalls(ctx);
@@ -260,7 +261,8 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     }
     if (!ctx->run.failure.status)
         relay_flush(ctx);
-    heartbeat_look(ctx, false);
+    if (++ctx->polls % POLLS_PER_LOOK == 0)
+        engine_look_around(ctx);            // else nobody does while something moves without a pause
     return progress;
 }
 
@@ -281,7 +283,7 @@ static void failed(void *ctx, const struct bhvd_error *error)
 }
 
 static bool poll_engine(void *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets); }
-static void keep_alive(void *ctx) { heartbeat_look(ctx, true); }
+static void keep_alive(void *ctx) { heartbeat_look(ctx); }
 static void look_around(void *ctx) { engine_look_around(ctx); }
 static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
 static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }

@@ -4,7 +4,7 @@
 
 #include "core/context/context.h"
 
-// One look at everything that can move. True when something did. Never blocks, executes nothing.
+// One look at everything that can move, and every so often at the clock. True when something did. Never blocks, executes nothing.
 bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
 // Would an engine that sleeps miss what moves: something that no descriptor tells of?
 bool engine_needs_looking(bhvd_context *ctx);

@@ -10,9 +10,8 @@
 enum {
     INTERVAL_MAX_MS = 1000,
     INTERVALS = 8,                      // heartbeats within the limit, at least
-    LATE_INTERVALS = 3,                 // a heartbeat waits in a ring for its reader, is counted at the reader's next look,
+    LATE_INTERVALS = 3                  // a heartbeat waits in a ring for its reader, is counted at the reader's next look,
                                         // and the silence noticed at a later one: the limit holds from the fault itself
-    POLLS_PER_LOOK = 256                // looking at the clock takes as long as a poll of the engine
 };
 
 bhvd_status heartbeat_init(bhvd_context *ctx)
@@ -120,10 +119,10 @@ static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
         link_send_frame(link, FRAME_HEARTBEAT, payload, true);
 }
 
-void heartbeat_look(bhvd_context *ctx, bool now)
+void heartbeat_look(bhvd_context *ctx)
 {
     struct heartbeat *h = ctx->heartbeat;
-    if (ctx->options.size == 1 || ctx->run.failure.status || (!now && ++h->polls % POLLS_PER_LOOK))
+    if (ctx->options.size == 1 || ctx->run.failure.status)
         return;
     int64_t now_ns = clock_now_ns();
     bool was_away = now_ns - h->looked_ns >= h->away_ns;

@@ -33,15 +33,13 @@ struct heartbeat {
     int64_t silence_ns;             // of another rank, until it is lost; 0: never
     int64_t away_ns;                // not having looked for so long says that this rank was stopped itself
     int64_t looked_ns, next_ns;
-    uint32_t polls;
 };
 
 bhvd_status heartbeat_init(bhvd_context *ctx);
 void heartbeat_fini(bhvd_context *ctx);
 
-// Sends what is due, and fails the context when a rank is lost. After the engine has read what came. Looks at the clock only
-// every so many calls, unless `now`.
-void heartbeat_look(bhvd_context *ctx, bool now);
+// Sends what is due, and fails the context when a rank is lost. After the engine has read what came.
+void heartbeat_look(bhvd_context *ctx);
 
 // A heartbeat came.
 bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
