@@ -207,6 +207,8 @@ struct connector *connector_create(const struct connector_options *options)
     if (!connector)
         return NULL;
     connector->options = *options;
+    for (int i = 0; i < CONNECTOR_POLLS_MAX; i++)
+        connector->attempts[i].fd = -1;
     return connector;
 }
 
@@ -227,6 +229,12 @@ void connector_destroy(struct connector *connector)
     for (struct call *call; connector && (call = fifo_take(&connector->calls, next));)
         free(call);
     free(connector);
+}
+
+void connector_after_fork(struct connector *connector)
+{
+    for (int i = 0; i < CONNECTOR_POLLS_MAX; i++)
+        fd_close(&connector->attempts[i].fd);
 }
 
 void connector_add(struct connector *connector, struct call *call) { fifo_put(&connector->calls, call, next); }

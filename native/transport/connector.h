@@ -71,6 +71,8 @@ struct connector;
 struct connector *connector_create(const struct connector_options *options);
 // Gives up what it is about. connector_destroy(NULL) is fine.
 void connector_destroy(struct connector *connector);
+// In a forked child: its copies of the descriptors are closed.
+void connector_after_fork(struct connector *connector);
 // The call is the connector's from now on.
 void connector_add(struct connector *connector, struct call *call);
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "transport/socket.h"
+#include "transport/transport.h"
 
 enum {
     ACCEPT_BATCH = 64,          // connections at a time; then those who are here have their turn
@@ -50,8 +51,9 @@ static void forget(struct handshake_server *handshakes, int index)
 
 static void drop(struct handshake_server *handshakes, int index)
 {
-    close(handshakes->strangers[index].fd);
+    const int fd = handshakes->strangers[index].fd;
     forget(handshakes, index);
+    close(fd);
 }
 
 void handshake_server_destroy(struct handshake_server *handshakes)
@@ -59,6 +61,12 @@ void handshake_server_destroy(struct handshake_server *handshakes)
     while (handshakes && handshakes->count)
         drop(handshakes, handshakes->count - 1);
     free(handshakes);
+}
+
+void handshake_server_after_fork(struct handshake_server *handshakes)
+{
+    for (int i = 0; i < handshakes->count; i++)
+        fd_close(&handshakes->strangers[i].fd);
 }
 
 // BHVD_OK: it has proven the secret and said its name. BHVD_IN_PROGRESS: not yet. Else it is to be dropped.
@@ -116,8 +124,9 @@ static bhvd_status accept_some(struct handshake_server *handshakes, int listener
             close(fd);
             continue;
         }
-        struct stranger *s = &handshakes->strangers[handshakes->count++];
+        struct stranger *s = &handshakes->strangers[handshakes->count];
         *s = (struct stranger){.fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
+        handshakes->count++;
         if (auth_begin(&s->auth, AUTH_ACCEPTED, &handshakes->options.bindings[listener], NULL))
             drop(handshakes, handshakes->count - 1);
     }

@@ -38,6 +38,8 @@ struct authenticated {
 struct handshake_server *handshake_server_create(const struct handshake_server_options *options);
 // Hangs up on those who have not been handed out.
 void handshake_server_destroy(struct handshake_server *handshakes);
+// In a forked child: its copies of their descriptors are closed.
+void handshake_server_after_fork(struct handshake_server *handshakes);
 
 // What is to be waited for: fills in at most HANDSHAKE_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has
 // something to do in any case.

@@ -32,10 +32,11 @@ struct listener {
     struct FIFO(struct arrival) arrivals;
     struct FIFO(struct call) calls;     // not yet the connector's
     struct address *addresses;
-    struct known *known;                // the thread's
+    struct known *known;                // the thread's, as are those two
+    struct handshake_server *handshakes;
+    struct connector *connector;
     unsigned char *secret;
     pthread_t thread;
-    bool runs;
     int wake_fd;                        // an eventfd that tells the thread of calls, and that it is to end
 };
 
@@ -119,11 +120,11 @@ static void complain(struct listener *listener, bool *said)
     *said = true;
 }
 
-static void accept_ready(struct listener *listener, struct handshake_server *handshakes, struct pollfd *polls, bool *said)
+static void accept_ready(struct listener *listener, struct pollfd *polls, bool *said)
 {
     struct authenticated peer;
     bhvd_status status;
-    while (!(status = handshake_server_next(handshakes, polls, &peer))) {
+    while (!(status = handshake_server_next(listener->handshakes, polls, &peer))) {
         if (!let_in(listener, &peer))
             close(peer.fd);
     }
@@ -167,61 +168,52 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
     return status ? status : socket_write_full(fd, &hello, sizeof hello, deadline_ns);
 }
 
-static void take_calls(struct listener *listener, struct connector *connector)
+static void take_calls(struct listener *listener)
 {
     pthread_mutex_lock(&listener->lock);
     struct call *calls = fifo_take_all(&listener->calls);
     pthread_mutex_unlock(&listener->lock);
     for (struct call *next; calls; calls = next) {
         next = calls->next;
-        connector_add(connector, calls);
+        connector_add(listener->connector, calls);
     }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the listener
 
-static void serve(struct listener *listener, struct handshake_server *handshakes, struct connector *connector)
+static void *listener_main(void *arg)
 {
+    struct listener *listener = arg;
     struct pollfd polls[1 + HANDSHAKE_POLLS_MAX + CONNECTOR_POLLS_MAX] = {{.fd = listener->wake_fd, .events = POLLIN}};
     bool said = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
-        take_calls(listener, connector);
-        const int incoming = handshake_server_poll(handshakes, polls + 1, &wake_ns);
+        take_calls(listener);
+        const int incoming = handshake_server_poll(listener->handshakes, polls + 1, &wake_ns);
         struct pollfd *others = polls + 1 + incoming;
-        const int outgoing = connector_poll(connector, others, &wake_ns);
+        const int outgoing = connector_poll(listener->connector, others, &wake_ns);
         socket_poll(polls, 1 + (size_t)(incoming + outgoing), wake_ns);
         if (polls[0].revents)
             eventfd_read(listener->wake_fd, &(eventfd_t){0});
-        for (struct arrival *arrival; (arrival = connector_next(connector, others));)
+        for (struct arrival *arrival; (arrival = connector_next(listener->connector, others));)
             put(listener, arrival);
-        accept_ready(listener, handshakes, polls + 1, &said);
+        accept_ready(listener, polls + 1, &said);
     }
+    return NULL;
 }
 
-static void *listener_main(void *arg)
+// On those whose connections are being made.
+static void hang_up(struct listener *listener)
 {
-    struct listener *listener = arg;
-    const struct listener_options *o = &listener->options;
-    const struct handshake_server_options handshake_options = {
-        .listeners = {o->tcp_listener, o->local_listener},
-        .bindings = {{AUTH_CHANNEL, AUTH_NO_RANK, o->rank, o->tcp_port}, {AUTH_LOCAL, AUTH_NO_RANK, o->rank, 0}},
-        .secret = listener->secret, .secret_size = o->secret_size, .name_size = sizeof(struct hello)};
-    const struct connector_options of_connector = {.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses,
-                                                   .secret = listener->secret, .secret_size = o->secret_size};
-    struct handshake_server *handshakes = handshake_server_create(&handshake_options);
-    struct connector *connector = connector_create(&of_connector);
-    if (handshakes && connector)
-        serve(listener, handshakes, connector);
-    else
-        complain(listener, &(bool){false});
-    connector_destroy(connector);
-    handshake_server_destroy(handshakes);
-    return NULL;
+    connector_destroy(listener->connector);
+    handshake_server_destroy(listener->handshakes);
+    listener->connector = NULL;
+    listener->handshakes = NULL;
 }
 
 static void listener_free(struct listener *listener)
 {
+    hang_up(listener);
     for (struct arrival *arrival; (arrival = listener_take(listener));)
         arrival_destroy(arrival);
     for (struct call *call; (call = fifo_take(&listener->calls, next));)
@@ -236,10 +228,25 @@ static void listener_free(struct listener *listener)
     free(listener);
 }
 
+static bool listener_start(struct listener *listener)
+{
+    const struct listener_options *o = &listener->options;
+    const struct handshake_server_options handshake_options = {
+        .listeners = {o->tcp_listener, o->local_listener},
+        .bindings = {{AUTH_CHANNEL, AUTH_NO_RANK, o->rank, o->tcp_port}, {AUTH_LOCAL, AUTH_NO_RANK, o->rank, 0}},
+        .secret = listener->secret, .secret_size = o->secret_size, .name_size = sizeof(struct hello)};
+    const struct connector_options of_connector = {.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses,
+                                                   .secret = listener->secret, .secret_size = o->secret_size};
+    listener->handshakes = handshake_server_create(&handshake_options);
+    listener->connector = connector_create(&of_connector);
+    return listener->handshakes && listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
+}
+
 bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error)
 {
     const size_t size = (size_t)options->size;
     struct listener *listener = calloc(1, sizeof *listener);
+    bool runs = false;
     *out = NULL;
     if (!listener)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
@@ -255,9 +262,9 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     if (listener->addresses && listener->known && listener->secret && listener->options.doorbell_fd >= 0 && listener->wake_fd >= 0) {
         memcpy(listener->addresses, options->addresses, size * sizeof *listener->addresses);
         memcpy(listener->secret, options->secret, options->secret_size);
-        listener->runs = thread_create(&listener->thread, listener_main, listener) == 0;
+        runs = listener_start(listener);
     }
-    if (!listener->runs) {
+    if (!runs) {
         listener_free(listener);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory, or no descriptor, to let %d ranks in", options->size);
     }
@@ -271,6 +278,7 @@ void listener_close(struct listener *listener)
         return;
     eventfd_write(listener->wake_fd, 1);
     pthread_join(listener->thread, NULL);
+    hang_up(listener);
     fd_close(&listener->options.tcp_listener);
     fd_close(&listener->options.local_listener);
 }
@@ -286,6 +294,12 @@ void listener_after_fork(struct listener *listener)
 {
     if (!listener)
         return;
+    if (listener->handshakes)
+        handshake_server_after_fork(listener->handshakes);
+    if (listener->connector)
+        connector_after_fork(listener->connector);
+    for (struct arrival *arrival = listener->arrivals.head; arrival; arrival = arrival->next)
+        fd_close(&arrival->fd);
     fd_close(&listener->options.tcp_listener);
     fd_close(&listener->options.local_listener);
     fd_close(&listener->options.doorbell_fd);

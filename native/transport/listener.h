@@ -30,7 +30,7 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
 // Nobody is let in any more, and nothing is connected. listener_close(NULL) is fine. Idempotent.
 void listener_close(struct listener *listener);
 void listener_destroy(struct listener *listener);
-// In a forked child: its copies of the listeners are closed.
+// In a forked child: its copies of the listeners, and of connections that were being made, are closed.
 void listener_after_fork(struct listener *listener);
 
 // Connects a control channel, at the start of the job, and does not wait: an arrival tells how it ended.

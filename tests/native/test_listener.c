@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #define RANKS 9                         // of a job that is not small
 
@@ -280,13 +281,13 @@ TEST(a_small_job_opens_all_links_at_the_start)
     end(&all, ranks, FEW);
 }
 
-static int thread_count(void)
+static int entry_count(const char *path)
 {
     int count = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    while (readdir(tasks))
+    DIR *entries = opendir(path);
+    while (readdir(entries))
         count++;
-    closedir(tasks);
+    closedir(entries);
     return count;
 }
 
@@ -319,15 +320,59 @@ TEST(a_link_that_is_opened_takes_no_thread)
     begin(&all, ranks, MANY, exchange_with_all);
     while (all.ready < MANY)
         usleep(1000);
-    const int before = thread_count();
+    const int before = entry_count("/proc/self/task");
     int most = before;
     all.ready++;
     while (all.done < MANY) {
-        const int count = thread_count();
+        const int count = entry_count("/proc/self/task");
         most = count > most ? count : most;
     }
     end(&all, ranks, MANY);
     CHECK_EQ(most, before);
+}
+
+// --------------------------------------------------------------------------------------------------------------------- forks
+
+// One connects to this rank and says nothing, one has come in and nobody has taken it, and this one connects to one that says nothing.
+TEST(a_forked_child_holds_no_connection_that_is_being_made)
+{
+    enum { TESTS = 3 };                     // descriptors, at their other ends
+    struct bhvd_error error;
+    struct listener *listener;
+    int own, own_port, silent, silent_port, fds[TESTS], doorbell = eventfd(0, EFD_CLOEXEC);
+    const int64_t deadline_ns = clock_deadline_ns(STRANGER_MS);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &own, &own_port, &error), BHVD_OK);
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &silent, &silent_port, &error), BHVD_OK);
+    const struct address addresses[3] = {{.host = "127.0.0.1", .port = silent_port}};
+    const int before = entry_count("/proc/self/fd");
+    CHECK_STATUS(listener_create(&(struct listener_options){
+        .rank = 1, .size = 3, .tcp_listener = own, .tcp_port = own_port, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
+        .addresses = addresses, .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
+    const int listening = entry_count("/proc/self/fd");
+    CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL), BHVD_OK);
+    CHECK_STATUS(socket_accept(silent, deadline_ns, &fds[0], &error), BHVD_OK);
+    CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[1], NULL), BHVD_OK);
+    CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[2], NULL), BHVD_OK);
+    const struct hello hello = {HELLO_MAGIC, CHANNEL_CONTROL, 1};
+    CHECK_STATUS(auth_handshake(fds[2], AUTH_CONNECTED, &(struct auth_binding){AUTH_CHANNEL, 2, 1, own_port}, SECRET, sizeof SECRET,
+                                deadline_ns, &error), BHVD_OK);
+    CHECK_STATUS(socket_write_full(fds[2], &hello, sizeof hello, deadline_ns), BHVD_OK);
+    while (!listener_has_arrivals(listener) || entry_count("/proc/self/fd") < listening + 2 * TESTS)
+        usleep(1000);
+    const pid_t child = fork();
+    if (child == 0) {
+        listener_after_fork(listener);
+        CHECK_EQ(entry_count("/proc/self/fd"), before - 1 + TESTS);
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    listener_destroy(listener);
+    for (int i = 0; i < TESTS; i++)
+        close(fds[i]);
+    close(silent);
+    close(doorbell);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ versions
