@@ -296,10 +296,10 @@ bool socket_is_of_this_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
-void socket_limit_rate(int fd, int64_t byte_ps)
+void socket_limit_rate(int fd, int64_t bytes_per_s)
 {
-    if (byte_ps > 0)
-        setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &(uint64_t){(uint64_t)byte_ps}, sizeof(uint64_t));
+    if (bytes_per_s > 0)
+        setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &(uint64_t){(uint64_t)bytes_per_s}, sizeof(uint64_t));
 }
 
 int64_t socket_round_trip_ns(int fd)

@@ -61,7 +61,7 @@ bool socket_is_of_this_user(int fd);
 int64_t socket_round_trip_ns(int fd);
 enum { SOCKET_FAR_NS = 2000000 };       // a round trip to another site
 // What is sent over fd is spaced to so many bytes a second, at most; 0: it is not.
-void socket_limit_rate(int fd, int64_t byte_ps);
+void socket_limit_rate(int fd, int64_t bytes_per_s);
 // Bytes that the kernel sends without an answer to any of them; 0: unknown.
 size_t socket_window(int fd);
 
