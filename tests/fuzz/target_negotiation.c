@@ -162,7 +162,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     return status;
 }
 
-static void fail(bhvd_context *ctx) { context_fail(ctx, BHVD_ERR_SYSTEM, "a peer broke the protocol"); }
+static void fail(bhvd_context *ctx) { run_fail(&ctx->run, BHVD_ERR_SYSTEM, "a peer broke the protocol"); }
 
 // The stream as peer 0 or 1 writes it into the ring, a few bytes at a time.
 static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, size_t cut)

@@ -89,7 +89,7 @@ static void begin(void)
 static void end(void)
 {
     for (int r = 0; r < rank_count; r++) {
-        context_fail(ranks[r].ctx, BHVD_ERR_SHUTDOWN, "the end of the test");
+        run_fail(&ranks[r].ctx->run, BHVD_ERR_SHUTDOWN, "the end of the test");
         for (int i = 0; i < ranks[r].handle_count; i++)
             bhvd_handle_drop(ranks[r].handles[i]);
         bhvd_context_destroy(ranks[r].ctx);
@@ -137,7 +137,7 @@ static void leave_when_free(struct rank *rank)
     if (!rank->leaving || rank->left || !departure_is_free(rank->ctx))
         return;
     rank->left = true;
-    context_fail(rank->ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    run_fail(&rank->ctx->run, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     departure_say_goodbye(rank->ctx);
 }
 

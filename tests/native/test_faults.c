@@ -565,7 +565,7 @@ static void leave(int r)
     }
     const bool is_busy = !ctx->run.failure.status && engine_is_busy(ctx) && now_ns < rank->leaves_ns;
     if (!ctx->said_goodbye && !is_busy && departure_is_free(ctx)) {
-        context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+        run_fail(&ctx->run, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
         executor_abort(&ctx->run);
         departure_say_goodbye(ctx);
         rank->leaves_ns = now_ns + 1000 * MS;
@@ -850,7 +850,7 @@ static void run_schedule(uint64_t number)
     for (int r = 0; r < S->ranks; r++)
         check_errors(r);
     for (int r = 0; r < S->ranks; r++) {
-        context_fail(ranks[r].ctx, BHVD_ERR_SHUTDOWN, "the end of the test");
+        run_fail(&ranks[r].ctx->run, BHVD_ERR_SHUTDOWN, "the end of the test");
         executor_abort(&ranks[r].ctx->run);
         atomic_store(&ranks[r].ctx->closed, true);      // nothing is to be waited for, in a time that stands still
         for (int i = 0; i < ranks[r].handle_count; i++)

@@ -111,7 +111,7 @@ static void one_fails(struct job *job, int rank, bhvd_context *ctx)
         return;
     }
     pthread_mutex_lock(&ctx->engine_lock);
-    context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for anything");
+    run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory for anything");
     pthread_mutex_unlock(&ctx->engine_lock);
     expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
 }

@@ -217,7 +217,7 @@ static void finish_agreed(bhvd_context *ctx)
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
     ctx->staged.head = NULL;            // nobody has heard of these
     if (departure_begin(ctx))
-        context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to leave the job");
+        run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
@@ -245,7 +245,7 @@ void progress_stop(bhvd_context *ctx)
     pthread_mutex_lock(&ctx->engine_lock);
     finish_agreed(ctx);
     communicators_await(ctx);
-    context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    run_fail(&ctx->run, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     executor_abort(&ctx->run);
     departure_say_goodbye(ctx);
     flush_goodbyes(ctx);

@@ -82,9 +82,5 @@ void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 // May an operation be posted? By who holds post_lock, or the engine.
 bool context_takes(const bhvd_context *ctx, bhvd_kind kind);
 
-// Marks the context unusable, ends every operation in progress with this error, and returns its status. Engine only.
-// The first failure stays: later ones are consequences. No rank is blamed: see run_blame.
-bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 // The run has failed: nothing can be posted any more, nothing agreed on is executed, and every operation ends with this error.
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error);

@@ -1,5 +1,4 @@
 // How a context ends: nothing more can be posted (closed), or executed either (failed); operations in progress hear why.
-#include <stdarg.h>
 #include <stdlib.h>
 
 #include "base/status.h"
@@ -70,16 +69,6 @@ void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 {
     if (set_once(ctx, &ctx->closing, error))
         end_in_flight(ctx, true, error);
-}
-
-bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
-{
-    struct bhvd_error error;
-    va_list args;
-    va_start(args, format);
-    error_vset(&error, status, format, args);
-    va_end(args);
-    return run_fail_with(&ctx->run, &error);
 }
 
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)

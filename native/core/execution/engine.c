@@ -36,7 +36,7 @@ static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *pos
             behind = in_order && !is_ready ? staging->device : behind;
             next = op->next;
             if (is_ready < 0) {
-                context_fail(ctx, error.status, "rank %d: %s", ctx->options.rank, error.message);
+                run_fail(&ctx->run, error.status, "rank %d: %s", ctx->options.rank, error.message);
                 return NULL;
             }
             if (is_ready)
@@ -58,7 +58,7 @@ static bool take_posted(bhvd_context *ctx)
     pthread_mutex_unlock(&ctx->post_lock);
     posted = keep_ready(ctx, posted);
     if (posted && member_request(ctx, posted) && !ctx->run.failure.status)
-        context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
+        run_fail(&ctx->run, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
     return posted != NULL;
 }
 
@@ -133,7 +133,7 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
     struct started *started = malloc(sizeof *started);
     if (!started) {
         plan_fini(&ctx->run, plan);
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
+        return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
     }
     *started = (struct started){ctx, execution, *plan};
     plan = &started->plan;
@@ -196,7 +196,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     struct bhvd_error error = {0};
     struct plan plan = {0};
     if (!execution) {
-        context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation");
+        run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to start an operation");
         return;
     }
     *execution = (struct execution){.process_set = op->process_set, .count = 1};
@@ -256,7 +256,7 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     progress |= start_pairwise(ctx);
     if (!ctx->run.failure.status && ctx->coordinator->ready.head) {
         if (coordinator_respond(ctx) && !ctx->run.failure.status)
-            context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
+            run_fail(&ctx->run, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
         progress = true;
     }
     if (!ctx->run.failure.status)

@@ -133,7 +133,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
     persistent = calloc(1, sizeof *persistent);
     if (!persistent || !set) {
         free(persistent);
-        return set ? context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
+        return set ? run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
     }
     *persistent = (struct persistent){.agreement = {.id = id}, .wire = *wire};
     const struct peers peers = peers_of_work(&op->work, &set->group);
@@ -147,7 +147,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
             return BHVD_OK;
     }
     persistent_free(persistent);
-    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
+    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
 }
 
 static bool is_same(const struct persistent *persistent, const struct bhvd_handle *op)
@@ -272,9 +272,9 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
         return BHVD_OK;
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last)
-        return context_fail(ctx, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                            "with it: a rank has left or joined, or ranks ask for it in different ways. Give each way a name of its own.",
-                            link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
+        return run_fail(&ctx->run, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
+                        "with it: a rank has left or joined, or ranks ask for it in different ways. Give each way a name of its own.",
+                        link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->said = last;
     return persistent->op && persistent->number > last ? ask_instead(ctx, persistent) : BHVD_OK;

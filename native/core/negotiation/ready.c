@@ -232,7 +232,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
         status = response_send_to(ctx, set->group.ranks[member]);
     }
     if (!longest)
-        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+        status = run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to answer an operation");
     free(longest);
     return status;
 }

@@ -41,7 +41,7 @@ void relay_fini(bhvd_context *ctx)
 
 static bhvd_status no_memory(bhvd_context *ctx)
 {
-    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate operations");
+    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to negotiate operations");
 }
 
 // -------------------------------------------------------------------------------------------------------------- up

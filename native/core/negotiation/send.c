@@ -12,6 +12,6 @@ bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const 
     // A connection that is broken is noticed where it is read, after the goodbye that may explain it.
     if (status == BHVD_ERR_PEER_LOST)
         return BHVD_OK;
-    return status ? context_fail(ctx, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
+    return status ? run_fail(&ctx->run, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
                                        payload->size, rank) : BHVD_OK;
 }
