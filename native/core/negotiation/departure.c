@@ -8,7 +8,6 @@
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"
-#include "core/negotiation/send.h"
 
 bhvd_status departure_begin(bhvd_context *ctx)
 {

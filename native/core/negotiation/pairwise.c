@@ -7,7 +7,6 @@
 #include "core/context/context.h"
 #include "core/message/reason.h"
 #include "core/negotiation/relay.h"
-#include "core/negotiation/send.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 #include "run/plan.h"

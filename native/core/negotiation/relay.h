@@ -37,6 +37,8 @@ struct relay {
 bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers);
 void relay_fini(bhvd_context *ctx);
 
+// Sends a frame of the negotiation to a rank, unless that has left.
+bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy);
 // Appends the operation's whole request to items.
 void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_handle *op);
 // Announces what this rank asks for.
