@@ -9,7 +9,6 @@
 // hops more. Both sides of an exchange add in the same order, and every chunk is finished once, so all end bit-equal.
 #include "collective/fold.h"
 #include "collective/schedules.h"
-#include "run/vector.h"
 
 struct halving {
     struct schedule *schedule;

@@ -10,7 +10,6 @@
 // Wire: 2 N (n-1)/n elements per rank, 2 (n-1) hops. The order of additions differs from chunk to chunk, but every chunk
 // is finished by one rank and copied, so all ranks end bit-equal.
 #include "collective/schedules.h"
-#include "run/vector.h"
 
 enum { WINDOW = 8 };            // segments that may have come and not been added yet
 

@@ -13,6 +13,13 @@ void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t el
 void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element);
 void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t element);
 
+// Where chunk `index` of `size` begins, in bytes: the first count % size chunks are one element longer.
+static inline size_t vector_chunk(size_t nbytes, size_t element, int index, int size)
+{
+    size_t count = nbytes / element, at = (size_t)index, longer = count % (size_t)size;
+    return (count / (size_t)size * at + (at < longer ? at : longer)) * element;
+}
+
 // From input, part[rank] bytes, to output: all parts in rank order.
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part);
 void schedule_allgather_doubling(struct schedule *schedule, const size_t *part);

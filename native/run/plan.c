@@ -1,9 +1,9 @@
 #include "run/plan.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/size.h"
-#include "run/vector.h"
 
 enum { URGENT_BYTES = 64 << 10 };
 
@@ -21,8 +21,8 @@ struct running_schedule {
     struct executor_context *run;
     struct schedule schedule;
     struct operands operands;
-    struct vector vector;
     unsigned char *spaces[SPACE_COUNT];
+    bool packed;                            // the vector is; else it is the result of the only tensor
     struct fusion_buffer memory;            // of vector and scratch
     struct step_state *steps;
     int *ready;                             // local steps that nothing is waited for, in order
@@ -41,16 +41,15 @@ static bool take_memory(struct running_schedule *running)
 {
     const size_t *nbytes = running->schedule.space_nbytes;
     const struct span_list *list = running->operands.list;
-    const bool packed = list && (list->count != 1 || !list->spans[0].dst);
-    const size_t vector = !list || packed ? size_round_up(nbytes[IN_VECTOR], CACHE_LINE) : 0;
+    running->packed = list && (list->count != 1 || !list->spans[0].dst);
+    const size_t vector = !list || running->packed ? size_round_up(nbytes[IN_VECTOR], CACHE_LINE) : 0;
     const size_t total = vector + size_round_up(nbytes[IN_SCRATCH], CACHE_LINE);
     if (total && !fusion_borrow(&running->run->fusion, total, &running->memory))
         return false;
     running->spaces[IN_INPUT] = (unsigned char *)running->operands.input;
     running->spaces[IN_OUTPUT] = running->operands.output;
-    running->spaces[IN_VECTOR] = list && !packed ? list->spans[0].dst : running->memory.data;
+    running->spaces[IN_VECTOR] = list && !running->packed ? list->spans[0].dst : running->memory.data;
     running->spaces[IN_SCRATCH] = (unsigned char *)running->memory.data + vector;
-    running->vector = (struct vector){running->spaces[IN_VECTOR], list, bhvd_dtype_size(running->operands.reduction.dtype), packed};
     return true;
 }
 
@@ -109,13 +108,37 @@ static void end(struct running_schedule *running, int index)
     }
 }
 
+// Brings the tensors' values into this part of the vector, prescaled. Once for every part, before anything is done to it.
+static void load(const struct running_schedule *running, size_t begin, size_t nbytes)
+{
+    const struct reduction *reduction = &running->operands.reduction;
+    struct span_cursor cursor = span_cursor_at(running->operands.list, begin);
+    unsigned char *to = running->spaces[IN_VECTOR] + begin;
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(&cursor, nbytes, &src, &dst)); nbytes -= n, to += n) {
+        if (reduction->prescale != 1.0)
+            reduction->scale(to, src, reduction->prescale, n / bhvd_dtype_size(reduction->dtype));
+        else if (to != src)
+            memcpy(to, src, n);
+    }
+}
+
+// Writes the final values of this part to the tensors.
+static void store(const struct running_schedule *running, size_t begin, size_t nbytes)
+{
+    struct span_cursor cursor = span_cursor_at(running->operands.list, begin);
+    if (running->packed)
+        span_unpack(&cursor, running->spaces[IN_VECTOR] + begin, nbytes);
+}
+
 static void act(const struct running_schedule *running, const struct step *step)
 {
     const struct reduction *reduction = &running->operands.reduction;
-    const size_t count = running->vector.element ? step->nbytes / running->vector.element : 0;
+    const size_t element = bhvd_dtype_size(reduction->dtype), count = element ? step->nbytes / element : 0;
     switch (step->kind) {
     case STEP_LOAD:
-        vector_load(&running->vector, reduction, step->to.at, step->nbytes);
+        load(running, step->to.at, step->nbytes);
         break;
     case STEP_REDUCE:
         reduction->reduce(at(running, step->to), at(running, step->from), at(running, step->other), count);
@@ -125,7 +148,7 @@ static void act(const struct running_schedule *running, const struct step *step)
             reduction->scale(at(running, step->to), at(running, step->to), reduction->postscale, count);
         break;
     case STEP_STORE:
-        vector_store(&running->vector, step->from.at, step->nbytes);
+        store(running, step->from.at, step->nbytes);
         break;
     case STEP_COPY:
         if (at(running, step->to) != at(running, step->from))
