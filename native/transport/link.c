@@ -119,9 +119,8 @@ static struct transfer_header header_of(uint64_t execution, uint32_t number, siz
 
 static bool is_of_pairwise(const struct transfer_header *header) { return header->number & TRANSFER_OF_PAIRWISE; }
 
-static struct lane **find_pairwise(struct link *link, uint32_t id)
+static struct lane **find_pairwise(struct lane **at, uint32_t id)
 {
-    struct lane **at = &link->pairwise;
     while (*at && (*at)->execution != id)
         at = &(*at)->next;
     return at;
@@ -129,7 +128,7 @@ static struct lane **find_pairwise(struct link *link, uint32_t id)
 
 static struct lane *take_pairwise(struct link *link, uint32_t id)
 {
-    struct lane **at = find_pairwise(link, id);
+    struct lane **at = find_pairwise(&link->pairwise, id);
     if (!*at && (*at = malloc(sizeof **at)))
         lane_init(*at, id);
     return *at;
@@ -151,7 +150,7 @@ static struct lane *take_lane(struct link *link, uint64_t execution)
 
 void link_end_pairwise(struct link *link, uint64_t pairwise)
 {
-    struct lane **at = find_pairwise(link, (uint32_t)pairwise), *lane = *at;
+    struct lane **at = find_pairwise(&link->pairwise, (uint32_t)pairwise), *lane = *at;
     if (!lane)
         return;
     *at = lane->next;
@@ -215,16 +214,10 @@ void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, 
 // Takes out of the queue the message of this number.
 static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t number)
 {
-    for (struct transfer **at = &queue->head; *at; at = &(*at)->next) {
-        struct transfer *transfer = *at;
-        if (transfer->header.number == number) {
-            *at = transfer->next;
-            if (!transfer->next)
-                queue->tail = at;
-            return transfer;
-        }
-    }
-    return NULL;
+    struct transfer **at = &queue->head;
+    while (*at && (*at)->header.number != number)
+        at = &(*at)->next;
+    return fifo_remove(queue, at, next);
 }
 
 // An unexpected message that some stream is still reading: from now on it is expected.
@@ -368,12 +361,8 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
 // NULL: of a pairwise operation that has none.
 static const struct lane *lane_there(const struct link *link, const struct transfer_header *header)
 {
-    const struct lane *lane = link->pairwise;
-    if (!is_of_pairwise(header))
-        return &link->lanes[header->execution % LINK_LANES];
-    while (lane && lane->execution != header->execution)
-        lane = lane->next;
-    return lane;
+    struct lane *pairwise = link->pairwise;
+    return is_of_pairwise(header) ? *find_pairwise(&pairwise, header->execution) : &link->lanes[header->execution % LINK_LANES];
 }
 
 bool stream_wants_input(const struct link *link, const struct stream *stream)
