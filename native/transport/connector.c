@@ -145,18 +145,6 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
     return socket_connect_begin(address->host, address->port, a->call->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }
 
-static bhvd_status connect_complete(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
-{
-    const struct address *address = &connector->options.addresses[a->call->rank];
-    const int fd = a->fd;
-    a->fd = -1;
-    bhvd_status status = socket_connect_complete(fd, address->host, address->port, error);
-    if (status)
-        return status;
-    a->fd = fd;
-    return BHVD_OK;
-}
-
 static bhvd_status give_up_waiting(const struct connector *connector, const struct attempt *a, struct bhvd_error *error)
 {
     const struct address *address = &connector->options.addresses[a->call->rank];
@@ -180,7 +168,8 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         failure = status ? errno : 0;
         status = status ? status : BHVD_IN_PROGRESS;
     } else if (has_event && a->stage == CONNECTING) {
-        status = connect_complete(connector, a, &error);
+        const struct address *address = &connector->options.addresses[a->call->rank];
+        status = socket_connect_complete(a->fd, address->host, address->port, &error);
         failure = status ? errno : 0;
         status = status ? status : begin_handshake(connector, a, &error);
         status = status ? status : BHVD_IN_PROGRESS;

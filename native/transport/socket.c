@@ -196,10 +196,8 @@ bhvd_status socket_connect_complete(int fd, const char *host, int port, struct b
         failure = errno;
     if (failure == 0 && is_connected_with_itself(fd))
         failure = ECONNREFUSED;
-    if (failure) {
-        close(fd);
+    if (failure)
         return explain_connect(failure, host, port, error);
-    }
     set_options(fd);
     return BHVD_OK;
 }
@@ -209,11 +207,13 @@ bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int 
     bhvd_status status = socket_connect_begin(host, port, NULL, fd, error);
     if (status)
         return status;
-    if (socket_await(*fd, POLLOUT, deadline_ns) == BHVD_ERR_TIMEOUT) {
+    if (socket_await(*fd, POLLOUT, deadline_ns) == BHVD_ERR_TIMEOUT)
+        status = error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt", socket_name(host, port).text);
+    else
+        status = socket_connect_complete(*fd, host, port, error);
+    if (status)
         close(*fd);
-        return error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt", socket_name(host, port).text);
-    }
-    return socket_connect_complete(*fd, host, port, error);
+    return status;
 }
 
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved)

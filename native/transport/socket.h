@@ -23,7 +23,7 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
 // no descriptor. BHVD_ERR_TIMEOUT: no reply.
 // BHVD_ERR_ARGUMENT: not numeric.
 bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error);
-// The same without its wait: begin; then, when it can be written to, complete, which closes it on an error. No BHVD_ERR_TIMEOUT.
+// The same without its wait: begin; then, when it can be written to, complete; on an error the caller closes it. No BHVD_ERR_TIMEOUT.
 // congestion: the algorithm of congestion control; NULL, or unknown: the usual one.
 bhvd_status socket_connect_begin(const char *host, int port, const char *congestion, int *fd, struct bhvd_error *error);
 bhvd_status socket_connect_complete(int fd, const char *host, int port, struct bhvd_error *error);
