@@ -19,8 +19,7 @@ enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
 
 // A call that is served.
 struct attempt {
-    struct call *call;                  // NULL: no attempt
-    struct arrival *arrival;            // what comes of it
+    struct arrival *call;               // NULL: no attempt
     enum stage stage;
     int fd;                             // -1: PAUSED
     int poll;                           // the index of its entry; -1: none
@@ -31,7 +30,7 @@ struct attempt {
 
 struct connector {
     struct connector_options options;
-    struct FIFO(struct call) calls;     // that wait for their turn
+    struct FIFO(struct arrival) calls;     // that wait for their turn
     int unserved;                       // attempts that were waited for, and have not had their turn
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
@@ -64,7 +63,7 @@ static bool is_somebody_else(bhvd_status status, int failure)
 }
 
 // How long what goes wrong may go on so.
-static int patience_ms(const struct call *call, bhvd_status status, int failure)
+static int patience_ms(const struct arrival *call, bhvd_status status, int failure)
 {
     if (status == BHVD_ERR_PEER_LOST)
         return -1;                      // no route, or hung up upon, as strangers are: as long as there is time
@@ -91,7 +90,7 @@ static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd
     if (now_ns < end_ns && (patience < 0 || now_ns < a->failing_since_ns + (int64_t)patience * 1000000))
         return false;
     const bool is_gone = is_somebody_else(error->status, failure) && !a->call->is_at_start;
-    error_set(&a->arrival->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s", own_rank,
+    error_set(&a->call->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s", own_rank,
               a->call->rank, error->message);
     return true;
 }
@@ -112,11 +111,11 @@ static bhvd_status begin_handshake(const struct connector *connector, struct att
 
 static bhvd_status say_channel(const struct connector *connector, struct attempt *a)
 {
-    struct arrival *arrival = a->arrival;
-    const int asked = connector->options.addresses[arrival->rank].streams;
-    arrival->stream_count = asked ? asked : connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
+    struct arrival *call = a->call;
+    const int asked = connector->options.addresses[call->rank].streams;
+    call->stream_count = asked ? asked : connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
     enter(a, ANSWER);
-    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, arrival->channel, (uint32_t)arrival->stream_count},
+    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, call->channel, (uint32_t)call->stream_count},
                                 sizeof(struct hello));
 }
 
@@ -182,8 +181,8 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         return false;
     if (status)
         return fail(a, connector->options.rank, failure, &error);
-    a->arrival->round_trip_ns = socket_round_trip_ns(a->fd);
-    a->arrival->fd = a->fd;
+    a->call->round_trip_ns = socket_round_trip_ns(a->fd);
+    a->call->fd = a->fd;
     a->fd = -1;
     return true;
 }
@@ -203,20 +202,18 @@ struct connector *connector_create(const struct connector_options *options)
 
 static struct arrival *end_attempt(struct attempt *a)
 {
-    struct arrival *arrival = a->arrival;
+    struct arrival *call = a->call;
     fd_close(&a->fd);
-    free(a->call);
     *a = (struct attempt){.fd = -1};
-    return arrival;
+    return call;
 }
 
 void connector_destroy(struct connector *connector)
 {
     for (int i = 0; connector && i < CONNECTOR_POLLS_MAX; i++)
-        if (connector->attempts[i].call)
-            arrival_destroy(end_attempt(&connector->attempts[i]));
-    for (struct call *call; connector && (call = fifo_take(&connector->calls, next));)
-        free(call);
+        arrival_destroy(end_attempt(&connector->attempts[i]));
+    for (struct arrival *call; connector && (call = fifo_take(&connector->calls, next));)
+        arrival_destroy(call);
     free(connector);
 }
 
@@ -226,18 +223,7 @@ void connector_after_fork(struct connector *connector)
         fd_close(&connector->attempts[i].fd);
 }
 
-void connector_add(struct connector *connector, struct call *call) { fifo_put(&connector->calls, call, next); }
-
-// The next call takes the free place. Without memory it waits until there is some.
-static void take_turn(struct connector *connector, struct attempt *a)
-{
-    struct call *call = connector->calls.head;
-    struct arrival *arrival = call ? arrival_create(call->rank, call->channel) : NULL;
-    if (!arrival)
-        return;
-    fifo_take(&connector->calls, next);
-    *a = (struct attempt){.call = call, .arrival = arrival, .fd = -1};
-}
+void connector_add(struct connector *connector, struct arrival *call) { fifo_put(&connector->calls, call, next); }
 
 // Only descriptors, since poll() takes no more entries than this process may have descriptors.
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns)
@@ -246,7 +232,7 @@ int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *w
     for (int i = 0; i < CONNECTOR_POLLS_MAX; i++) {
         struct attempt *a = &connector->attempts[i];
         if (!a->call)
-            take_turn(connector, a);
+            *a = (struct attempt){.call = fifo_take(&connector->calls, next), .fd = -1};
         a->poll = -1;
         if (!a->call)
             continue;

@@ -30,7 +30,7 @@ struct address {
     int port, streams;
 };
 
-// A connection of a rank.
+// A connection of a rank: one that has come in, or one that is to be made, and what has come of it.
 struct arrival {
     struct arrival *next;
     int rank;                           // -1: nobody; nothing can be accepted, and error says why
@@ -40,22 +40,16 @@ struct arrival {
     int64_t round_trip_ns;              // of one, too
     struct bhvd_error error;            // of an attempt that has failed. BHVD_ERR_PEER_LOST: nobody is there any more;
                                         // BHVD_ERR_TIMEOUT: its host answers nothing
+    // Of one that is to be made:
+    bool is_at_start;                   // who refuses then has ended, and nobody else will tell
+    int64_t connect_deadline_ns;        // until the other host answers;
+    int64_t deadline_ns;                // until all is done
 };
 
 // NULL: no memory.
 struct arrival *arrival_create(int rank, uint32_t channel);
 // Closes the descriptor. arrival_destroy(NULL) is fine.
 void arrival_destroy(struct arrival *arrival);
-
-// A channel that is to be connected.
-struct call {
-    struct call *next;
-    int rank;
-    uint32_t channel;
-    bool is_at_start;                   // who refuses then has ended, and nobody else will tell
-    int64_t connect_deadline_ns;        // until the other host answers;
-    int64_t deadline_ns;                // until all is done
-};
 
 struct connector_options {
     int rank;                           // this one
@@ -73,8 +67,8 @@ struct connector *connector_create(const struct connector_options *options);
 void connector_destroy(struct connector *connector);
 // In a forked child: its copies of the descriptors are closed.
 void connector_after_fork(struct connector *connector);
-// The call is the connector's from now on.
-void connector_add(struct connector *connector, struct call *call);
+// To be connected. The connector's from now on.
+void connector_add(struct connector *connector, struct arrival *call);
 
 // What is to be waited for: fills in at most CONNECTOR_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has something
 // to do in any case.

@@ -30,7 +30,7 @@ struct listener {
     _Atomic int count;                  // of arrivals
     pthread_mutex_t lock;               // of the two lists
     struct FIFO(struct arrival) arrivals;
-    struct FIFO(struct call) calls;     // not yet the connector's
+    struct FIFO(struct arrival) calls;  // not yet the connector's
     struct address *addresses;
     struct known *known;                // the thread's, as are those two
     struct handshake_server *handshakes;
@@ -134,12 +134,15 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
 
 // --------------------------------------------------------------------------------------------------------------- going out
 
-static bhvd_status post(struct listener *listener, const struct call *what)
+static bhvd_status post(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
+                        int64_t deadline_ns)
 {
-    struct call *call = malloc(sizeof *call);
+    struct arrival *call = arrival_create(rank, channel);
     if (!call)
         return BHVD_ERR_SYSTEM;
-    *call = *what;
+    call->is_at_start = is_at_start;
+    call->connect_deadline_ns = connect_deadline_ns;
+    call->deadline_ns = deadline_ns;
     pthread_mutex_lock(&listener->lock);
     fifo_put(&listener->calls, call, next);
     pthread_mutex_unlock(&listener->lock);
@@ -149,15 +152,13 @@ static bhvd_status post(struct listener *listener, const struct call *what)
 
 bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns)
 {
-    return post(listener, &(struct call){.rank = rank, .channel = CHANNEL_CONTROL, .is_at_start = true,
-                                     .connect_deadline_ns = deadline_ns, .deadline_ns = deadline_ns});
+    return post(listener, rank, CHANNEL_CONTROL, true, deadline_ns, deadline_ns);
 }
 
 bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
 {
-    return post(listener, &(struct call){.rank = rank, .channel = channel,
-                                     .connect_deadline_ns = clock_deadline_ns(listener->options.connect_ms),
-                                     .deadline_ns = clock_deadline_ns(listener->options.open_ms)});
+    return post(listener, rank, channel, false, clock_deadline_ns(listener->options.connect_ms),
+                clock_deadline_ns(listener->options.open_ms));
 }
 
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
@@ -171,9 +172,9 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
 static void take_calls(struct listener *listener)
 {
     pthread_mutex_lock(&listener->lock);
-    struct call *calls = fifo_take_all(&listener->calls);
+    struct arrival *calls = fifo_take_all(&listener->calls);
     pthread_mutex_unlock(&listener->lock);
-    for (struct call *next; calls; calls = next) {
+    for (struct arrival *next; calls; calls = next) {
         next = calls->next;
         connector_add(listener->connector, calls);
     }
@@ -216,8 +217,8 @@ static void listener_free(struct listener *listener)
     hang_up(listener);
     for (struct arrival *arrival; (arrival = listener_take(listener));)
         arrival_destroy(arrival);
-    for (struct call *call; (call = fifo_take(&listener->calls, next));)
-        free(call);
+    for (struct arrival *call; (call = fifo_take(&listener->calls, next));)
+        arrival_destroy(call);
     listener_after_fork(listener);
     if (listener->secret)
         explicit_bzero(listener->secret, listener->options.secret_size);
