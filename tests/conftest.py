@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 
 import ranks
 from bagua_hvd.job import basics
+from fake_ssh import FakeSsh
 from launcher import Launcher, wait_until
 from ssh_hosts import Namespaces, SshHosts
 from world import TRANSPORTS, World
@@ -131,6 +132,12 @@ def launcher(tmp_path):
         for number, handler in previous.items():
             signal.signal(number, handler)
     assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture
+def fake_ssh(launcher):
+    """FakeSsh."""
+    return FakeSsh(launcher)
 
 
 @pytest.fixture

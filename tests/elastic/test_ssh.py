@@ -1,4 +1,6 @@
 """Elastic jobs on hosts that are reached by ssh."""
+import os
+import signal
 from pathlib import Path
 
 from elastic_job import with_rank
@@ -32,3 +34,18 @@ def test_a_host_that_cannot_be_reached(make_job, ssh_hosts):
     job.wait_for("committed", 2)
     assert job.finish() == 0
     assert "host elsewhere.invalid cannot be reached" in job.text
+
+
+def test_a_new_host_does_not_suffer_from_one_that_is_silent(make_job, fake_ssh):
+    job = make_job({"localhost": 1, "far1": 1})
+    job.start("--min-np", 1, "--start-timeout", 8, command=WORKER, env=fake_ssh.environment)
+    job.wait_for("committed", 2)
+    agent = fake_ssh.agent("far1")
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        job.set_hosts({"localhost": 1, "far1": 1, "far2": 1})
+        job.wait_for("enter", 2, size=3)        # the ranks of localhost and far2, for far1 tells nothing
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    job.wait_for("enter", 3, size=3)
+    assert job.finish() == 0

@@ -67,9 +67,11 @@ class Reach:
         return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
 
     def _join(self, remote, timeout):
+        silent = set()
         with self._probing:
             while True:
-                others = [other for other in self._joined.values() if other.name != remote.name and other.ready]
+                others = [other for other in self._joined.values()
+                          if other.name != remote.name and other.ready and other.name not in silent]
                 try:
                     self._network.join([remote], others, timeout)
                     # Before the next host joins, or the two would never try each other.
@@ -78,6 +80,11 @@ class Reach:
                 except ConnectionError:
                     if not remote.ready or all(other.ready for other in others):
                         raise
+                except NoRoute as error:
+                    # A new host is not to blame for an old one.
+                    if not error.hosts <= {other.name for other in others}:
+                        raise
+                    silent |= error.hosts
 
     def remote(self, host):
         """The RemoteHost on which find() was successful last; None: the host is this one."""

@@ -5,6 +5,7 @@ host uses its first interface, in its own order, whose address all others reach.
 """
 import base64
 import concurrent.futures
+import itertools
 import secrets
 import time
 from dataclasses import dataclass
@@ -78,18 +79,19 @@ class Network:
     def __init__(self, nics=None):
         self._nics = nics
         self._addresses = {}        # host -> [(interface, address), ...] in the host's order
-        self._reached = {}          # (who tried, host) -> addresses
+        self._reached = {}          # (who tried, host) -> addresses; a pair that is missing was not tried
         self._tried = set()         # (who tried, host, address)
 
     def join(self, newcomers, others, timeout):
         """Tries all pairs in which a newcomer takes part, and the launcher's host; IPv6 only where IPv4 does not do.
 
         Args:
-            newcomers, others: RemoteHosts, ready; those that have joined before are others.
+            newcomers, others: RemoteHosts, ready; those that have joined before are others. One that is left out counts
+                as reached until it takes part again.
             timeout: seconds for all of it.
         Raises:
-            NoRoute: a host did not answer in time, or has no allowed interface. ConnectionError: a connection was lost.
-            RuntimeError: a host cannot say which addresses it has.
+            NoRoute: a host did not say in time which addresses it has and reaches, or cannot, or has no allowed
+                interface. ConnectionError: a connection was lost.
         """
         deadline = time.monotonic() + timeout
         key = base64.b64encode(secrets.token_bytes(32)).decode()
@@ -106,7 +108,9 @@ class Network:
                 if not each["addresses"]:
                     raise _no_interface(name, self._nics)
             self._tried = {one for one in self._tried if not names & {*one}}
-            self._reached.update({(name, other): set() for name in hosts for other in hosts if names & {name, other}})
+            self._reached = {pair: addresses for pair, addresses in self._reached.items() if not names & {*pair}}
+            for pair in itertools.permutations(hosts, 2):
+                self._reached.setdefault(pair, set())
             for by_6 in (False, True):
                 targets = {name: [[other, address, found[other]["port"]]
                                   for other in hosts if other != name for _, address in self._addresses[other]
@@ -139,7 +143,7 @@ class Network:
 
         NoRoute: there is none.
         """
-        others = [other for other in among if other != name]
+        others = [other for other in among if (other, name) in self._reached]       # name itself is not, either
         missed = {(interface, address): [other for other in others if address not in self._reached[other, name]]
                   for interface, address in self._addresses[name]}
         for (interface, _), by in missed.items():
@@ -186,9 +190,13 @@ def _no_interface(name, nics):
 def _answer(name, future, deadline, timeout):
     try:
         return future.result(max(0, deadline - time.monotonic()))
+    except ConnectionError:
+        raise
     except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
         raise NoRoute(f"host {name} did not say within {timeout} s which addresses it has and reaches: see whether it "
                       "is overloaded, or raise --start-timeout", {name}) from None
+    except RuntimeError as error:
+        raise NoRoute(str(error), {name}) from None
 
 
 def find_places(remote, local, nics, timeout):
