@@ -31,10 +31,11 @@ CONNECTED, ACCEPTED = b"c", b"a"
 
 
 _PROBE_SECONDS = 5
-_NEVER_SECONDS = 1_000_000
+_NEVER_SECONDS = 1_000_000.0
+_INT_MAX = 2**31 - 1
 
 
-def silence_seconds(environ: Any = None) -> Any:
+def silence_seconds(environ: Any = None) -> float:
     """For how long launcher and hosts may hear nothing of each other: the limits of the ranks come first.
 
     Twice theirs: after a cut, TCP may wait as long again before it tries once more.
@@ -50,7 +51,7 @@ def watch(connection: Any) -> None:
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", _PROBE_SECONDS), ("TCP_KEEPINTVL", _PROBE_SECONDS),
-                        ("TCP_USER_TIMEOUT", int(1000 * silence_seconds()))):
+                        ("TCP_USER_TIMEOUT", min(int(1000 * silence_seconds()), _INT_MAX))):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

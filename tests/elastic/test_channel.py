@@ -248,3 +248,10 @@ def test_both_ends_notice_within_seconds_that_a_host_has_vanished(namespaces):
             finally:
                 worker.kill()
                 driver.kill()
+
+
+def test_the_longest_heartbeat_limit_is_one_that_the_kernel_takes(monkeypatch):
+    monkeypatch.setenv("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", "2000000")
+    with socket.socket() as connection:
+        channel.watch(connection)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2**31 - 1

@@ -79,6 +79,12 @@ def test_hostfile_port_and_key(launcher, ssh_hosts):
     assert [ranks[rank][0]["HOROVOD_HOSTNAME"] for rank in range(2)] == ["far1", "far2"]
 
 
+def test_other_hosts_without_heartbeats(launcher, fake_ssh):
+    done = launcher.run("-np", 2, "-H", "far1:1,far2:1", "true",
+                        env={**fake_ssh.environment, "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "0"})
+    assert done.returncode == 0, done.stderr
+
+
 def test_network_interface(launcher, ssh_hosts):
     ranks = seen(launcher, ssh_hosts, "-np", 1, "-H", "far1:1", "--network-interfaces", "lo")
     env = ranks[0][0]
