@@ -1,9 +1,12 @@
 """Elastic jobs on hosts that are reached by ssh."""
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 from elastic_job import with_rank
+from launcher import wait_until
 
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 
@@ -49,3 +52,34 @@ def test_a_new_host_does_not_suffer_from_one_that_is_silent(make_job, fake_ssh):
         os.kill(agent, signal.SIGCONT)
     job.wait_for("enter", 3, size=3)
     assert job.finish() == 0
+
+
+# Floods the output of its host if that is localhost; says where it runs by a file.
+SCRIPT = """: > began.$HOROVOD_HOSTNAME; [ $HOROVOD_HOSTNAME != localhost ] || [ -z "$FLOOD" ] || yes | head -c 4000000
+sleep 1000"""
+
+
+def test_a_host_that_is_added_while_nobody_reads_the_output(make_job, launcher, fake_ssh):
+    job = make_job({"localhost": 1})
+    popen = launcher.start("--host-discovery-script", job.script, "--min-np", 1, "--start-timeout", 2, "sh", "-c",
+                           SCRIPT, env={**fake_ssh.environment, "FLOOD": "1"})
+    wait_until((launcher.folder / "began.localhost").exists)
+    job.set_hosts({"localhost": 1, "far1": 1})
+    time.sleep(6)       # the host is found after 1 s, and its time is over after 2 more
+    threading.Thread(target=popen.stdout.read).start()
+    wait_until((launcher.folder / "began.far1").exists)
+    popen.terminate()
+    popen.wait(60)
+
+
+def test_a_new_host_whose_sshd_is_not_up_yet(make_job, launcher, fake_ssh):
+    job = make_job({"localhost": 1, "far1": 1})
+    fake_ssh.refuses.touch()
+    popen = launcher.start("--host-discovery-script", job.script, "--min-np", 1, "sh", "-c", SCRIPT,
+                           env=fake_ssh.environment)
+    wait_until((launcher.folder / "began.localhost").exists)
+    time.sleep(2)
+    fake_ssh.refuses.unlink()
+    wait_until((launcher.folder / "began.far1").exists)
+    popen.terminate()
+    popen.wait(60)

@@ -6,9 +6,11 @@ import time
 from bagua_hvd.runner.job import is_local
 from bagua_hvd.runner.ssh.network import LAUNCHER, Network, NoRoute, Place, local_place
 
+_PAUSE_SECONDS = 1      # after the first attempt; twice as long after each further one
+
 
 class Reach:
-    """The Places of hosts. Hosts are connected to side by side, each by one attempt however many wait for it.
+    """The Places of hosts. Hosts are connected to side by side, each once however many wait for it.
 
     Args:
         ssh: SshSpawner. options: HostOptions.
@@ -33,7 +35,7 @@ class Reach:
         """The Place of a host with the launcher's, which is connected to if need be. Blocks.
 
         Raises:
-            RuntimeError, ConnectionError: it cannot be used; the sentence says why.
+            RuntimeError, OSError: it cannot be used, not even after start_timeout; the sentence says why.
         """
         if is_local(host):
             return self._here
@@ -50,21 +52,30 @@ class Reach:
         return attempt.result()
 
     def _connect(self, host):
-        timeout = self._options.ssh.timeout_seconds
-        end = time.monotonic() + timeout
-        try:
-            remote = self._call(lambda: self._ssh.host(host)).result(timeout)
-        except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
-            raise RuntimeError(f"host {host} was not connected to: baguarun did nothing for {timeout} s; does "
-                               "anybody read its output?") from None
-        if self._remotes.get(host) is not remote:
-            if not remote.wait_ready(max(0, end - time.monotonic())):
-                raise RuntimeError(remote.error)
-            self._join(remote, timeout)
-            if self._on_connected is not None:
-                self._on_connected(remote)
-            self._remotes[host] = remote
-        return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
+        left, pause = self._options.ssh.timeout_seconds, _PAUSE_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                # No limit: while nobody reads baguarun's output, its loop waits.
+                remote = self._call(lambda: self._ssh.host(host)).result()
+                began = time.monotonic()
+                if self._remotes.get(host) is not remote:
+                    self._use(remote, left)
+                return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
+            except OSError:     # its sshd is not up yet, or there are too few descriptors here
+                left -= time.monotonic() - began + pause
+                if left < 0:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+
+    def _use(self, remote, timeout):
+        if not remote.wait_ready(timeout):
+            raise (ConnectionError if remote.ssh_failed else RuntimeError)(remote.error)
+        self._join(remote, self._options.ssh.timeout_seconds)
+        if self._on_connected is not None:
+            self._on_connected(remote)
+        self._remotes[remote.name] = remote
 
     def _join(self, remote, timeout):
         silent = set()

@@ -166,6 +166,7 @@ class RemoteHost:
     Attributes:
         name: as ssh knows it.
         error: a sentence, why there is no connection (any more); None: there is one, or it is being made.
+        ssh_failed: whether ssh did not reach the host, or lost it.
         host_hash: tells machines apart; None before wait_ready().
 
     Args:
@@ -196,6 +197,10 @@ class RemoteHost:
                          for work in (self._write, self._read)]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def ssh_failed(self):
+        return self._ssh.exit_code == LOST
 
     @property
     def ready(self):
