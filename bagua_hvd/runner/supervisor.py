@@ -67,7 +67,7 @@ class _Running:
     forwarders: dict            # descriptor -> Sink, as long as it is open
     pidfd: int | None
     drain_until: float | None = None    # set: the loop has handled the end, whoever else asked for the exit code before
-    kill_at: float | None = None    # this process alone is being terminated
+    kill_at: float | None = None    # this process alone is being terminated, with what it started
 
     @property
     def ended(self):
@@ -172,9 +172,9 @@ class Supervisor:
         return process
 
     def terminate(self, process, grace_seconds=GRACE_SECONDS):
-        """SIGTERM for one process and what it started, SIGKILL later. Only in the loop. Does nothing after its end."""
+        """SIGTERM for one process and what it started, SIGKILL later, also after its own end. Only in the loop."""
         for running in self._running:
-            if running.process is process and not running.ended and running.kill_at is None:
+            if running.process is process and running.kill_at is None:
                 running.kill_at = time.monotonic() + grace_seconds
                 process.signal(signal.SIGTERM)
 
@@ -256,7 +256,7 @@ class Supervisor:
         deadlines += [at for at in (self._stop_at, self._kill_at) if at is not None]
         if self._killed_at is not None:
             deadlines.append(self._killed_at + _STUCK_SECONDS)
-        deadlines += [r.kill_at for r in self._running if r.kill_at is not None and not r.ended]
+        deadlines += [r.kill_at for r in self._running if r.kill_at is not None]
         now = time.monotonic()
         waits = [max(0, deadline - now) for deadline in deadlines]
         if self._should_stop or any(r.pidfd is None and not r.ended for r in self._running):
@@ -295,7 +295,7 @@ class Supervisor:
         for running in self._running:
             if running.pidfd is None and not running.ended:
                 self._check_process(running)
-            if running.kill_at is not None and not running.ended and time.monotonic() >= running.kill_at:
+            if running.kill_at is not None and time.monotonic() >= running.kill_at:
                 running.kill_at = None
                 running.process.signal(signal.SIGKILL)
             if running.drain_until is not None and time.monotonic() >= running.drain_until:

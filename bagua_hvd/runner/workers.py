@@ -161,4 +161,6 @@ class Workers:
             self._workers[worker._process] = worker
 
     def _on_exit(self, process, exit_code):
+        if exit_code and not self._supervisor.stopping:     # what it started may not live as long as the job
+            self._supervisor.terminate(process)
         self._workers.pop(process)._end(exit_code, process.note)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from elastic_job import with_rank
-from launcher import wait_until
+from launcher import runs, wait_until
 
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 
@@ -81,5 +81,18 @@ def test_a_new_host_whose_sshd_is_not_up_yet(make_job, launcher, fake_ssh):
     time.sleep(2)
     fake_ssh.refuses.unlink()
     wait_until((launcher.folder / "began.far1").exists)
+    popen.terminate()
+    popen.wait(60)
+
+
+def test_what_a_dead_worker_has_started_on_another_host_dies_while_the_job_goes_on(make_job, launcher, fake_ssh):
+    job = make_job({"localhost": 1, "far1": 1})
+    script = """[ $HOROVOD_HOSTNAME = localhost ] && exec sleep 1000
+sleep 1000 & echo $! > part; mv part child; kill -KILL $$"""
+    popen = launcher.start("--host-discovery-script", job.script, "--min-np", 1, "sh", "-c", script,
+                           env=fake_ssh.environment)
+    wait_until((launcher.folder / "child").exists)
+    wait_until(lambda: not runs((launcher.folder / "child").read_text().strip()), 20)
+    assert popen.poll() is None
     popen.terminate()
     popen.wait(60)

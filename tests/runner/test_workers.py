@@ -1,6 +1,7 @@
 """Workers started one by one, from a thread, on this host."""
 import io
 import os
+import shlex
 import signal
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
 from bagua_hvd.runner.workers import JobStopped, Workers
+from launcher import runs, wait_until
 
 
 class Job:
@@ -69,6 +71,23 @@ def test_one_that_ignores_sigterm_is_killed(job):
         return worker.wait()
 
     assert job.workers.run(main)[0] == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("script, terminated, code", [
+    ("(trap '' TERM; echo $BASHPID; exec sleep 60) & wait", True, 128 + signal.SIGTERM),
+    ("sleep 60 & echo $!; kill -KILL $$", False, 128 + signal.SIGKILL)])
+def test_what_a_dead_worker_has_started_dies_while_the_job_goes_on(job, script, terminated, code):
+    def main():
+        job.start(0, "sleep 60")
+        worker = job.start(1, f"exec bash -c {shlex.quote(script)}")
+        child = int(wait_until(lambda: job.stdout.getvalue().rpartition(":")[2]))
+        if terminated:
+            worker.terminate(grace_seconds=0.5)
+        exit_code = worker.wait()
+        wait_until(lambda: not runs(child), 20)
+        return exit_code
+
+    assert job.workers.run(main)[0] == code
 
 
 def test_what_still_runs_when_main_returns_is_stopped(job):

@@ -26,6 +26,14 @@ def processes_of(mark):
     return found
 
 
+def runs(pid):
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())      # a zombie has none
+    except OSError:
+        return False
+
+
 def wait_until(condition, seconds=60):
     """What the condition returns when it is true at last. AssertionError after `seconds`."""
     end = time.monotonic() + seconds

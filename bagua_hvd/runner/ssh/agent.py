@@ -78,7 +78,7 @@ class Agent:
         self._heard = time.monotonic()
         self._silence_seconds = _FIRST_SECONDS
         self._ended = False
-        self._processes = {}        # number -> process
+        self._processes = {}        # number -> process, ended or not: a signal is also for what it started
         self._environment = {}
         self._requests = probe.Requests()
         self._folder: str | None = None
@@ -193,7 +193,6 @@ class Agent:
         pass
 
     def _on_exit(self, process, exit_code):
-        self._processes.pop(process.name, None)
         self._send(Kind.EXIT, process.name, exit_code)
 
     # ---- requests -----------------------------------------------------------------------------------------------
