@@ -116,6 +116,7 @@ class _Outer:
         self._values: np.ndarray = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
         self._codec = Codec(*message.codec) if message.codec else None
         self._number = 0
+        self._quorum = self._grace_s = 0.0      # of the last contribution
         self._awaited: set[asyncio.StreamWriter] = set()
         self._begin()
 
@@ -150,18 +151,23 @@ class _Outer:
             self._send(self._awaited - {writer}, "begun")
         self._sum += message.weight * decoded(self._codec, content, self._sum)
         self._arrived[writer] = message.weight
-        quorum = message.quorum if message.quorum >= 1 else message.quorum * len(self._awaited)
-        if len(self._arrived) >= quorum and self._deadline is None:
-            self._deadline = asyncio.get_running_loop().call_later(message.grace_s, self._end)
-        self._end_if_complete()
+        self._quorum, self._grace_s = message.quorum, message.grace_s
+        self._end_if_due()
 
     def leave(self, writer: asyncio.StreamWriter) -> None:
         self._awaited.discard(writer)
-        self._end_if_complete()
+        self._end_if_due()
 
-    def _end_if_complete(self) -> None:
-        if self._arrived and self._awaited <= self._arrived.keys():
+    def _end_if_due(self) -> None:
+        """Ends the round when all have arrived, or the grace after the quorum."""
+        if not self._arrived:
+            return
+        if self._awaited <= self._arrived.keys():
             self._end()
+            return
+        quorum = self._quorum if self._quorum >= 1 else self._quorum * len(self._awaited)
+        if len(self._arrived) >= quorum and self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(self._grace_s, self._end)
 
     def _end(self) -> None:
         if self._deadline is not None:

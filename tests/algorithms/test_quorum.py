@@ -122,6 +122,15 @@ def test_a_share(server):
     ranks[0].receives("mean", 0, [3] * 4)
 
 
+def test_a_share_of_those_who_are_left(server):
+    ranks = [Rank(server, 0.5) for _ in range(4)]
+    ranks[0].send(0, 2)
+    ranks[1].is_asked(0)
+    for rank in ranks[2:]:
+        rank.link.close()
+    ranks[0].receives("mean", 0, [2] * 4)       # half of two, and the other one may be suspended
+
+
 def test_another_training_is_refused(server):
     """The quorum server goes on for the ranks that it has; who comes again has the theta of before."""
     first = Rank(server, 1)
