@@ -22,6 +22,7 @@ class WorkerFailed(RuntimeError):
     Attributes:
         rank; exit_code: 128 + n when signal n ended it. process: its name among all processes of the job: the rank,
             in elastic jobs its number.
+        because_of: the process that made it fail, by way of others perhaps, ended or not; itself if none did.
 
     Args:
         details: text that follows the sentence. process: None: the rank.
@@ -34,7 +35,7 @@ class WorkerFailed(RuntimeError):
             + _signal_note(exit_code) + details)
         self.rank = rank
         self.exit_code = exit_code
-        self.process = rank if process is None else process
+        self.process = self.because_of = rank if process is None else process
 
 
 def first_cause(first, because_of):

@@ -79,7 +79,7 @@ class Files:
 
         It need not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
         process that ended without a report had no such delay: it stays the first. So does a worker of an elastic job,
-        whose errors the others survive.
+        whose errors the others survive. Of two hosts, whose clocks differ, what the ranks say of each other counts.
 
         Args:
             size: of the job; None: it is elastic.
@@ -88,13 +88,15 @@ class Files:
         if own is None:
             return error
         if size is None:
-            return with_report(error.rank, error.exit_code, own[1])
+            return with_report(error.rank, error.exit_code, own[2])
         reports = {rank: report for rank in range(size) if (report := self._report(rank)) is not None}
-        first = min(reports, key=lambda rank: reports[rank][0])
-        return with_report(first, error.exit_code if first == error.rank else 1, reports[first][1])
+        first = error.because_of if error.because_of in reports else error.rank
+        of_host = [rank for rank in reports if reports[rank][0] == reports[first][0]]
+        first = min(of_host, key=lambda rank: reports[rank][1])
+        return with_report(first, error.exit_code if first == error.rank else 1, reports[first][2])
 
     def _report(self, process):
-        """(time, text); None: there is none, or not a whole one."""
+        """(host, time, text); None: there is none, or not a whole one."""
         try:
             with open(os.path.join(self._folder, run_task.error_name(process)), "rb") as file:
                 return pickle.load(file)

@@ -5,8 +5,8 @@ variable BAGUA_HVD_RUN_FOLDER names.
 
     function          two pickles: the caller's sys.path (None: keep the own one); (func, args, kwargs)
     result.<rank>     the pickled result; whole, or not there
-    error.<process>   pickled (time in ns, text), when there can be no result; the exit code is 1 then. process: the
-                      rank; in an elastic job, where others may have the rank later, the worker's number
+    error.<process>   pickled (host, time in ns, text), when there can be no result; the exit code is 1 then. process:
+                      the rank; in an elastic job, where others may have the rank later, the worker's number
 """
 import os
 import pickle
@@ -91,7 +91,7 @@ def main():
     except Failure as failure:
         process = variables.read(WORKER) if variables.given(WORKER) else _rank()
         with open(os.path.join(folder, error_name(process)), "wb") as file:
-            pickle.dump((time.time_ns(), say(failure)), file)
+            pickle.dump((os.environ["HOROVOD_HOSTNAME"], time.time_ns(), say(failure)), file)
         sys.exit(1)
 
 

@@ -126,6 +126,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         failed = None
         if outcome.failed is not None:
             failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed], reports.circumstances(outcome))
+            failed.because_of = reports.cause([outcome.failed, *(slot.rank for slot in slots)])
         if not files and failed is not None:
             reports.repeat_traceback(console, failed)
         for host in hosts if files else ():

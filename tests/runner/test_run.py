@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 import warnings
+from pathlib import Path
 
 import psutil
 import pytest
@@ -232,6 +233,55 @@ def test_the_first_to_raise_is_named_though_it_ends_late(tmp_path, monkeypatch):
 
     with pytest.raises(RuntimeError, match="Process name: 0, Exit code: 1(?s:.*)ValueError: cause"):
         bagua_hvd.run(function, num_proc=2)
+
+
+@pytest.fixture
+def fake_hosts(fake_ssh, monkeypatch):
+    for name, value in fake_ssh.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("BAGUA_HVD_GRACE_SECONDS", raising=False)
+
+
+def test_clocks_of_two_hosts_are_not_compared(tmp_path, fake_hosts):
+    def function():
+        first = tmp_path / "first"
+        if os.environ["HOROVOD_RANK"] == "0":
+            first.with_suffix(".part").write_text(str(os.getpid()))
+            first.with_suffix(".part").rename(first)
+            raise ValueError("cause")
+        while not first.exists():
+            time.sleep(0.01)
+        with contextlib.suppress(FileNotFoundError):
+            while Path("/proc", first.read_text(), "cmdline").read_bytes():
+                time.sleep(0.01)
+        time.time_ns = lambda: 0        # a clock that is slow
+        raise ValueError("consequence")
+
+    with pytest.raises(RuntimeError, match="Process name: 0, Exit code: 1(?s:.*)ValueError: cause"):
+        bagua_hvd.run(function, num_proc=2, hosts="far1:1,far2:1")
+
+
+def test_the_cause_on_another_host_is_named_though_it_does_not_end(tmp_path, fake_hosts, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "1")
+
+    def function():
+        import atexit
+
+        import torch
+
+        import bagua_hvd.torch as hvd
+
+        atexit.register(time.sleep, 30)     # called last
+        hvd.init()
+        if hvd.rank() == 1:
+            raise ValueError("cause")
+        atexit.unregister(time.sleep)
+        time.time_ns = lambda: 0
+        hvd.allreduce(torch.ones(3))
+
+    with pytest.raises(RuntimeError, match="Process name: 1, Exit code: 1(?s:.*)ValueError: cause"):
+        bagua_hvd.run(function, num_proc=2, hosts="far1:1,far2:1")
 
 
 def test_an_exception_while_the_others_communicate():
