@@ -213,3 +213,15 @@ def test_the_others_of_a_host_may_save_before_they_end(make_job):
     job.wait_for("saved", 1, rank=0)
     assert job.finish() == 0
     assert "this process has been removed from elastic job" in job.text
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_script_that_hangs_does_not_outlive_baguarun(launcher, signum):
+    script = launcher.folder / "script"
+    script.write_text("#!/bin/sh\nsleep 1000 & : > began; wait\n")
+    script.chmod(0o755)
+    popen = launcher.start("--host-discovery-script", script, "--min-np", 1, "true")
+    wait_until((launcher.folder / "began").exists)
+    popen.send_signal(signum)
+    popen.wait(60)
+    wait_until(lambda: not launcher.processes(), 20)

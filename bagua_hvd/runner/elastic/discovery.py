@@ -1,15 +1,18 @@
 """Which hosts an elastic job may use: where the list comes from, its order, and the blacklist."""
 import errno
+import os
 import random
+import secrets
 import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from bagua_hvd.job.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.common.util.hosts import HostInfo
-from bagua_hvd.runner.processes import kill_sessions
+from bagua_hvd.runner.processes import MARK, Guard, kill_sessions
 
 
 class HostDiscovery:
@@ -59,6 +62,8 @@ class HostDiscoveryScript(HostDiscovery):
         self._lock = threading.Lock()
         self._popen: subprocess.Popen[bytes] | None = None
         self._closed = False
+        self._mark = secrets.token_hex(16)
+        self._unguard: weakref.finalize[[], HostDiscoveryScript] | None = None
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """As the base class's. RuntimeError: the script cannot be run, fails, or prints something else."""
@@ -90,9 +95,12 @@ class HostDiscoveryScript(HostDiscovery):
         return dict(self._host(line.strip()) for line in stdout.decode(errors="replace").splitlines() if line.strip())
 
     def _start(self):
+        if self._unguard is None:       # a launcher that is killed leaves no script behind
+            self._unguard = weakref.finalize(self, Guard(self._mark).close)
+
         def start(*command):
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                    start_new_session=True)
+                                    start_new_session=True, env={**os.environ, MARK: self._mark})
 
         try:
             return start(self._script)
@@ -116,6 +124,8 @@ class HostDiscoveryScript(HostDiscovery):
         with self._lock:
             self._closed = True
         self._end()
+        if self._unguard is not None:
+            self._unguard()
 
     def _end(self):
         """Of a script whose output has not ended, whether it hangs or Ctrl-C came; with what it started."""
