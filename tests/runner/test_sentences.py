@@ -40,6 +40,34 @@ def test_a_host_that_does_not_say_its_addresses():
         network.find_places([SilentHost()], ["localhost"], None, 3)
 
 
+class Neighbour:
+    """Stands for a RemoteHost that answers at once."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def request(self, function, **arguments):
+        future = concurrent.futures.Future()
+        future.set_result({"port": 1, "addresses": [["lo", "127.0.0.1"]]} if function == "listen" else [])
+        return future
+
+
+def test_a_host_asks_for_its_interface_while_others_join(monkeypatch):
+    monkeypatch.setattr(network, "_Here", lambda: Neighbour(network.LAUNCHER))
+    hosts, net = [Neighbour(f"host{number}") for number in range(40)], network.Network()
+    net.join(hosts[:1], [], 30)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(lambda: [net.join([host], hosts[:i], 30) for i, host in enumerate(hosts) if i])
+            while not joining.done():
+                assert net.likely_interface("host0") == net.interface("host0", ["host0"]) == "lo"
+            joining.result()
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
     """A dead host with four slots keeps a live one waiting for nothing, and is tried once."""
     attempts, dead = [], threading.Event()

@@ -108,9 +108,10 @@ class Network:
                 if not each["addresses"]:
                     raise _no_interface(name, self._nics)
             self._tried = {one for one in self._tried if not names & {*one}}
-            self._reached = {pair: addresses for pair, addresses in self._reached.items() if not names & {*pair}}
+            reached = {pair: addresses for pair, addresses in self._reached.items() if not names & {*pair}}
             for pair in itertools.permutations(hosts, 2):
-                self._reached.setdefault(pair, set())
+                reached.setdefault(pair, set())
+            self._reached = reached     # at once: other threads read it
             for by_6 in (False, True):
                 targets = {name: [[other, address, found[other]["port"]]
                                   for other in hosts if other != name for _, address in self._addresses[other]
@@ -143,14 +144,15 @@ class Network:
 
         NoRoute: there is none.
         """
-        others = [other for other in among if (other, name) in self._reached]       # name itself is not, either
-        missed = {(interface, address): [other for other in others if address not in self._reached[other, name]]
+        reached = self._reached
+        others = [other for other in among if (other, name) in reached]     # name itself is not, either
+        missed = {(interface, address): [other for other in others if address not in reached[other, name]]
                   for interface, address in self._addresses[name]}
         for (interface, _), by in missed.items():
             if not by:
                 return interface
         for other in others:
-            if not self._reached[other, name]:
+            if not reached[other, name]:
                 raise self._no_route(other, name)
         tried = "; ".join(f"{address} ({interface}) not from {', '.join(by)}"
                           for (interface, address), by in missed.items())
