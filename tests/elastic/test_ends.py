@@ -197,12 +197,15 @@ def test_a_job_that_cannot_go_on_tells_whose_failure_it_was(make_job):
 
 
 def test_one_that_comes_to_init_after_the_job_has_failed_is_told_why(make_job):
+    """Rank 0: it saves while rank 2 waits in init() in vain."""
     job = make_job({})
-    job.start("-np", 2, "-H", f"{A}:1,{B}:1", "--min-np", 2, command=WORKER, script=False,
+    job.start("-np", 3, "-H", f"{A}:1,{B}:1,{C}:1", "--min-np", 3, command=WORKER, script=False,
               env={"TEST_FAULT": "raise", "TEST_SAVE": "1.5"})
     job.wait_for("saved", 1, rank=0)
     assert job.finish() == 1
-    assert "<stderr>:ValueError: Horovod initialization failed. The elastic job has ended: Timed out" in job.text
+    for rank in 0, 2:
+        assert (f"[{rank}]<stderr>:ValueError: Horovod initialization failed. The elastic job has ended: Timed out"
+                in job.text)
 
 
 def test_the_others_of_a_host_may_save_before_they_end(make_job):
