@@ -28,6 +28,8 @@ from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import worker_environment
 
 _KILLED, _FAILED = 137, 1
+# Ray would show each rank its own GPUs alone, and local ranks change.
+_ALL_GPUS = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 
 
 def _nodes():
@@ -43,10 +45,15 @@ class RayHostDiscovery(HostDiscovery):
 
     Args:
         use_gpu: whether a slot needs GPUs. cpus_per_slot, gpus_per_slot: what it needs.
+    Raises:
+        ValueError: it needs nothing.
     """
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: float | None = 1) -> None:
-        self._needed = Resources(cpus_per_slot, use_gpu, gpus_per_slot if use_gpu else None).bundle()
+        bundle = Resources(cpus_per_slot, use_gpu, gpus_per_slot if use_gpu else None).bundle()
+        self._needed = {kind: count for kind, count in bundle.items() if count}
+        if not self._needed:
+            raise ValueError("cpus_per_slot=0 without use_gpu: a node has no number of such slots; give 1 or more")
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """{node: slots}; a node is named by its address, or, where several have the same one, by Ray's id."""
@@ -229,7 +236,8 @@ class _Crew:
                 raise RuntimeError("not started")
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             actor = ray.remote(BaseHorovodWorker).options(
-                **self._resources.options(), scheduling_strategy=strategy).remote()
+                **self._resources.options(), scheduling_strategy=strategy,
+                runtime_env=_ALL_GPUS if self._resources.use_gpu else None).remote()
             self._actors[number] = actor
             return actor
 

@@ -24,6 +24,18 @@ def nodes(patiently):
     cluster.shutdown()
 
 
+@pytest.fixture
+def node_with_gpus(patiently, monkeypatch):
+    """A Ray of one node with the GPUs 4 and 5 of its host, or so it says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args={
+        "num_cpus": 2, "num_gpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}))
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
 def train(batches, dies=None):
     """A function of a rank that sums ones over the ranks: (rank, size at the end, batches, sums of the sizes)."""
     def main():
@@ -60,6 +72,8 @@ def test_discovery(nodes):
     assert list(RayHostDiscovery().find_available_hosts_and_slots().values()) == [1, 1]
     assert RayHostDiscovery(cpus_per_slot=2).find_available_hosts_and_slots() == {}
     assert RayHostDiscovery(use_gpu=True).find_available_hosts_and_slots() == {}
+    with pytest.raises(ValueError, match="a node has no number of such slots"):
+        RayHostDiscovery(cpus_per_slot=0)
 
 
 def test_a_rank_that_dies_is_survived(nodes):
@@ -105,3 +119,19 @@ def test_what_all_ranks_raise_ends_the_job(nodes):
     with pytest.raises(RuntimeError) as raised:
         executor.execute(main)
     assert "at the beginning of it" in str(raised.value) + str(raised.value.__cause__)
+
+
+def test_a_rank_sees_all_gpus_of_its_node(node_with_gpus):
+    def main():
+        import os
+
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        see = hvd.elastic.run(lambda state: hvd.allgather_object(os.environ["CUDA_VISIBLE_DEVICES"]))
+        return see(hvd.elastic.TorchState(batch=0))
+
+    executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(num_proc=2, min_num_proc=2), use_gpu=True,
+                                  cpus_per_slot=0)
+    executor.start()
+    assert executor.run(main) == [["4,5", "4,5"]] * 2
