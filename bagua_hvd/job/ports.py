@@ -7,7 +7,7 @@ from bagua_hvd.core import variables
 EVERY_INTERFACE = "::"      # for listen() and Rendezvous: by IPv4 too
 
 
-def join_address(host: str, port: int) -> str:
+def join_address(host: str, port: int | str) -> str:
     """`10.0.0.1:29400`, `[fd00::1]:29400`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

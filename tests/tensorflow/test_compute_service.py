@@ -1,12 +1,14 @@
 """The compute service: tf.data pipelines in compute tasks, read by training tasks; all of them real processes."""
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
+from ports import has_ipv6
 
 ELEMENTS = 40
 SQUARES = [x * x for x in range(ELEMENTS)]
@@ -85,6 +87,24 @@ def train_with_dispatchers(path):
 
 def test_dispatchers_among_the_training_tasks(run_ranks, tmp_path):
     run_ranks(4, train_with_dispatchers, arguments={"path": str(tmp_path / "service.json")}, timeout=100)
+
+
+def read_by_ipv6():
+    from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn, send_to_data_service
+    from bagua_hvd.tensorflow.data.registry import Registry
+
+    with Registry(b"secret", "::1") as registry:
+        config = TfDataServiceConfig(1, 1, "compute", [["::1", registry.port]], b"secret")
+        worker = threading.Thread(target=compute_worker_fn, args=(config,))
+        worker.start()
+        assert read(send_to_data_service(pipeline(), config, 0)) == SQUARES
+        config.shutdown()
+        worker.join()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_service_that_is_reached_by_ipv6(run_ranks):
+    run_ranks(1, read_by_ipv6, timeout=100)
 
 
 def check_config(path):

@@ -203,8 +203,8 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
         here = compute_config.dispatcher_side == "compute" and first == 0
         with _dispatcher(client, index) if here else nullcontext():
             worker = tf.data.experimental.service.WorkerServer(tf.data.experimental.service.WorkerConfig(
-                client.address_of(index), worker_address=f"{client.local_host}:%port%",
-                data_transfer_address=f"{client.local_host}:%dts_port%",
+                client.address_of(index), worker_address=join_address(client.local_host, "%port%"),
+                data_transfer_address=join_address(client.local_host, "%dts_port%"),
             ))
             try:
                 client.wait_for_shutdown()
