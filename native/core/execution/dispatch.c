@@ -3,8 +3,19 @@
 #include "core/context/context.h"
 #include "core/health/heartbeat.h"
 #include "core/health/stall.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
+#include "core/negotiation/member.h"
+
+static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
+{
+    return type == FRAME_RESPONSE ? member_take_response(ctx, payload)
+           : type == FRAME_STALE  ? member_take_stale(ctx, payload)
+                                  : BHVD_ERR_SYSTEM;
+}
+
+const struct relay_receivers dispatch_receivers = {.up = coordinator_take_bundled, .down = take_down};
 
 // Frames of negotiation proper.
 static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)

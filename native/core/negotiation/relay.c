@@ -3,15 +3,15 @@
 #include <stdlib.h>
 
 #include "core/context/context.h"
-#include "core/negotiation/coordinator.h"
-#include "core/negotiation/member.h"
+#include "core/negotiation/coordinator_state.h"
 
-bhvd_status relay_init(bhvd_context *ctx)
+bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers)
 {
     struct relay *relay = ctx->relay = calloc(1, sizeof *relay);
     const int size = ctx->options.size, rank = ctx->options.rank;
     if (!relay)
         return BHVD_ERR_SYSTEM;
+    relay->receivers = receivers;
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) ||
@@ -99,7 +99,7 @@ bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items)
     const int rank = ctx->options.rank;
     if (items->failed)
         return no_memory(ctx);
-    return rank == COORDINATOR ? coordinator_take_bundled(ctx, &rank, 1, bytes_read(items))
+    return rank == COORDINATOR ? ctx->relay->receivers->up(ctx, &rank, 1, bytes_read(items))
                                : collect(ctx, &ctx->relay->myself, bytes_read(items));
 }
 
@@ -108,7 +108,7 @@ static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, st
     int *ranks = ctx->relay->ranks, count = 0;
     for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
         ranks[count++] = rank;
-    return coordinator_take_bundled(ctx, ranks, count, items);
+    return ctx->relay->receivers->up(ctx, ranks, count, items);
 }
 
 static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
@@ -138,14 +138,6 @@ bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_rea
 }
 
 // ------------------------------------------------------------------------------------------------------------ down
-
-// Where what comes down ends.
-static bhvd_status take_here(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
-{
-    return type == FRAME_RESPONSE ? member_take_response(ctx, payload)
-           : type == FRAME_STALE  ? member_take_stale(ctx, payload)
-                                  : BHVD_ERR_SYSTEM;
-}
 
 static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
 {
@@ -218,13 +210,13 @@ bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, 
     for (int i = 0; i < set->group.size && !is_all; i++)
         rank_set_add(receivers, set->group.ranks[i]);
     bhvd_status status = pass_down(ctx, is_all ? NULL : receivers, type, payload->data, payload->size);
-    return status || set->group.rank < 0 ? status : take_here(ctx, type, bytes_read(payload));
+    return status || set->group.rank < 0 ? status : ctx->relay->receivers->down(ctx, type, bytes_read(payload));
 }
 
 bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload)
 {
     if (rank == ctx->options.rank)
-        return take_here(ctx, type, bytes_read(payload));
+        return ctx->relay->receivers->down(ctx, type, bytes_read(payload));
     struct tree_child *child = tree_child_towards(&ctx->relay->tree, rank);
     struct rank_set *receiver = &ctx->relay->part;
     rank_set_clear(receiver);
@@ -255,7 +247,7 @@ static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
     if (!payload || !are_below(relay, receivers))
         return BHVD_ERR_SYSTEM;
     bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload, size);
-    return status || !for_this ? status : take_here(ctx, type, (struct bytes_reader){payload, payload + size, false});
+    return status || !for_this ? status : relay->receivers->down(ctx, type, (struct bytes_reader){payload, payload + size, false});
 }
 
 bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)

@@ -16,7 +16,14 @@
 #include "core/context/process_set.h"
 #include "core/negotiation/tree.h"
 
+// Where what is relayed ends: requests, from each of these ranks (rising), at the coordinator; frames to this rank.
+struct relay_receivers {
+    bhvd_status (*up)(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items);
+    bhvd_status (*down)(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload);
+};
+
 struct relay {
+    const struct relay_receivers *receivers;
     int parent;                         // -1: this rank is the coordinator
     struct tree tree;
     struct bundle bundle;               // of this rank and those below, on the way up
@@ -27,7 +34,7 @@ struct relay {
     struct bytes last_words;            // its reason
 };
 
-bhvd_status relay_init(bhvd_context *ctx);
+bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers);
 void relay_fini(bhvd_context *ctx);
 
 // Sends a frame of the negotiation to a rank, unless that has left.
