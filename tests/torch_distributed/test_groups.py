@@ -2,6 +2,8 @@
 import subprocess
 import sys
 import threading
+import time
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -127,6 +129,47 @@ def works(file):
     work.wait(timedelta(seconds=20))
     group.monitored_barrier(timedelta(seconds=20))
     assert number > 0 and group._get_sequence_number_for_group() == number + 2
+    dist.destroy_process_group()
+
+
+def coalesced(file):
+    """The work of _coalescing_manager() is done when all operations in it are; the last rank comes late."""
+    rank, size = start(file)
+    device = torch.device("cpu")
+
+    def begin():
+        tensors = [torch.full((1000,), rank + 1.0) for _ in range(3)]
+        if rank:
+            time.sleep(0.3)
+        with dist._coalescing_manager(device=device, async_ops=True) as manager:
+            group = dist.group.WORLD
+            group.allreduce([tensors[0]])
+            group.broadcast([tensors[1]], _options(dist.BroadcastOptions(), rootRank=1))
+            dist.all_reduce(tensors[2])
+        return manager, tensors
+
+    def ended(tensors):
+        return [tensor[0].item() for tensor in tensors] == [3, 2, 3]
+
+    manager, tensors = begin()
+    manager.wait()
+    assert ended(tensors)
+    manager, tensors = begin()
+    [work] = manager.works
+    assert all(given is tensor for given, tensor in zip(work.get_future().wait(), tensors, strict=True))
+    assert work.is_completed() and ended(tensors)
+    manager, tensors = begin()
+    [work] = manager.works
+    while not work.is_completed():
+        time.sleep(0.01)
+    assert ended(tensors)
+    for fails in (False, True):
+        tensors = [torch.full((1000 + rank * fails,), rank + 1.0) for _ in range(2)]
+        with pytest.raises(RuntimeError, match="Mismatched") if fails else nullcontext():
+            with dist._coalescing_manager(device=device):
+                for tensor in tensors:
+                    dist.all_reduce(tensor)
+            assert (tensors[1] == 3).all()
     dist.destroy_process_group()
 
 
@@ -275,7 +318,7 @@ def test_groups_of_four_ranks(run_group):
     run_group(4, groups)
 
 
-@pytest.mark.parametrize("function", [works, timeouts, options, under_gloo, under_baguarun])
+@pytest.mark.parametrize("function", [works, coalesced, timeouts, options, under_gloo, under_baguarun])
 def test_two_ranks(run_group, function):
     run_group(2, function)
 

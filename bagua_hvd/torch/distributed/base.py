@@ -48,6 +48,7 @@ class Group(dist.ProcessGroup):
         self._numbers = itertools.count()
         self._number = -1       # of the last operation
         self._waiter = Waiter()
+        self._coalesced: list[Work] | None = None       # since _start_coalescing()
         self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
 
     def __init_subclass__(cls, **keywords):
@@ -77,8 +78,11 @@ class Group(dist.ProcessGroup):
     def _post(self, kind, name, views=(), **fields):
         return self._context.post(kind, name, views, process_set=self._id, **fields)
 
-    def _work(self, operation, outputs, what, opts, finish=None):
-        return Work(operation, outputs, what, self._seconds(opts), finish)
+    def _work(self, operation, outputs, what, opts=None, finish=None, source=-1):
+        work = Work(operation, outputs, what, self._seconds(opts), finish, source)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     @staticmethod
     def _one(given, what):

@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 from bagua_hvd.core import native
-from bagua_hvd.core.operations import Ended
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.distributed import monitored, start, tensors
@@ -21,7 +20,7 @@ from bagua_hvd.torch.distributed.movements import Movements
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.reductions import Reductions
 from bagua_hvd.torch.distributed.tensors import Tensors, dense
-from bagua_hvd.torch.distributed.works import Work
+from bagua_hvd.torch.distributed.works import Together, Work
 
 
 def create(backend_options: Any, options: Any) -> Any:
@@ -103,10 +102,18 @@ class ProcessGroup(Reductions, Movements):
         self.shutdown()
 
     def _start_coalescing(self, device):
-        """Operations between this and _end_coalescing() go on their own; see the coalesced ones."""
+        """Operations between this and _end_coalescing() go on their own, but c10d waits for all of them at once."""
+        if other := self._other_on(device):
+            other._start_coalescing(device)
+        else:
+            self._coalesced = []
 
     def _end_coalescing(self, device):
-        return Work(Ended(), [], "coalesced operations", self._timeout)
+        if other := self._other_on(device):
+            return other._end_coalescing(device)
+        works, self._coalesced = self._coalesced or [], None
+        return self._work(Together(works), [tensor for work in works for tensor in work.result()],
+                          "coalesced operations")
 
     def split_group(self, ranks: list[int], timeout: timedelta | None = None, opts: Options | None = None,
                     group_name: str | None = None, group_desc: str | None = None,
@@ -133,7 +140,7 @@ class ProcessGroup(Reductions, Movements):
             return other.send(given, rank, tag)
         tensor = dense(self._one(given, "send"))
         operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
-        return Work(operation, given, f"send to rank {rank} with tag {tag}", self._timeout)
+        return self._work(operation, given, f"send to rank {rank} with tag {tag}")
 
     def recv(self, given: Tensors, rank: int, tag: int = 0) -> Work:
         if other := self._other(given[0]):
@@ -154,7 +161,7 @@ class ProcessGroup(Reductions, Movements):
             if back is not None:
                 back()
 
-        return Work(message, given, what, self._timeout, finish, source=lambda: message.source)
+        return self._work(message, given, what, None, finish, source=lambda: message.source)
 
     def barrier(self, opts: Any = None) -> Work:
         name, what = self._begin("barrier")

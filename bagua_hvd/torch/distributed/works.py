@@ -8,13 +8,15 @@ for results only when somebody wants them there. A stream that wants them waits 
 """
 import functools
 import threading
+import time
+from collections.abc import Callable
 from concurrent import futures
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work as _Work
-from torch.futures import Future
+from torch.futures import Future, collect_all
 
 from bagua_hvd.core import completions
 from bagua_hvd.core.operations import Posted
@@ -153,11 +155,10 @@ class Work(_Work):
             RuntimeError: "Timed out ...", the operation goes on; HorovodInternalError (one, too): ranks disagreed, or
             one was lost.
         """
-        operation = self._operation     # first: a thread that ends the work lets go of it
         if not self._ended:
             seconds = timeout.total_seconds() if timeout else 0
             seconds = seconds if seconds > 0 else self._timeout
-            if not operation.ended_within(seconds):
+            if not self.ended_within(seconds):
                 raise RuntimeError(f"{self._what}: Timed out waiting {seconds:g} s for the other ranks; the operation "
                                    "goes on, and its tensors must be left alone. Is every rank of the group there?")
             self._end()
@@ -166,6 +167,11 @@ class Work(_Work):
         if self._gpu is not None:
             self._gpu.join()
         return True
+
+    def ended_within(self, seconds: float) -> Any:
+        """Waits for the end of its operation, so long at most; whether it has ended."""
+        operation = self._operation     # a thread that ends the work lets go of it
+        return operation is None or operation.ended_within(seconds)
 
     def _end(self):
         """The operation has ended: what is left to do, once."""
@@ -239,3 +245,24 @@ class Work(_Work):
         if self._gpu is not None:
             self._gpu.join()
         future.set_result(self._value())
+
+
+class Together:
+    """Several Works as the operation of another one."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self._works = works
+
+    def ended_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        return all(work.ended_within(max(deadline - time.monotonic(), 0)) for work in self._works)
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        collect_all([work.get_future() for work in self._works]).add_done_callback(lambda _: callback())
