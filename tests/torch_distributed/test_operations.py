@@ -1,5 +1,6 @@
 """Every operation of c10d on the backend "bagua", against what torch's own arithmetic says of all ranks' tensors."""
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -90,6 +91,31 @@ def movements(file):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": other} for other in range(size)]
+    dist.destroy_process_group()
+
+
+def unequal(file):
+    """What is received goes nowhere but into an output of its size, and splits may be given by some ranks only."""
+    rank, size = start(file)
+    memory = torch.zeros(8)
+    parts = [torch.full((4,), part + 1.0) for part in range(size)] if rank == 0 else None
+    refused = pytest.raises(ValueError, match="rank 0 sent 4 elements, but its output holds 2")
+    with nullcontext() if rank else refused:
+        dist.scatter(memory[:2] if rank == 0 else memory[:4], parts, 0)
+    assert memory.tolist() == [2.0 * rank] * (4 * rank) + [0] * (8 - 4 * rank)
+    outputs = [torch.zeros(2) for _ in range(size)] if rank == 1 else None
+    with pytest.raises(ValueError, match="rank 0 sent 1 elements, but its output holds 2") if rank else nullcontext():
+        dist.gather(torch.zeros(1 + 2 * rank), outputs, 1)
+    with pytest.raises(ValueError, match="rank [01] sent [12] elements, but its output holds [12]"):
+        dist.all_to_all_single(torch.empty(2 + 2 * rank), torch.zeros(2 + 2 * rank))
+    with pytest.raises(ValueError, match="different dtypes: torch.float32, torch.int32"):
+        dist.group.WORLD.alltoall([torch.empty(2)] * 2, [torch.empty(2, dtype=torch.int32)] * 2)
+    sent, received = torch.arange(4.0) + 10 * rank, torch.zeros(4, 2)[:, 0]
+    dist.all_to_all_single(received, sent, *[[2, 2]] * (2 * rank))
+    assert received.tolist() == [2 * rank, 2 * rank + 1, 2 * rank + 10, 2 * rank + 11]
+    received = torch.zeros(3 + 2 * rank)
+    dist.all_to_all_single(received, sent, [1 + 2 * rank, 2], None if rank else [1, 3])
+    assert received.tolist() == ([1, 2, 3, 12, 13] if rank else [0, 10, 11])
     dist.destroy_process_group()
 
 
@@ -205,6 +231,6 @@ def test_three_ranks(run_group, function):
     run_group(3, function)
 
 
-@pytest.mark.parametrize("function", [messages, movements])
+@pytest.mark.parametrize("function", [messages, movements, unequal])
 def test_two_ranks(run_group, function):
     run_group(2, function)

@@ -4,8 +4,9 @@ All groups share the job's one context: a group of all ranks is the global proce
 their members ask for. Operations match by name, which says the group and how many operations the group has had; so the
 ranks of a group must call in the same order, as c10d asks, and groups may overlap and interleave in any way.
 
-Rows: what moves is given to the core as one row for each rank, of which all ranks must have the same length and dtype.
-So ranks that disagree hear both shapes, and results go directly to where the caller wants them.
+Rows: what is gathered or reduced is given to the core as one row for each rank, of which all ranks must have the same
+length and dtype. So ranks that disagree hear both shapes, and results go directly to where the caller wants them. Where
+sizes may differ (alltoall, gather, scatter), the core allocates the results.
 """
 from datetime import timedelta
 from typing import Any

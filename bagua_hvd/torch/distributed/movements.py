@@ -7,7 +7,7 @@ from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import tensors
 from bagua_hvd.torch.distributed.other_devices import OtherDevices
-from bagua_hvd.torch.distributed.tensors import Tensors, dense, row, rows_of
+from bagua_hvd.torch.distributed.tensors import Tensors, dense, row
 from bagua_hvd.torch.distributed.works import Work
 from bagua_hvd.torch.frontend import frontend
 
@@ -96,89 +96,59 @@ class Movements(OtherDevices):
         views = [frontend.view(flat)]
         operation = self._post(native.ALLGATHER, name, views)
         return self._work(operation, outputs, what, opts,
-                          lambda: self._take_parts(operation, views, flat, outputs, range(len(outputs)), what))
+                          lambda: self._take_parts(operation, views, flat, dict(enumerate(outputs)), what))
 
-    def _take_parts(self, operation, views, like, outputs, ranks, what):
-        """Copies what the core allocated, one part for each rank after the other, to the outputs of these ranks."""
+    def _take_parts(self, operation, views, like, outputs, what, received=None):
+        """Copies what the core allocated, one part for each rank after the other, to the outputs, by rank.
+
+        received: elements from each rank; None: the core does not know.
+        """
         [whole] = rules.results(frontend, operation, views, [like])
-        ordered = sorted(ranks, key=self._place)
-        counts = [tensors.movable(dense(outputs[rank])).numel() for rank in ordered]
-        if sum(counts) != whole.numel():
-            raise ValueError(f"{what}: the ranks sent {whole.numel()} elements, but the outputs hold {sum(counts)}")
-        for rank, part in zip(ordered, whole.split(counts), strict=True):
+        counts = {rank: tensors.movable(dense(outputs[rank])).numel() for rank in sorted(outputs, key=self._place)}
+        for rank, count in (received or {}).items():
+            if count != counts.get(rank, 0):
+                raise ValueError(f"{what}: rank {rank} sent {count} elements, but its output holds "
+                                 f"{counts.get(rank, 0)}")
+        if whole.numel() != sum(counts.values()):
+            raise ValueError(f"{what}: the ranks sent {whole.numel()} elements, but the outputs hold "
+                             f"{sum(counts.values())}")
+        for rank, part in zip(counts, whole.split(list(counts.values())), strict=True):
             outputs[rank].detach().copy_(part.view(outputs[rank].dtype).view(outputs[rank].shape))
 
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Work:
-        given = dense(self._one(inputs, "gather"))
+        given = self._one(inputs, "gather")
         if other := self._other(given):
             return other.gather(output_lists, inputs, opts)
         name, what = self._begin("gather")
-        size, mine = len(self._ranks), opts.rootRank == self._rank
-        outputs = self._one(output_lists, "gather") if mine else []
-        if mine and len(outputs) != size:
-            raise ValueError(f"gather: {len(outputs)} outputs for {size} ranks")
-        to_root = [0] * size
-        to_root[self._place(opts.rootRank)] = 1
-        gathered = given.new_empty((size if mine else 0, *given.shape))
-        operation = self._post(native.ALLTOALL, name, [frontend.view(row(given), gathered if mine else None)],
-                               splits=to_root)
-
-        def finish():
-            for rank, output in enumerate(outputs):
-                output.detach().copy_(gathered[self._place(rank)].view(output.shape))
-
-        return self._work(operation, outputs, what, opts, finish)
+        outputs = self._by_rank(output_lists, what) if opts.rootRank == self._rank else {}
+        return self._exchange(outputs, {opts.rootRank: given}, opts, name, what)
 
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "scatter")
         if other := self._other(output):
             return other.scatter(outputs, input_lists, opts)
         name, what = self._begin("scatter")
-        size, mine = len(self._ranks), opts.rootRank == self._rank
-        result = dense(output)
-        if mine:
-            parts = self._one(input_lists, "scatter")
-            if len(parts) != size:
-                raise ValueError(f"scatter: {len(parts)} inputs for {size} ranks")
-            ordered = sorted(range(size), key=self._place)
-            rows = torch.cat([row(dense(parts[rank])) for rank in ordered])
-        else:
-            rows = row(result)[:0]
-        operation = self._post(native.ALLTOALL, name, [frontend.view(rows, tensors.movable(result))],
-                               splits=[int(mine)] * size)
-        return self._work(operation, outputs, what, opts, self._returning(outputs, [result]))
+        inputs = self._by_rank(input_lists, what) if opts.rootRank == self._rank else {}
+        return self._exchange({opts.rootRank: output}, inputs, opts, name, what)
 
     def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor, output_splits: list[int],
                           input_splits: list[int], opts: Any = None) -> Work:
         if other := self._other(given):
             return other.all_to_all_single(output, given, output_splits, input_splits, opts)
-        size = len(self._ranks)
+        name, what = self._begin("all_to_all_single")
         source, result = dense(given), dense(output)
-        if not output_splits and not input_splits and self._places is None:
-            name, what = self._begin("all_to_all_single")
-            if result.numel() != source.numel():
-                raise ValueError(f"{what}: as many elements are received as are sent, but the input has "
-                                 f"{source.numel()} and the output {result.numel()}: give split sizes")
-            if size and source.dim() and source.shape[0] % size:
-                raise ValueError(f"{what}: {source.shape[0]} rows cannot be shared evenly by {size} ranks: give "
-                                 "split sizes")
-            view = frontend.view(rows_of(source, size), tensors.movable(result))
-            operation = self._post(native.ALLTOALL, name, [view])
-            return self._work(operation, [output], what, opts, self._returning([output], [result]))
-        sent, received = (self._counts(splits, tensor) for splits, tensor in
-                          ((input_splits, source), (output_splits, result)))
-        parts = [torch.empty(count, dtype=result.dtype, device=result.device) for count in received]
-        work = self._exchange(parts, list(source.reshape(-1).split(sent)), opts, "all_to_all_single")
-        return self._after(work, [output], lambda: [torch.cat(parts)])
+        sent, received = (dict(enumerate(tensor.view(-1).split(self._counts(splits, tensor, what))))
+                          for splits, tensor in ((input_splits, source), (output_splits, result)))
+        work = self._exchange(received, sent, opts, name, what, source)
+        return work.then(self._returning([output], [result]), [output])
 
-    def _counts(self, splits, tensor):
+    def _counts(self, splits, tensor, what):
         """Elements for each rank. ValueError: the splits do not fit the tensor."""
         size = len(self._ranks)
         rows = tensor.shape[0] if tensor.dim() else 1
-        splits = list(splits) if splits else [rows // size] * size
+        splits = list(splits or ()) or [rows // size] * size
         if len(splits) != size or sum(splits) != rows:
-            raise ValueError(f"all_to_all_single: split sizes {splits} for {size} ranks do not fit a tensor of {rows} "
-                             "rows")
+            raise ValueError(f"{what}: split sizes {splits} for {size} ranks do not fit a tensor of {rows} rows")
         width = tensor.numel() // rows if rows else 0
         return [split * width for split in splits]
 
@@ -187,18 +157,35 @@ class Movements(OtherDevices):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         if other := self._other(inputs[0]):
             return other.alltoall(outputs, inputs, opts)
-        return self._exchange(outputs, inputs, opts, "all_to_all")
+        name, what = self._begin("all_to_all")
+        return self._exchange(self._by_rank([outputs], what), self._by_rank([inputs], what), opts, name, what)
 
-    def _exchange(self, outputs, inputs, opts, what):
-        """Part i of the inputs to rank i; their sizes may differ."""
-        name, what = self._begin(what)
-        size = len(self._ranks)
-        if len(inputs) != size or len(outputs) != size:
-            raise ValueError(f"{what}: {len(inputs)} inputs and {len(outputs)} outputs for {size} ranks")
-        ordered = sorted(range(size), key=self._place)
-        parts = [tensors.movable(dense(inputs[rank])) for rank in ordered]
-        flat = torch.cat(parts)
+    def _by_rank(self, lists, what):
+        """The one list in `lists`, of a tensor for each rank, as a dict."""
+        given = self._one(lists, what)
+        if len(given) != len(self._ranks):
+            raise ValueError(f"{what}: {len(given)} tensors for {len(self._ranks)} ranks")
+        return dict(enumerate(given))
+
+    def _exchange(self, outputs, inputs, opts, name, what, flat=None):
+        """Sends inputs, and receives into outputs; both are dicts by rank. Their sizes may differ.
+
+        The core allocates what is received: only then is it known whether it fits the outputs.
+
+        Args:
+            flat: the inputs as one tensor, if they lie so.
+        """
+        if len(dtypes := {tensor.dtype for tensor in (*outputs.values(), *inputs.values())}) > 1:
+            raise ValueError(f"{what}: its tensors are of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
+        order = sorted(range(len(self._ranks)), key=self._place)
+        nothing = next(iter({**outputs, **inputs}.values())).detach().new_empty(0)
+        parts = [tensors.movable(dense(inputs.get(rank, nothing))) for rank in order]
+        flat = torch.cat(parts) if flat is None or self._places is not None else tensors.movable(flat)
         views = [frontend.view(flat)]
         operation = self._post(native.ALLTOALL, name, views, splits=[part.numel() for part in parts])
-        return self._work(operation, outputs, what, opts,
-                          lambda: self._take_parts(operation, views, flat, outputs, range(size), what))
+
+        def finish():
+            splits = operation.received_splits(0, len(order))
+            self._take_parts(operation, views, flat, outputs, what, dict(zip(order, splits, strict=True)))
+
+        return self._work(operation, list(outputs.values()), what, opts, finish)

@@ -142,7 +142,10 @@ class Work(_Work):
     def then(self, finish: Any, outputs: Any) -> Any:
         """The same with more to do at its end, and other outputs; while nobody else has seen it. Returns itself."""
         first = self._finish
-        self._finish = finish if first is None else lambda: (first(), finish())
+        if first is None or finish is None:
+            self._finish = first or finish
+        else:
+            self._finish = lambda: (first(), finish())
         self._outputs = outputs
         return self
 
