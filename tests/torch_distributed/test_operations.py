@@ -70,6 +70,24 @@ def reduce_scattered(rank, size, op, dtype, shape):
     assert torch.equal(output, expected), (op, dtype, shape)
 
 
+def overlapping(file):
+    """A result may lie within its input, or an input within its result, wherever."""
+    rank, size = start(file)
+    numbers = torch.arange(2000 * size) % 1000.0
+    expected = numbers * sum(range(1, size + 1))
+    for begin in (2000 * rank, 0, 1000):
+        source = numbers * (rank + 1)
+        output = source[begin:begin + 2000]
+        dist.reduce_scatter_single(output, source)
+        assert torch.equal(output, expected[2000 * rank:2000 * (rank + 1)])
+    whole = torch.zeros(2000 * size + 10)
+    mine = whole[2000 * rank + 10:2000 * (rank + 1) + 10].fill_(rank)
+    output = whole[:-10]
+    dist.all_gather_single(output, mine)
+    assert torch.equal(output, torch.arange(float(size)).repeat_interleave(2000))
+    dist.destroy_process_group()
+
+
 def movements(file):
     rank, size = start(file)
     for dtype in [*DTYPES, torch.uint16, torch.float8_e4m3fn]:
@@ -231,6 +249,6 @@ def test_three_ranks(run_group, function):
     run_group(3, function)
 
 
-@pytest.mark.parametrize("function", [messages, movements, unequal])
+@pytest.mark.parametrize("function", [messages, movements, unequal, overlapping])
 def test_two_ranks(run_group, function):
     run_group(2, function)

@@ -43,9 +43,7 @@ class Movements(OtherDevices):
         straight = self._places is None
         results = [dense(output) if straight else torch.empty_like(output, memory_format=torch.contiguous_format)
                    for output in outputs]
-        # An output may hold its input, as FSDP lays them out: then the core needs a copy.
-        sources = [s.clone() if r.data_ptr() <= s.data_ptr() < r.data_ptr() + r.nbytes else s
-                   for s, r in zip(sources, results, strict=True)]
+        sources = tensors.apart(sources, results)
         operation = self._post(native.ALLGATHER, name,
                                [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)],
                                blocking=opts is not None and not opts.asyncOp)

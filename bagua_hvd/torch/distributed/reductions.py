@@ -127,7 +127,8 @@ class Reductions(OtherDevices):
         results = [dense(output) for output in outputs]
         operation = self._post(
             native.REDUCESCATTER, name,
-            [frontend.view(whole, result) for whole, result in zip(wholes, results, strict=True)],
+            [frontend.view(whole, result) for whole, result in
+             zip(tensors.apart(wholes, results), results, strict=True)],
             op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
             blocking=not opts.asyncOp,
         )

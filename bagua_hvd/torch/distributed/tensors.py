@@ -78,6 +78,16 @@ def rows_of(tensor: torch.Tensor, count: int) -> Any:
     return flat.view(count, -1) if flat.numel() else flat.view(count, 0)
 
 
+def apart(sources: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Tensors:
+    """The contiguous sources, as copies where they share memory with their results, as FSDP lays them out.
+
+    The core reads the one while it writes the other.
+    """
+    return [source.clone() if source.data_ptr() < result.data_ptr() + result.nbytes
+            and result.data_ptr() < source.data_ptr() + source.nbytes else source
+            for source, result in zip(sources, results, strict=True)]
+
+
 def write_back(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copies results to where they belong: pairs (tensor, what was communicated in its place)."""
     for tensor, copy in copies:
