@@ -42,12 +42,13 @@ class Reductions(OtherDevices):
     def _reduce(self, inputs, outputs, opts, what):
         """Reduces all of them as one operation; outputs: the same tensors, or others of their shapes."""
         op, native_op = opts.reduceOp, tensors.NATIVE_OPS.get(tensors.kind_of(opts.reduceOp))
+        may_relax = what.startswith("all_reduce")
         name, what = self._begin(what)
         sources = [dense(tensor) for tensor in inputs]
         if not tensors.reduces_natively(sources, op):
             return self._gather_and_reduce(name, sources, outputs, op, what, opts)
         results = sources if outputs is inputs else outputs
-        operation = self._relaxed(name, sources, op) if results is sources else None
+        operation = self._relaxed(name, sources, op) if may_relax else None
         if operation is None:
             operation = self._post(
                 native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)],
