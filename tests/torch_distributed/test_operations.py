@@ -50,6 +50,13 @@ def reductions(file):
         tensor = torch.full((5,), 2 * rank, dtype=dtype)
         dist.all_reduce(tensor, dist.ReduceOp.AVG)
         assert (tensor == 2 * (size - 1) / 2).all()
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        tensor = torch.tensor([-rank - (rank == 2), 7, 100 + rank], dtype=dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        assert tensor.tolist() == [-1, 7, 101], dtype   # of -4, 21 and 303
+    tensor = torch.tensor([200, rank], dtype=torch.uint8)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert tensor.tolist() == [200, sum(range(size)) // size]
     tensors = [torch.full((3,), float(rank)), torch.full((2, 2), float(rank))]
     dist.all_reduce_coalesced(tensors)
     assert all((tensor == sum(range(size))).all() for tensor in tensors)

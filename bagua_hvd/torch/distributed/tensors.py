@@ -37,14 +37,19 @@ def reduces_natively(tensors: Sequence[torch.Tensor], op: Any) -> bool:
 
 
 def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
-    """The reduction of a tensor's first dimension, in the order of the ranks, in its own dtype."""
+    """The reduction of a tensor's first dimension, in the order of the ranks, in its own dtype.
+
+    Means of integers are those of the core: of the exact sum, truncated.
+    """
     kind = kind_of(op)
     if kind not in _BINARY:
         raise ValueError(f"{op} is not served for {rows.dtype}")
-    result = functools.reduce(_BINARY[kind], rows.unbind(0))
+    rounding = None if rows.is_floating_point() or rows.is_complex() else "trunc"
+    terms = rows.long() if kind == _Op.AVG and rounding else rows
+    result = functools.reduce(_BINARY[kind], terms.unbind(0))
     if kind == _Op.AVG:
-        result = result / rows.shape[0] if rows.is_floating_point() or rows.is_complex() else result // rows.shape[0]
-    return result
+        result = torch.div(result, rows.shape[0], rounding_mode=rounding)
+    return result.to(rows.dtype)
 
 
 def dense(tensor: torch.Tensor) -> Any:
