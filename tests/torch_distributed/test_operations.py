@@ -1,5 +1,6 @@
 """Every operation of c10d on the backend "bagua", against what torch's own arithmetic says of all ranks' tensors."""
 import functools
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -211,6 +212,28 @@ def messages(file):
     dist.destroy_process_group()
 
 
+def new_tags(file):
+    """A tag that is not used again leaves no object behind, on either side."""
+    rank, size = start(file)
+
+    def exchange(tags, anyone):
+        for tag in tags:
+            if rank:
+                dist.send(torch.ones(2), 0, tag=tag)
+            else:
+                dist.recv(torch.empty(2), None if anyone else 1, tag=tag)
+
+    for anyone in (False, True):
+        exchange(range(5), anyone)
+        gc.collect()
+        before = len(gc.get_objects())
+        exchange(range(1000, 1300), anyone)
+        gc.collect()
+        assert len(gc.get_objects()) - before < 100, anyone
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def anybody(rank, size):
     """Rank 0 hears two messages of each, from anyone and from one by name in turns."""
     if rank:
@@ -256,6 +279,6 @@ def test_three_ranks(run_group, function):
     run_group(3, function)
 
 
-@pytest.mark.parametrize("function", [messages, movements, unequal, overlapping])
+@pytest.mark.parametrize("function", [messages, movements, unequal, overlapping, new_tags])
 def test_two_ranks(run_group, function):
     run_group(2, function)

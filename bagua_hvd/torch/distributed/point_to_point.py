@@ -6,9 +6,8 @@ themselves. Larger ones go directly to where they are wanted; then both sides mu
 
 To receive from anyone is to begin to receive the next message of everyone. What is not taken stays begun, for later.
 """
-import itertools
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -154,10 +153,9 @@ class PointToPoint:
 
     def __init__(self, context: Any, key: Any, rank: int, ranks: Any, id: int) -> None:
         self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
-        self._sent: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)      # by (receiver, tag)
-        self._received: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)  # by (sender, tag)
-        self._open: defaultdict[Any, deque] = defaultdict(deque)         # by (sender, tag): begun and not taken
-        self._wanting: defaultdict[Any, deque] = defaultdict(deque)      # by tag: _Wanted without a message, and sizes
+        self._numbers: dict[tuple[int, int, int], int] = {}     # of the next message, by (sender, receiver, tag)
+        self._open: dict[tuple[int, int], _Open] = {}           # by (sender, tag): begun and not taken
+        self._wanting: dict[int, deque[Any]] = {}               # by tag: _Wanted without a message, and their tensors
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
@@ -178,7 +176,11 @@ class PointToPoint:
         if not 0 <= rank < len(self._ranks) or rank == self._rank:
             raise ValueError(f"rank {self._rank} of {len(self._ranks)} cannot {verb} rank {rank}")
 
-    def _name(self, sender, receiver, tag, number):
+    def _name(self, sender, receiver, tag):
+        """Of the next message. A number for each tag stays for ever, so nothing else does."""
+        with self._lock:
+            number = self._numbers.get((sender, receiver, tag), 0)
+            self._numbers[sender, receiver, tag] = number + 1
         return f"c10d.{self._key}.{sender}-{receiver}.{tag}.{number}"
 
     def _splits(self, rank, count):
@@ -189,7 +191,7 @@ class PointToPoint:
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to send a flat tensor. Returns a Transfer."""
         self._check(rank, "send to")
-        name = self._name(self._rank, rank, tag, next(self._sent[rank, tag]))
+        name = self._name(self._rank, rank, tag)
         small = tensor.nbytes <= SMALL
         rows = tensor.view(torch.uint8) if small else tensor.view(torch.uint8).unsqueeze(0)
 
@@ -206,7 +208,7 @@ class PointToPoint:
 
     def _begin(self, rank, tag, tensor, cls, *arguments):
         """Begins to receive the next message from `rank`, as large as the flat tensor, if it is a large one."""
-        name = self._name(rank, self._rank, tag, next(self._received[rank, tag]))
+        name = self._name(rank, self._rank, tag)
         small = None
         if tensor.nbytes > SMALL:
             view = frontend.view(tensor.view(torch.uint8).unsqueeze(0)[:0], tensor)
@@ -220,8 +222,8 @@ class PointToPoint:
         """Begins to receive into a flat tensor. Returns a message: take() puts it there at the end."""
         self._check(rank, "receive from")
         with self._lock:
-            if self._open[rank, tag]:
-                message = self._open[rank, tag].popleft()
+            message = self._open.pop((rank, tag), None)
+            if message is not None:
                 message.taken = True
                 self._want(tag)
                 wanted = _Wanted(tensor, rank)
@@ -233,24 +235,26 @@ class PointToPoint:
         """Begins to receive into a flat tensor from whoever sends first. Returns a message with its `source`."""
         wanted = _Wanted(tensor)
         with self._lock:
-            self._wanting[tag].append((wanted, tensor))
+            self._wanting.setdefault(tag, deque()).append((wanted, tensor))
             self._want(tag)
         return wanted
 
     def _want(self, tag):
         """While somebody wants a message from anyone, one is begun with everyone. Gives out what is there."""
-        if not self._wanting[tag]:
+        if tag not in self._wanting:
             return
         tensor = self._wanting[tag][0][1]
-        for rank in range(len(self._ranks)):
-            if rank != self._rank and not self._open[rank, tag]:
+        others = [rank for rank in range(len(self._ranks)) if rank != self._rank]
+        for rank in others:
+            if (rank, tag) not in self._open:
                 # Its own memory: whoever takes it in the end may want it elsewhere.
                 message = self._begin(rank, tag, torch.empty_like(tensor), _Open, self._arrived)
                 message.tag = tag
-                self._open[rank, tag].append(message)
-        for rank in range(len(self._ranks)):
-            if rank != self._rank and self._open[rank, tag] and self._open[rank, tag][0].done():
-                self._give(self._open[rank, tag][0], tag)
+                self._open[rank, tag] = message
+        for rank in others:
+            message = self._open.get((rank, tag))
+            if message is not None and message.done():
+                self._give(message, tag)
 
     def _arrived(self, message):
         with self._lock:
@@ -259,10 +263,12 @@ class PointToPoint:
                 self._give(message, tag)
 
     def _give(self, message, tag):
-        if message.taken or not self._wanting[tag]:
+        if message.taken or tag not in self._wanting:
             return
         message.taken = True
-        self._open[message.source, tag].remove(message)
+        del self._open[message.source, tag]
         wanted, _ = self._wanting[tag].popleft()
+        if not self._wanting[tag]:
+            del self._wanting[tag]
         wanted.give(message)
         self._want(tag)
