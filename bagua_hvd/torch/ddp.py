@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm
@@ -44,7 +45,7 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
             BAGUA_ALGORITHM, else "gradient_allreduce".
         arguments: for its constructor; not with an instance.
     Returns:
-        A callable that can be pickled. The `state` it is registered with: a State, or None for one of its own.
+        A callable that can be pickled. The `state` it is registered with: a State, or None for one of each model.
     Raises:
         ValueError: unknown algorithm, or one that does more than communicate gradients: see wrap_optimizer().
         TypeError: arguments that the algorithm does not take.
@@ -273,13 +274,32 @@ class Hook:
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.__name__ = self.__qualname__ = f"bagua_hvd_{type(algorithm).__name__}_hook"
-        self._state: State | None = None
+        self._forget()
+
+    def _forget(self):
+        self._states = WeakTensorKeyDictionary()    # of models without one, by parameter: no GradBucket names its model
+        self._begun: State | None = None            # of the last model that is not in there with all its buckets yet
+
+    def _state_of(self, bucket):
+        parameters = bucket.parameters()
+        state = self._states.get(parameters[0])
+        if state is None:
+            if bucket.index() == 0:
+                self._begun = State()
+            state = self._begun
+            for parameter in parameters:
+                self._states[parameter] = state
+        return state
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name not in ("_states", "_begun")}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self._forget()
 
     def __call__(self, state, bucket: dist.GradBucket):
-        if state is None:
-            if self._state is None:
-                self._state = State()
-            state = self._state
+        state = self._state_of(bucket) if state is None else state
         buffer = bucket.buffer()
         if buffer.is_sparse:
             name, operation, finish = state._sparse(buffer, bucket.index(), self.algorithm)

@@ -107,6 +107,31 @@ def state_goes_on(file):
     dist.destroy_process_group()
 
 
+def two_models(file):
+    """One hook keeps the errors of two models apart, whose backward passes take turns."""
+    rank, size = start(file)
+
+    def trained(hooks):
+        torch.manual_seed(0)
+        nets = [DistributedDataParallel(nn.Sequential(nn.Linear(12, width), nn.Linear(width, 3)), bucket_cap_mb=0.001)
+                for width in (40, 60)]
+        for net, hook in zip(nets, hooks, strict=True):
+            net.register_comm_hook(None, hook)
+        optimizers = [torch.optim.SGD(net.parameters(), 0.05) for net in nets]
+        for step in range(6):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                train(net, optimizer, rank, 1, step)
+        return nets
+
+    arguments = {"ratio": 0.2, "full_steps": 0}
+    hook = ddp.hook("topk", **arguments)
+    together = trained([hook, hook])
+    apart = trained([ddp.hook("topk", **arguments), ddp.hook("topk", **arguments)])
+    for mine, expected in zip(together, apart, strict=True):
+        assert torch.equal(flat(mine), flat(expected))
+    dist.destroy_process_group()
+
+
 def flat_after(net, weights, state, hook, rank):
     net = copy.deepcopy(net.module)
     net.load_state_dict(weights)
@@ -307,7 +332,7 @@ def test_around_hooks(run_group):
     run_group(3, around)
 
 
-@pytest.mark.parametrize("function", [scaled, parts, in_ddps_place])
+@pytest.mark.parametrize("function", [scaled, parts, two_models, in_ddps_place])
 def test_two_ranks(run_group, function):
     run_group(2, function)
 
