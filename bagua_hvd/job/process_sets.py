@@ -148,7 +148,7 @@ def ask_among_members(context: Any, ranks: list[int]) -> Any:
     """Begins to ask for a set of these ranks, which only they do; the others take part without noticing.
 
     Returns:
-        An Operation, whose `value` is the id of the set, that of the one that has these ranks already if one does.
+        An Operation, whose `value` is the id of the set: that of the one that was asked for here before, if one was.
     """
     name = "process_set.members." + "_".join(map(str, ranks))
     return context.post(native.PROCESS_SET_ADD, name, splits=ranks, root_rank=1)
@@ -229,14 +229,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Args:
         process_set: what add_process_set() or init() has registered.
     Returns:
-        True, or False for the global set and for one that is not registered. The set's `process_set_id` is None then.
+        True, or False for the global set, a torch.distributed group's, and one that is not registered. The set's
+        `process_set_id` is None then.
     Raises:
         ValueError: not in dynamic mode, or before init.
     """
     context = running_context(ValueError)
     _check_dynamic("removed")
     id = id_of(process_set)
-    if process_set is global_process_set or id is None:
+    if process_set is global_process_set or id is None or id in _of_members:
         return False
     operation: Any = context.post(native.PROCESS_SET_REMOVE, f"process_set.remove.{id}", root_rank=id, blocking=True)
     operation.wait()

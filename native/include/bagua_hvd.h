@@ -48,7 +48,7 @@ typedef enum bhvd_kind {
     BHVD_D_LP_S = 9,            /* primitive: decentralized, low precision, synchronous (native/primitive/d_lp_s.c) */
     BHVD_PROCESS_SET_ADD = 10,  /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id.
                                  * args.root_rank 0: every rank of the job posts it; 1: the members alone do, and get the
-                                 * id of the set that has these ranks already, if one does */
+                                 * id of the set that was asked for so with these ranks already, if one was */
     BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 

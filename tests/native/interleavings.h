@@ -67,9 +67,9 @@ static bhvd_context *make_context(int rank)
     int id;
     CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);
     CHECK_STATUS(context_prepare(ctx), BHVD_OK);
-    CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, all, rank_count, &id, &error), BHVD_OK);
+    CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, all, rank_count, false, &id, &error), BHVD_OK);
     if (scenario->ends_only)
-        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, ends, 2, &id, &error), BHVD_OK);
+        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, ends, 2, false, &id, &error), BHVD_OK);
     return ctx;
 }
 

@@ -386,7 +386,7 @@ static bhvd_context *make_context(int rank, void *world)
     connect_lines(&ctx->run.connections);
     CHECK_STATUS(context_prepare(ctx), BHVD_OK);
     for (int set = 0; set < 1 + (S->sizes[1] < S->ranks); set++)
-        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, S->members[set], S->sizes[set], &id, &error), BHVD_OK);
+        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, S->members[set], S->sizes[set], false, &id, &error), BHVD_OK);
     return ctx;
 }
 

@@ -293,6 +293,41 @@ def under_gloo(file):
     start_again(file, rank, size)
 
 
+def removed_sets(file):
+    """A group, and who exchanges messages, keep their process set when the user's of the same ranks is removed."""
+    rank, size = start(file, backend="gloo")
+    hvd.init(process_sets="dynamic")
+    everyone = dist.new_group(backend="bagua")
+
+    def message():
+        tensor = torch.full((2,), float(rank))
+        if rank == 0:
+            dist.send(tensor, 1, group=everyone)
+        elif rank == 1:
+            dist.recv(tensor, 0, group=everyone)
+            assert (tensor == 0).all()
+
+    before = hvd.add_process_set([0, 1])
+    group = dist.new_group([0, 1], backend="bagua")
+    after = dist.new_group([1, 2], backend="bagua")
+    late = hvd.add_process_set([1, 2])
+    message()
+    for process_set, pair in ((before, group), (late, after)):
+        members = process_set.ranks
+        assert rank not in members or summed(rank, pair) == sum(members)
+        assert rank not in members or hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=process_set) == 2
+        if rank in members:
+            assert hvd.remove_process_set(process_set_of(pair)) is False
+        assert hvd.remove_process_set(process_set) is True
+        assert rank not in members or summed(rank, pair) == sum(members)
+        message()
+    hvd.add_process_set([0, 2])             # which may have an id that was free
+    assert rank == 2 or summed(rank, group) == 1
+    message()
+    dist.destroy_process_group()
+    hvd.shutdown()
+
+
 def start_again(file, rank, size):
     dist.init_process_group("cpu:bagua", init_method=f"file://{file}.2", rank=size - 1 - rank, world_size=size)
     assert hvd.rank() == dist.get_rank() == size - 1 - rank
@@ -318,6 +353,10 @@ def under_baguarun(file):
 
 def test_groups_of_four_ranks(run_group):
     run_group(4, groups)
+
+
+def test_three_ranks(run_group):
+    run_group(3, removed_sets)
 
 
 @pytest.mark.parametrize("function", [works, coalesced, timeouts, options, under_gloo, under_baguarun])

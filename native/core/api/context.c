@@ -35,7 +35,7 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
         return false;
     for (int i = 0; i < size; i++)
         ranks[i] = i;
-    bhvd_status status = process_set_add(&ctx->sets, &ctx->run, ranks, size, &id, error);
+    bhvd_status status = process_set_add(&ctx->sets, &ctx->run, ranks, size, false, &id, error);
     free(ranks);
     return !status;
 }

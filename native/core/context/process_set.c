@@ -50,20 +50,21 @@ static void process_set_destroy(struct process_set *set)
     free(set);
 }
 
-struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size)
+struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size, bool of_members)
 {
     for (int i = 0; i < table->high; i++) {
         struct process_set *set = table->sets[i];
-        if (set && set->group.size == size && memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) == 0)
+        if (set && (i == 0 || set->of_members == of_members) && set->group.size == size &&
+            memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) == 0)
             return set;
     }
     return NULL;
 }
 
-bhvd_status process_set_add(struct process_set_table *table, struct executor_context *run, const int32_t *ranks, int size, int *id,
-                            struct bhvd_error *error)
+bhvd_status process_set_add(struct process_set_table *table, struct executor_context *run, const int32_t *ranks, int size,
+                            bool of_members, int *id, struct bhvd_error *error)
 {
-    const struct process_set *same = process_set_of(table, ranks, size);
+    const struct process_set *same = process_set_of(table, ranks, size, of_members);
     if (same)
         return error_set(error, BHVD_ERR_ARGUMENT, "Attempted to add a duplicate process set: set %d has these "
                          "%d ranks already.", same->group.id, size);
@@ -73,8 +74,10 @@ bhvd_status process_set_add(struct process_set_table *table, struct executor_con
     if (free_id == PROCESS_SET_MAX)
         return error_set(error, BHVD_ERR_ARGUMENT, "there are %d process sets already; remove one", PROCESS_SET_MAX);
     struct process_set *set = calloc(1, sizeof *set);
-    if (set)
+    if (set) {
         set->number = (uint32_t)++table->generation;
+        set->of_members = of_members;
+    }
     // Blocks in an area are counted from its generation on, beyond all of an older set.
     if (!set || !group_init(&set->group, run, ranks, size, index_in(ranks, size, run->connections.rank), free_id,
                             table->generation << 40) || hierarchy_create(run, &set->group)) {

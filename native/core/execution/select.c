@@ -285,12 +285,13 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
                                ctx->options.size - 1, op->splits[i]);
     }
     pthread_mutex_lock(&ctx->sets_lock);
+    const bool of_members = op->work.root_rank != 0;
     const struct process_set *same =
-        op->work.root_rank ? process_set_of(&ctx->sets, op->splits, (int)op->split_count) : NULL;
+        of_members ? process_set_of(&ctx->sets, op->splits, (int)op->split_count, true) : NULL;
     if (!status && same)
         id = same->group.id;
     else if (!status)
-        status = process_set_add(&ctx->sets, &ctx->run, op->splits, (int)op->split_count, &id, error);
+        status = process_set_add(&ctx->sets, &ctx->run, op->splits, (int)op->split_count, of_members, &id, error);
     pthread_mutex_unlock(&ctx->sets_lock);
     op->value = id;
     bhvd_status added = coordinator_set_added(ctx);
