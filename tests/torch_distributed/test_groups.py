@@ -231,7 +231,7 @@ def options(file):
         assert torch.allclose(reduced[1], exact[1])
         assert 0 < (reduced[0] - exact[0]).abs().max() < 0.02 * size
     tensor = large.clone()
-    dist.reduce(tensor, 1)              # in full precision on all ranks, and not in place on those that are not the root
+    dist.reduce(tensor, 1)              # in full precision on all ranks
     assert torch.allclose(tensor, size * torch.linspace(0, 1, 1 << 12) + sum(range(size)) if rank == 1 else large)
     counts = torch.full((1 << 12,), rank)
     dist.all_reduce(counts)
