@@ -13,7 +13,6 @@ from bagua_hvd.job import basics, process_sets
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.point_to_point import PointToPoint
-from bagua_hvd.torch.distributed.tensors import write_back
 from bagua_hvd.torch.distributed.works import Waiter, Work
 from bagua_hvd.torch.frontend import frontend
 
@@ -96,17 +95,3 @@ class Group(dist.ProcessGroup):
 
     def _place(self, rank):
         return rank if self._places is None else self._places[rank]
-
-    def _after(self, work, outputs, results):
-        """A work in place of a new one: it also copies what results() returns to the outputs."""
-        def copy():
-            for output, result in zip(outputs, results(), strict=True):
-                output.detach().copy_(result.view(output.shape))
-
-        return work.then(copy, outputs)
-
-    @staticmethod
-    def _returning(outputs, results):
-        back = [(output, result) for output, result in zip(outputs, results, strict=True)
-                if output.data_ptr() != result.data_ptr()]
-        return (lambda: write_back(back)) if back else None

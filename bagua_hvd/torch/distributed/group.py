@@ -155,7 +155,7 @@ class ProcessGroup(Reductions, Movements):
         tensor = self._one(given, "recv")
         result = dense(tensor)
         message = receive(tensors.movable(result), *arguments)
-        back = self._returning([tensor], [result])
+        back = tensors.copying([tensor], [result])
 
         def finish():
             message.take()

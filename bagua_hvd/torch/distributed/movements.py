@@ -23,7 +23,7 @@ class Movements(OtherDevices):
         flat = [tensors.movable(source) for source in sources]
         operation = self._post(native.BROADCAST, name, [frontend.view(t, t) for t in flat],
                                root_rank=self._ranks[opts.rootRank], blocking=not getattr(opts, "asyncOp", True))
-        return self._work(operation, given, what, opts, self._returning(given, sources))
+        return self._work(operation, given, what, opts, tensors.copying(given, sources))
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self.all_gather_single_coalesced([output], [given], opts)
@@ -47,14 +47,8 @@ class Movements(OtherDevices):
         operation = self._post(native.ALLGATHER, name,
                                [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)],
                                blocking=opts is not None and not opts.asyncOp)
-        if straight:
-            return self._work(operation, outputs, what, opts, self._returning(outputs, results))
-
-        def finish():
-            for output, result in zip(outputs, results, strict=True):
-                output.detach().copy_(self._in_group_order(result.view(size, -1)).view(output.shape))
-
-        return self._work(operation, outputs, what, opts, finish)
+        return self._work(operation, outputs, what, opts, tensors.copying(
+            outputs, results if straight else lambda: [self._in_group_order(r.view(size, -1)) for r in results]))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -80,13 +74,9 @@ class Movements(OtherDevices):
         operation = self._post(native.ALLGATHER, name,
                                [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)],
                                blocking=opts is not None and not opts.asyncOp)
-
-        def finish():
-            for outputs, rows in zip(output_lists, gathered, strict=True):
-                for rank, output in enumerate(outputs):
-                    output.detach().copy_(rows[self._place(rank)].view(output.shape))
-
-        return self._work(operation, [output for outputs in output_lists for output in outputs], what, opts, finish)
+        outputs = [output for of_tensor in output_lists for output in of_tensor]
+        return self._work(operation, outputs, what, opts, tensors.copying(
+            outputs, lambda: [rows[self._place(rank)] for rows in gathered for rank in range(len(self._ranks))]))
 
     def _allgather_uneven(self, outputs, given, opts):
         name, what = self._begin("all_gather of different sizes")
@@ -138,7 +128,7 @@ class Movements(OtherDevices):
         sent, received = (dict(enumerate(tensor.view(-1).split(self._counts(splits, tensor, what))))
                           for splits, tensor in ((input_splits, source), (output_splits, result)))
         work = self._exchange(received, sent, opts, name, what, source)
-        return work.then(self._returning([output], [result]), [output])
+        return work.then(tensors.copying([output], [result]), [output])
 
     def _counts(self, splits, tensor, what):
         """Elements for each rank. ValueError: the splits do not fit the tensor."""

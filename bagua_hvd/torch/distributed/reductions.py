@@ -54,7 +54,7 @@ class Reductions(OtherDevices):
                 native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)],
                 op=native_op, prescale_factor=tensors.prescale_of(op), blocking=not getattr(opts, "asyncOp", True),
             )
-        return self._work(operation, outputs, what, opts, self._returning(outputs, results))
+        return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))
 
     def _relaxed(self, name, sources, op):
         native_op = tensors.NATIVE_OPS[tensors.kind_of(op)]
@@ -68,12 +68,8 @@ class Reductions(OtherDevices):
         gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
         operation = self._post(native.ALLGATHER, name,
                                [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)])
-
-        def finish():
-            for output, rows in zip(outputs, gathered, strict=True):
-                output.detach().copy_(reduce_rows(self._in_group_order(rows), op))
-
-        return self._work(operation, outputs, what, opts, finish)
+        return self._work(operation, outputs, what, opts, tensors.copying(
+            outputs, lambda: [reduce_rows(self._in_group_order(rows), op) for rows in gathered]))
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "reduce_scatter")
@@ -89,7 +85,7 @@ class Reductions(OtherDevices):
         whole = torch.cat([part.reshape(-1) for part in parts])
         counts = [part.numel() for part in parts]
         work = self._reduce([whole], [whole], opts, "reduce_scatter")
-        return self._after(work, [output], lambda: [whole.split(counts)[self._rank]])
+        return work.then(tensors.copying([output], lambda: [whole.split(counts)[self._rank]]), [output])
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [given], opts)
@@ -121,7 +117,7 @@ class Reductions(OtherDevices):
         if not natively:
             reduced = [torch.empty_like(whole) for whole in wholes]
             work = self._reduce(wholes, reduced, opts, what)
-            return self._after(work, outputs, lambda: [whole[self._rank] for whole in reduced])
+            return work.then(tensors.copying(outputs, lambda: [whole[self._rank] for whole in reduced]), outputs)
         name, what = self._begin(what)
         if self._places is not None:
             wholes = [whole[sorted(range(size), key=self._places.__getitem__)] for whole in wholes]
@@ -133,4 +129,4 @@ class Reductions(OtherDevices):
             op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
             blocking=not opts.asyncOp,
         )
-        return self._work(operation, outputs, what, opts, self._returning(outputs, results))
+        return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))

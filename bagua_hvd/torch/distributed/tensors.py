@@ -1,6 +1,6 @@
 """Tensors of c10d as the core sees them, and reductions that the core has no kernel for."""
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -93,8 +93,22 @@ def apart(sources: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> T
             for source, result in zip(sources, results, strict=True)]
 
 
-def write_back(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copies results to where they belong: pairs (tensor, what was communicated in its place)."""
-    for tensor, copy in copies:
-        if tensor.data_ptr() != copy.data_ptr() or not tensor.is_contiguous():
-            tensor.detach().copy_(copy.view(tensor.dtype).view(tensor.shape))
+def copying(outputs: Sequence[torch.Tensor], results: Any) -> Any:
+    """A function that copies results to where they belong; None: they are all there.
+
+    Args:
+        results: tensors of as many elements, or a function that returns them.
+    """
+    if not callable(results) and all(map(_same_place, outputs, results)):
+        return None
+
+    def copy():
+        for output, result in zip(outputs, results() if callable(results) else results, strict=True):
+            if not _same_place(output, result):
+                output.detach().copy_(result.view(output.shape))
+
+    return copy
+
+
+def _same_place(output, result):
+    return output.data_ptr() == result.data_ptr()
