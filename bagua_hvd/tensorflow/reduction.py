@@ -242,9 +242,10 @@ def _settings(value):
     """What an object has in common with others of its class and settings; one may hold others, as Auto does."""
     if isinstance(value, dict):
         return tuple((key, _settings(each)) for key, each in value.items())
-    if type(value).__repr__ is object.__repr__:
-        return type(value), _settings(vars(value))
-    return None if isinstance(value, weakref.WeakKeyDictionary | weakref.WeakSet) else repr(value)
+    if isinstance(value, weakref.WeakKeyDictionary | weakref.WeakSet):
+        return None
+    text = repr(value)
+    return text if text != object.__repr__(value) else (type(value), _settings(vars(value)))
 
 
 class _SharedReductions:
