@@ -175,8 +175,8 @@ def test_parts_that_nccl_leaves_on_the_gpu(monkeypatch):
     outputs = [torch.empty(2), torch.empty(3)]
     like = torch.ones(2)
     group = SimpleNamespace(_place=lambda rank: rank)
-    movements.Movements._take_parts(group, OnGpu(torch.arange(5.0)), [frontend.view(like)], like, outputs, range(2),
-                                    "all_gather")
+    movements.Movements._take_parts(group, OnGpu(torch.arange(5.0)), [frontend.view(like)], like,
+                                    dict(enumerate(outputs)), "all_gather")
     assert [output.tolist() for output in outputs] == [[0, 1], [2, 3, 4]]
 
 
