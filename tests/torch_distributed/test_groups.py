@@ -13,7 +13,7 @@ import torch.distributed as dist
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import PowerSGD
-from bagua_hvd.torch.distributed import Options, process_set_of
+from bagua_hvd.torch.distributed import Options, ProcessGroup, process_set_of
 from torch_group import start
 from two_phases import TwoPhases
 
@@ -293,6 +293,28 @@ def under_gloo(file):
     start_again(file, rank, size)
 
 
+def beside_gloo(file):
+    """Another backend serves the tensors of its device: here the CPU."""
+    rank, size = start(file, backend="cpu:gloo,cuda:bagua")
+    group = dist.group.WORLD
+    assert isinstance(group, ProcessGroup) and not isinstance(group._get_backend(torch.device("cpu")), ProcessGroup)
+    assert summed(rank) == sum(range(size))
+    number = group._get_sequence_number_for_group()
+    parts = [torch.empty(2) for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.full((2,), float(rank)), parts, 0)
+    assert parts is None or [part[0].item() for part in parts] == list(range(size))
+    tensor = torch.full((2,), float(rank))
+    if rank == 0:
+        assert dist.recv(tensor) == 1 and (tensor == 1).all()
+    else:
+        dist.send(tensor, 0)
+    lists = [[torch.empty(2)] for _ in range(size)]
+    group.allgather_coalesced(lists, [torch.full((2,), float(rank))]).wait()
+    assert [tensor[0].item() for [tensor] in lists] == list(range(size))
+    assert group._get_sequence_number_for_group() == number
+    dist.destroy_process_group()
+
+
 def removed_sets(file):
     """A group, and who exchanges messages, keep their process set when the user's of the same ranks is removed."""
     rank, size = start(file, backend="gloo")
@@ -359,7 +381,7 @@ def test_three_ranks(run_group):
     run_group(3, removed_sets)
 
 
-@pytest.mark.parametrize("function", [works, coalesced, timeouts, options, under_gloo, under_baguarun])
+@pytest.mark.parametrize("function", [works, coalesced, timeouts, options, beside_gloo, under_gloo, under_baguarun])
 def test_two_ranks(run_group, function):
     run_group(2, function)
 

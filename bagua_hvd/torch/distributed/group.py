@@ -149,6 +149,8 @@ class ProcessGroup(Reductions, Movements):
         return self._receive(given, self._point_to_point.receive, f"recv from rank {rank} with tag {tag}", rank, tag)
 
     def recv_anysource(self, given: Tensors, tag: int = 0) -> Work:
+        if other := self._other(given[0]):
+            return other.recv_anysource(given, tag)
         return self._receive(given, self._point_to_point.receive_any, f"recv from any rank with tag {tag}", tag)
 
     def _receive(self, given, receive, what, *arguments):

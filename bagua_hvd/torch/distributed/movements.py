@@ -2,6 +2,7 @@
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
@@ -63,6 +64,8 @@ class Movements(OtherDevices):
         return self._allgather([outputs], [given], opts, "all_gather")
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        if other := self._other(inputs[0]):
+            return other.allgather_coalesced(output_lists, inputs, opts or AllgatherOptions())
         # Given by rank, wanted by tensor.
         return self._allgather([list(of_tensor) for of_tensor in zip(*output_lists, strict=True)], inputs, opts,
                                "all_gather_coalesced")
