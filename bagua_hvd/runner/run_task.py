@@ -91,7 +91,7 @@ def main():
     except Failure as failure:
         process = variables.read(WORKER) if variables.given(WORKER) else _rank()
         with open(os.path.join(folder, error_name(process)), "wb") as file:
-            pickle.dump((os.environ["HOROVOD_HOSTNAME"], time.time_ns(), say(failure)), file)
+            pickle.dump((variables.read("HOROVOD_HOSTNAME"), time.time_ns(), say(failure)), file)
         sys.exit(1)
 
 

@@ -61,11 +61,11 @@ sleep 1000"""
 
 def test_a_host_that_is_added_while_nobody_reads_the_output(make_job, launcher, fake_ssh):
     job = make_job({"localhost": 1})
-    popen = launcher.start("--host-discovery-script", job.script, "--min-np", 1, "--start-timeout", 2, "sh", "-c",
+    popen = launcher.start("--host-discovery-script", job.script, "--min-np", 1, "--start-timeout", 10, "sh", "-c",
                            SCRIPT, env={**fake_ssh.environment, "FLOOD": "1"})
     wait_until((launcher.folder / "began.localhost").exists)
     job.set_hosts({"localhost": 1, "far1": 1})
-    time.sleep(6)       # the host is found after 1 s, and its time is over after 2 more
+    time.sleep(14)      # the host is found after 1 s, and its time is over after 10 more
     threading.Thread(target=popen.stdout.read).start()
     wait_until((launcher.folder / "began.far1").exists)
     popen.terminate()

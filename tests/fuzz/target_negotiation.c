@@ -61,7 +61,8 @@ static bhvd_context *make_context(int rank, bool in_tree)
     empty_rings(&ctx->run.connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;
-    REQUIRE(!process_set_add(&ctx->sets, &ctx->run, all, 3, &id, &error) && !process_set_add(&ctx->sets, &ctx->run, some, 2, &id, &error));
+    REQUIRE(!process_set_add(&ctx->sets, &ctx->run, all, 3, false, &id, &error) &&
+            !process_set_add(&ctx->sets, &ctx->run, some, 2, false, &id, &error));
     return ctx;
 }
 

@@ -10,6 +10,7 @@ import random
 import socket
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -119,9 +120,10 @@ def test_a_worker_ends_whatever_its_driver_says(message):
 
     link._answers = queue.SimpleQueue()
     link._on_hosts_updated = lambda *update: None
-    link._connect_again = lambda: False
+    link._sending = threading.Lock()
     link._connection = SimpleNamespace(receive=receive, send=lambda message: None)
-    link._receive()
+    with mock.patch.object(elastic_worker, "_CONNECTIONS_MAX", 0):
+        link._receive()
     try:
         link.join()
     except (ValueError, elastic_worker.RemovedFromJob):
