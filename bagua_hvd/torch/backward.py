@@ -200,7 +200,7 @@ class Backward:
     def _before_accumulation(self, index):
         @uncompiled
         def accumulates(_):
-            self._source.take_share(index)
+            self._source.take_share(index, adds=True)
 
         return accumulates
 

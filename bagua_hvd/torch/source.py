@@ -254,7 +254,7 @@ class TorchSource(Source):
     def prepare(self, index: int) -> TensorView:
         parameter = self.parameters[index]
         if self._sums:
-            self._take_share(index, False)
+            self.take_share(index)
         if self._sharded:
             sum_up(parameter)
         gradient = parameter.grad
@@ -299,13 +299,13 @@ class TorchSource(Source):
             parameter.grad = gradient
         return tuple([frontend.view(gradient, gradient) for gradient in gradients] for gradients in (before, now))
 
-    def take_share(self, index: int) -> None:
-        """What adds to a sum over the ranks will be summed again, with it: leaves this rank its share of it."""
-        self._take_share(index, True)
-
     @torch.no_grad()
-    def _take_share(self, index, adds):
-        """adds: a backward pass is about to add to it. If none has added to any, who has written it has replaced it."""
+    def take_share(self, index: int, adds: bool = False) -> None:
+        """A sum over the ranks that will be summed again: leaves this rank its share of it.
+
+        Args:
+            adds: a backward pass is about to add to it. If none has added to any, whoever has written it replaced it.
+        """
         self._adds |= adds
         gradient = self.parameters[index].grad
         summed, version = self._sums.pop(index, (_nothing, 0))
@@ -327,7 +327,7 @@ class TorchSource(Source):
 
     def communicate(self, index: int, name: str) -> Any:
         parameter = self.parameters[index]
-        self._take_share(index, False)
+        self.take_share(index)
         gradient = parameter.grad
         sparse_dim = self._sparse_dims[index]
         if gradient is None:

@@ -50,6 +50,15 @@ def event(service):
     return service.events.get(timeout=10)
 
 
+def worker_2(service):
+    """Its connection, when the service knows of it."""
+    connection = connect(service)
+    connection.send(Hello(2))
+    connection.send(Synced())
+    assert event(service)[:2] == ("synced", 2)
+    return connection
+
+
 def test_messages(service):
     updates = queue.Queue()
     service.send(3, Refused("lost: nobody is there yet"))
@@ -160,20 +169,14 @@ def test_a_handshake_that_is_passed_on_to_another_port_proves_nothing():
 
 @pytest.mark.parametrize("line", [b"x" * (channel.MESSAGE_MAX + 10), b"[1]\n", b"{\n", b"\xff\n"])
 def test_nonsense_ends_the_connection(service, line):
-    connection = connect(service)
-    connection.send(Hello(2))
-    connection.send(Synced())
-    assert event(service)[:2] == ("synced", 2)
+    connection = worker_2(service)
     connection._socket.sendall(line)
     assert connection.receive(Synced) is None
     assert event(service) == ("disconnected", 2, None)
 
 
 def test_one_connection_for_each_worker(service):
-    first, second = connect(service), connect(service)
-    first.send(Hello(2))
-    first.send(Synced())
-    assert event(service)[:2] == ("synced", 2)
+    first, second = worker_2(service), connect(service)
     second.send(Hello(2))
     assert second.receive(Synced) is None
     first.send(Synced())
@@ -181,10 +184,7 @@ def test_one_connection_for_each_worker(service):
 
 
 def test_a_further_connection_ends_the_one_that_is_said_to_be_broken(service):
-    first, second = connect(service), connect(service)
-    first.send(Hello(2))
-    first.send(Synced())
-    assert event(service)[:2] == ("synced", 2)
+    first, second = worker_2(service), connect(service)
     second.send(HelloAgain(2))
     assert first.receive(Synced) is None
     second.send(Synced())

@@ -3,11 +3,10 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from elastic_job import with_rank
-from launcher import wait_until
+from launcher import runs, wait_until
 
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
@@ -20,14 +19,6 @@ def stop(event):
     pid = int(event.words["pid"])
     os.kill(pid, signal.SIGSTOP)
     return pid
-
-
-def is_dead(pid):
-    """Whether the process has ended; its exit code may still be waiting for baguarun's end."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -43,7 +34,7 @@ def test_a_stopped_worker_is_replaced(make_job, rank):
     job.wait_for_text(f"a worker on {host} was silent, and is killed: the host is blacklisted")
     assert alone.words["pid"] == with_rank(first, 1 - rank).words["pid"]
     assert int(alone.words["step"]) >= committed
-    wait_until(lambda: is_dead(pid))
+    wait_until(lambda: not runs(pid))
     os.kill(pid, signal.SIGCONT)                # there is nothing that could be continued
     job.set_hosts({A: 1, B: 1, C: 1})
     again = job.wait_for("enter", 4, size=2)[2:]
@@ -64,7 +55,7 @@ def test_one_is_stopped_while_another_one_is_killed(make_job):
     job.kill(with_rank(first, 1))
     job.wait_for_text(f"a worker on {C} has not called init() for 4 s while others waited, and is killed")
     alone = job.wait_for("enter", size=1)[0]
-    assert alone.words["pid"] == with_rank(first, 0).words["pid"] and is_dead(pid)
+    assert alone.words["pid"] == with_rank(first, 0).words["pid"] and not runs(pid)
     assert job.finish() == 0, job.text
 
 
@@ -76,7 +67,7 @@ def test_two_are_stopped(make_job):
     job.wait_for("committed", 3, step=5)
     pids = [stop(with_rank(first, rank)) for rank in (1, 2)]
     alone = job.wait_for("enter", size=1)[0]
-    assert alone.words["pid"] == with_rank(first, 0).words["pid"] and all(map(is_dead, pids))
+    assert alone.words["pid"] == with_rank(first, 0).words["pid"] and not any(map(runs, pids))
     assert job.finish() == 0, job.text
 
 
@@ -101,6 +92,6 @@ def test_on_a_host_over_ssh(make_job, ssh_hosts):
     job.wait_for("committed", 2, step=5)
     pid = stop(with_rank(first, 1))
     job.wait_for("enter", size=1)
-    wait_until(lambda: is_dead(pid))
+    wait_until(lambda: not runs(pid))
     assert job.finish() == 0, job.text
     assert "a worker on far1 was silent, and is killed: the host is blacklisted" in job.text

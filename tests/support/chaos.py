@@ -25,12 +25,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import torch
 
 from elastic_job import ElasticJob
 from every_step_worker import COUNT, loss_of, make_model, make_optimizer
-from launcher import Launcher, wait_until
+from launcher import Launcher, runs, wait_until
 from preloaded import Preloaded
 
 WORKER = Path(__file__).with_name("every_step_worker.py")
@@ -39,14 +38,6 @@ EVENTS = ("kill", "die", "kill", "die", "stop", "silent", "kill beside a stopped
 SILENT_SECONDS = 6      # of heartbeats; more than a busy machine keeps a process waiting
 _READ = {}      # what read() has seen of each file: [bytes, events]
 TOLERANCE = 1e-7        # float64: additions in another order, 2,000 steps; a lost or repeated step is 1e-4
-
-
-def is_dead(pid):
-    """Whether the process has ended; its exit code may still be waiting for baguarun."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def read(folder):
@@ -137,7 +128,7 @@ def entered(log):
 def has_recovered(folder, victim, others):
     """Whether the victim is dead, and the others have entered a rendezvous since."""
     logs = read(folder)
-    return is_dead(victim) and all(entered(logs[pid])["at"] > logs[victim][-1]["at"] for pid in others)
+    return not runs(victim) and all(entered(logs[pid])["at"] > logs[victim][-1]["at"] for pid in others)
 
 
 def next_step(logs, victim):
@@ -211,7 +202,7 @@ class Chaos:
 
     def _alive(self):
         """{pid: its log} of the workers that train."""
-        return {pid: log for pid, log in read(self._logs).items() if not is_dead(pid)}
+        return {pid: log for pid, log in read(self._logs).items() if runs(pid)}
 
     def _happens(self, event):
         alive = self._alive()

@@ -157,14 +157,8 @@ class ProcessGroup(Reductions, Movements):
         tensor = self._one(given, "recv")
         result = dense(tensor)
         message = receive(tensors.movable(result), *arguments)
-        back = tensors.copying([tensor], [result])
-
-        def finish():
-            message.take()
-            if back is not None:
-                back()
-
-        return self._work(message, given, what, None, finish, source=lambda: message.source)
+        work = self._work(message, given, what, None, message.take, source=lambda: message.source)
+        return work.then(tensors.copying([tensor], [result]), given)
 
     def barrier(self, opts: Any = None) -> Work:
         name, what = self._begin("barrier")

@@ -91,7 +91,7 @@ class ModelStateHandler(StateDictHandler):
 
 def _digests_of_frozen(model, state):
     """By its name in the state_dict(), each parameter that is not trained: equal ones are equal in every bit."""
-    # Not a DTensor, or whatever else a library has made of it.
+    # Plain tensors only: a DTensor, or a library's own class, is always sent.
     frozen = {name: state[name] for name, parameter in model.named_parameters()
               if not parameter.requires_grad and type(state.get(name)) is torch.Tensor and refusal(state[name]) is None}
 

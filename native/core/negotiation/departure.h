@@ -1,5 +1,6 @@
-// How ranks leave without losing responses: a rank that is done or has failed, the coordinator, and relays. A rank stays until the
-// coordinator has answered or refused all that it asked for, a relay also until its children have left. When the coordinator leaves, its CLOSING reaches each rank of a tree behind all its responses. Engine only.
+// How ranks leave without losing responses: a rank that is done or has failed, the coordinator, and relays. A rank stays
+// until the coordinator has answered or refused all that it asked for, a relay also until its children have left. When the
+// coordinator leaves, its CLOSING reaches each rank of a tree behind all its responses. Engine only.
 #pragma once
 
 #include "bagua_hvd.h"

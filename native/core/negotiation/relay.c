@@ -65,7 +65,7 @@ static bhvd_status flush_up(bhvd_context *ctx)
     if (relay->parent < 0 || bundle_is_empty(&relay->bundle))
         return BHVD_OK;
     // An idle parent has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for other sets
-    // it may have nothing of its own to wait for, so those requests do wake it; and a rank that leaves does not wait for its next post.
+    // it may have nothing of its own to wait for, so those requests do wake it. So does a rank that leaves.
     const bool lazy = ctx->sets.generation <= 1 && !atomic_load(&ctx->closed);
     bhvd_status status = frame_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), lazy);
     bundle_clear(&relay->bundle);
