@@ -154,10 +154,11 @@ static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ct
     while (rank == 2 && atomic_load(&job->ready) < RANKS + 2)
         usleep(1000);
     bhvd_handle *sum = post_sum(ctx, values[rank], COUNT);
-    for (bool has_asked = rank == 2; !has_asked;) {
+    const int phase = rank == 2 ? OPERATION_EXECUTING : OPERATION_ANNOUNCED;
+    for (bool is_there = false; !is_there;) {
         pthread_mutex_lock(&ctx->engine_lock);
-        has_asked = sum->phase == OPERATION_ANNOUNCED;
-        if (has_asked)
+        is_there = sum->phase >= phase;
+        if (is_there && rank != 2)
             wait_until_ready(job, rank == 1 ? RANKS + 3 : 0);
         pthread_mutex_unlock(&ctx->engine_lock);
     }

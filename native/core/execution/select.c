@@ -298,7 +298,11 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
     return status ? status : added;
 }
 
-static int is_unused(struct executor_context *run, void *group) { return !executor_has_group(run, group); }
+static int is_unused(struct executor_context *run, void *arg)
+{
+    const struct process_set *set = arg;
+    return !executor_has_group(run, &set->group) && !pairwise_set_waits(run->owner, set->number);
+}
 
 static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
@@ -315,10 +319,9 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
         status = shared_barrier(&ctx->run, &set->group);
     else if (set->group.hierarchy)
         status = shared_barrier(&ctx->run, set->group.hierarchy->local);
-    // Pairwise averages of its members may have started meanwhile.
-    pairwise_forget_set(ctx, number);
+    pairwise_revoke_set(ctx, number);
     if (!status)
-        status = run_until(&ctx->run, is_unused, &set->group, -1);
+        status = run_until(&ctx->run, is_unused, set, -1);
     if (!status)
         status = coordinator_set_removed(ctx, set);
     communicators_await(ctx);

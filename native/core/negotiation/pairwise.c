@@ -206,13 +206,17 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
     return PAIRWISE_WAITS;
 }
 
-void pairwise_revoke_all(bhvd_context *ctx)
+static void end_agreements(bhvd_context *ctx, const uint32_t *process_set)
 {
     for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
-        end_agreement(ctx, (struct persistent *)agreement);
+        if (!process_set || agreement->key.process_set == *process_set)
+            end_agreement(ctx, (struct persistent *)agreement);
     }
 }
+
+void pairwise_revoke_all(bhvd_context *ctx) { end_agreements(ctx, NULL); }
+void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { end_agreements(ctx, &process_set); }
 
 // ---------------------------------------------------------------------------------------------------------- neighbors
 
@@ -295,13 +299,12 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
     }
 }
 
-void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
+bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set)
 {
-    for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
-        newer = agreement->newer;
-        if (agreement->key.process_set == process_set)
-            forget(ctx->pairwise, (struct persistent *)agreement);
-    }
+    const struct persistent *persistent = ctx->pairwise->waiting;
+    while (persistent && persistent->agreement.key.process_set != process_set)
+        persistent = persistent->next_waiting;
+    return persistent;
 }
 
 // -------------------------------------------------------------------------------------------------------------- starts

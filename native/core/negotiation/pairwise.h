@@ -54,8 +54,11 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends what waits for it.
 void pairwise_take_goodbye(bhvd_context *ctx, int rank);
-// Of a process set that is being removed.
-void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
+// The same for a process set that is being removed. An operation that waits still starts when its neighbors have asked for it: one of
+// them may have started already.
+void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set);
+// Does one of this set wait for its neighbors?
+bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set);
 
 // The next operation that may start, or has ended: its reference is the caller's. NULL: none.
 struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
