@@ -146,6 +146,30 @@ def test_posting_races_with_removal(transport):
 
 
 @TRANSPORTS
+@pytest.mark.parametrize("members", [3, 4])
+def test_a_removal_that_one_member_puts_before_a_pairwise_average(transport, members):
+    """In a ring of four, rank 0 has begun it by then: nobody waits for the time limit."""
+    with World(5, transport) as world:
+        def call(rank, context):
+            set_id = add(context, list(range(members)))
+            x = values("float32", 1000, rank)
+            for step in range(0 if rank >= members else 3 if rank == 2 else 4):
+                operation = peers.post(context, "x", [view(x, "float32", "in place")], peers.RING, process_set=set_id)
+                if step < 3:
+                    operation.wait()
+            if rank == 2:
+                time.sleep(0.2)
+            try:
+                remove(context, set_id)
+                if rank < members:
+                    operation.wait()
+            except HorovodInternalError as error:
+                return str(error)
+
+        assert ("was removed" if members == 3 else "takes no part in 'x'") in world.run(call)[0]
+
+
+@TRANSPORTS
 def test_removal_waits_for_pairwise_averages(transport):
     """They start without the coordinator, on each rank at its own time: all asked for before the removal end well."""
     with World(4, transport) as world:

@@ -322,6 +322,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     pairwise_revoke_set(ctx, number);
     if (!status)
         status = run_until(&ctx->run, is_unused, set, -1);
+    pairwise_forget_set(ctx, number);
     if (!status)
         status = coordinator_set_removed(ctx, set);
     communicators_await(ctx);

@@ -30,7 +30,7 @@ struct persistent {
     uint32_t number;                    // of the last pairwise operation of this rank
     struct neighbor neighbors[PEERS_MAX];
     int count;
-    bool is_revoked;                    // and is forgotten when its last pairwise operation has started
+    bool is_revoked;                    // and is forgotten at the next request for its name: what has started may go on
     struct bhvd_handle *op;             // of that pairwise operation, held, until it has started; NULL: none waits
     int64_t since_ns, warned_ns;
     struct persistent *next_waiting;
@@ -71,10 +71,10 @@ static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent
     return op;
 }
 
-static void forget(struct pairwise *pairwise, struct persistent *persistent)
+static void forget(bhvd_context *ctx, struct persistent *persistent)
 {
-    operation_drop(take_out(pairwise, persistent));
-    cached_list_forget(&pairwise->all, &persistent->agreement);
+    operation_drop(take_out(ctx->pairwise, persistent));
+    cached_list_forget(&ctx->pairwise->all, &persistent->agreement);
 }
 
 struct pairwise *pairwise_create(void)
@@ -128,7 +128,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
     struct persistent *persistent = cached_list_find(&pairwise->all, &key);
     if (persistent)
-        forget(pairwise, persistent);
+        forget(ctx, persistent);
     persistent = calloc(1, sizeof *persistent);
     if (!persistent || !set) {
         free(persistent);
@@ -169,15 +169,11 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
 // gets another id, so late frames of neighbors cannot be taken for it.
 static void end_agreement(bhvd_context *ctx, struct persistent *persistent)
 {
-    if (!persistent->is_revoked) {
-        struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->agreement.key);
-        signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number);
-        if (entry && !entry->cached.user)
-            cached_list_forget(&ctx->cache->own, &entry->cached);
-    }
+    struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->agreement.key);
+    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number);
+    if (entry && !entry->cached.user)
+        cached_list_forget(&ctx->cache->own, &entry->cached);
     persistent->is_revoked = true;
-    if (!persistent->op)
-        forget(ctx->pairwise, persistent);
 }
 
 static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *persistent)
@@ -196,8 +192,13 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
     struct persistent *persistent = cached_list_find(&ctx->pairwise->all, &key);
     if (!persistent)
         return PAIRWISE_NONE;
-    if (persistent->is_revoked || !is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
+    if (persistent->is_revoked) {
+        forget(ctx, persistent);
+        return PAIRWISE_NONE;
+    }
+    if (!is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
         end_agreement(ctx, persistent);
+        forget(ctx, persistent);
         return PAIRWISE_REVOKED;
     }
     signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number);
@@ -206,17 +207,25 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
     return PAIRWISE_WAITS;
 }
 
-static void end_agreements(bhvd_context *ctx, const uint32_t *process_set)
+// process_set NULL: of all.
+static void for_each(bhvd_context *ctx, const uint32_t *process_set, void (*act)(bhvd_context *, struct persistent *))
 {
     for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
         if (!process_set || agreement->key.process_set == *process_set)
-            end_agreement(ctx, (struct persistent *)agreement);
+            act(ctx, (struct persistent *)agreement);
     }
 }
 
-void pairwise_revoke_all(bhvd_context *ctx) { end_agreements(ctx, NULL); }
-void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { end_agreements(ctx, &process_set); }
+static void revoke_once(bhvd_context *ctx, struct persistent *persistent)
+{
+    if (!persistent->is_revoked)
+        end_agreement(ctx, persistent);
+}
+
+void pairwise_revoke_all(bhvd_context *ctx) { for_each(ctx, NULL, revoke_once); }
+void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { for_each(ctx, &process_set, revoke_once); }
+void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set) { for_each(ctx, &process_set, forget); }
 
 // ---------------------------------------------------------------------------------------------------------- neighbors
 
@@ -244,12 +253,14 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
     return BHVD_OK;
 }
 
-// The operation that waits there is to be asked for, as by one that has revoked it.
+// The operation that waits there is to be asked for, as by one that has revoked it. Neighbors hear that it is not the last, even if
+// this rank had said so.
 static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
 {
     struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
     persistent->number--;
     end_agreement(ctx, persistent);
+    forget(ctx, persistent);
     op->is_pairwise = false;
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
@@ -276,7 +287,8 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last)
         return run_fail(&ctx->run, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                        "with it: a rank has left or joined, or ranks ask for it in different ways. Give each way a name of its own.",
+                        "with it: a rank has left or joined, or its process set is removed before all have asked for it, or ranks ask "
+                        "for it in different ways. Give each way a name of its own.",
                         link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->said = last;
@@ -331,8 +343,6 @@ struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *
         struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
         *id = persistent->agreement.id;
         *wire = persistent->wire;
-        if (persistent->is_revoked)
-            forget(ctx->pairwise, persistent);
         return op;
     }
     ctx->pairwise->changed = waits;
