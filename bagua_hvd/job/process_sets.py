@@ -5,6 +5,7 @@ job, members or not; ids are given by the core and equal everywhere. Shutting th
 """
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from bagua_hvd.core import native
@@ -144,14 +145,41 @@ def register(context: Any, process_set: ProcessSet, size: int) -> None:
 _of_members: dict[int, ProcessSet] = {}         # by id; those that their members alone have asked for
 
 
-def ask_among_members(context: Any, ranks: list[int]) -> Any:
-    """Begins to ask for a set of these ranks, which only they do; the others take part without noticing.
+_asked: dict[str, Future[int]] = {}             # by the name of the operation: the id of the set
+
+
+def ask_among_members(context: Any, ranks: list[int]) -> Future[int]:
+    """Asks for a set of these ranks, rising, which only they do; the others take part without noticing.
 
     Returns:
-        An Operation, whose `value` is the id of the set: that of the one that was asked for here before, if one was.
+        A future of the id of the set: that of the one that was asked for here before, if one was.
     """
     name = "process_set.members." + "_".join(map(str, ranks))
-    return context.post(native.PROCESS_SET_ADD, name, splits=ranks, root_rank=1)
+    with _lock:
+        found = _asked.get(name)
+        if found is not None:
+            return found
+        found = _asked[name] = Future()
+
+    def fail(error):
+        with _lock:
+            if _asked.get(name) is found:
+                del _asked[name]                    # the next one asks again
+        found.set_exception(error)
+
+    def added():
+        try:
+            operation.wait()
+            found.set_result(operation.value)
+        except Exception as error:
+            fail(error)
+
+    try:
+        operation = context.post(native.PROCESS_SET_ADD, name, splits=ranks, root_rank=1)
+        operation.when_ended(added)
+    except Exception as error:
+        fail(error)
+    return found
 
 
 def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
@@ -165,16 +193,12 @@ def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
     """
     if len(ranks) == size:
         return global_process_set
+    id = ask_among_members(context, ranks).result()
     with _lock:
-        known = next((known for known in _of_members.values() if known.ranks == ranks), None)
-    if known is None:
-        operation = ask_among_members(context, ranks)
-        operation.wait()
-        known = ProcessSet(ranks)
-        known.process_set_id = operation.value
-        with _lock:
-            _of_members[operation.value] = known
-    return known
+        if id not in _of_members:
+            _of_members[id] = ProcessSet(ranks)
+            _of_members[id].process_set_id = id
+        return _of_members[id]
 
 
 def on_init(size: int) -> None:
@@ -191,6 +215,7 @@ def on_shutdown() -> None:
         for process_set in _of_members.values():
             process_set.process_set_id = None
         _of_members.clear()
+        _asked.clear()
     global_process_set.ranks = None
 
 

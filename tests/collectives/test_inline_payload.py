@@ -1,5 +1,6 @@
 """Small allreduces whose agreement is known travel with their negotiation (core/negotiation/inline_payload.h)."""
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -132,6 +133,48 @@ def test_an_agreement_that_was_forgotten():
             assert [array.tolist() for array in arrays] == [[3.0], [5.0], [7.0]]
 
     with World(2, "tcp", cache_capacity=1) as world:
+        world.run(call)
+
+
+def test_who_asks_by_a_forgotten_id_and_joins():
+    """The coordinator learns of both at once: what the rank asks for once more, in full, is from before its join."""
+    evicted, asked = threading.Barrier(2), threading.Event()
+
+    def call(rank, context):
+        mine = context.post(native.PROCESS_SET_ADD, "set", splits=[0])
+        mine.wait()
+        x = np.full(3, rank + 1, np.float32)
+        for _ in range(2):
+            reduce(context, "x", x.copy())
+        if rank == 0:
+            for _ in range(2):
+                reduce(context, "y", x.copy(), process_set=mine.value)     # takes the only place
+        evicted.wait(20)
+        if rank == 0:
+            first = post(context, "x", x)
+            time.sleep(0.3)
+            large = np.ones(1 << 26, np.float32)            # the engine copies it, and looks at nothing meanwhile
+            copy = context.post(native.ALLREDUCE, "large", [view(large, "float32", np.empty_like(large))],
+                                process_set=mine.value)
+            time.sleep(0.02)
+            asked.set()
+            first.wait()
+            copy.wait()
+            for _ in range(2):
+                alone = np.ones(3, np.float32)
+                time.sleep(0.2)                             # until the other has joined
+                reduce(context, "x", alone)
+                assert alone.tolist() == [1, 1, 1]
+            join = context.post(native.JOIN, "join")
+        else:
+            assert asked.wait(20)
+            first = post(context, "x", x)
+            join = context.post(native.JOIN, "join")
+            first.wait()
+        assert x.tolist() == [3, 3, 3]
+        join.wait()
+
+    with World(2, "tcp", cache_capacity=1, timeout_ms=8000) as world:
         world.run(call)
 
 

@@ -186,6 +186,49 @@ def test_a_neighbour_joins():
         world.run(call)
 
 
+def test_all_join_before_the_last_average_is_over():
+    """Rank 1 has asked for it and has joined when its neighbor asks: it still takes part."""
+    with World(4, "tcp") as world:
+        make_stand(world, "x", RING)
+        has_joined = threading.Event()
+
+        def call(rank, context):
+            if rank == 0:
+                assert has_joined.wait(20)
+            x = values("float32", COUNT, rank)
+            out = np.empty_like(x)
+            average = post(context, "x", [view(x, "float32", out)], RING)
+            if rank in (2, 3):
+                average.wait()
+            join = context.post(native.JOIN, "join")
+            if rank == 1:
+                time.sleep(0.2)                 # for its neighbors to hear it
+                has_joined.set()
+            average.wait()
+            join.wait()
+            inputs = [values("float32", COUNT, r) for r in range(4)]
+            np.testing.assert_array_equal(out, averaged(RING, "float32", inputs, rank, 0))
+
+        world.run(call)
+
+
+def test_who_has_begun_hears_that_the_neighbour_of_one_who_left_gives_up():
+    with World(5, "tcp") as world:
+        make_stand(world, "x", RING)
+
+        def call(rank, context):
+            if rank == 2:
+                time.sleep(0.5)
+                context.shutdown()
+                return ""
+            with pytest.raises(HorovodInternalError) as caught:
+                meet(context, "x", values("float32", COUNT, rank), RING)
+            return str(caught.value)
+
+        messages = world.run(call)
+        assert all("takes no part in 'x'" in messages[rank] for rank in (0, 4))
+
+
 def test_a_neighbour_leaves():
     with World(4, "tcp") as world:
         make_stand(world, "x")

@@ -34,10 +34,14 @@ def groups(file):
         ends = dist.new_group([0, 3], use_local_synchronization=True) if rank in (0, 3) else None
         assert ends is None or summed(rank, ends) == 3
     dist.barrier()
+    early = dist.isend(torch.ones(2), 1) if rank == 0 else None     # asks for the set of both, as new_group does
     pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (1, 2), (2, 3), (0, 3))}
     mine = [pair for pair in pairs if rank in pair]
     for pair in mine if rank % 2 else reversed(mine):
         assert summed(rank, pairs[pair]) == sum(pair)
+    if rank == 1:
+        dist.recv(torch.empty(2), 0)
+    assert early is None or early.wait() is not False
     again = dist.new_group([1, 2, 3])
     if rank:
         assert process_set_of(again).ranks == [1, 2, 3] and dist.get_group_rank(again, rank) == rank - 1

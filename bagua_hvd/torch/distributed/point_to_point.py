@@ -18,27 +18,10 @@ from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job import process_sets
-from bagua_hvd.job.runtime import runtime
 from bagua_hvd.torch.distributed.works import ended_within
 from bagua_hvd.torch.frontend import frontend
 
 SMALL = 1 << 16
-
-
-def _asked_for(context, ranks):
-    """A future of the id of the process set of two ranks of the job."""
-    found: Future[int] = Future()
-    operation = process_sets.ask_among_members(context, ranks)
-
-    def added():
-        try:
-            operation.wait()
-            found.set_result(operation.value)
-        except Exception as error:
-            found.set_exception(error)
-
-    operation.when_ended(added)
-    return found
 
 
 class Transfer:
@@ -140,10 +123,6 @@ class _Wanted:
         self._given.result().take(self._tensor)
 
 
-_pairs: dict[tuple, Future[int]] = {}          # ids
-_pairs_lock = threading.Lock()
-
-
 class PointToPoint:
     """The messages of one group.
 
@@ -165,12 +144,7 @@ class PointToPoint:
     def _pair(self, rank):
         if self._itself is not None:
             return self._itself
-        ranks = sorted((self._ranks[self._rank], self._ranks[rank]))
-        key = runtime.inits, *ranks
-        with _pairs_lock:
-            if key not in _pairs:
-                _pairs[key] = _asked_for(self._context, ranks)
-            return _pairs[key]
+        return process_sets.ask_among_members(self._context, sorted((self._ranks[self._rank], self._ranks[rank])))
 
     def _check(self, rank, verb):
         if not 0 <= rank < len(self._ranks) or rank == self._rank:

@@ -15,7 +15,9 @@
 #include "core/execution/communicators.h"
 #include "core/execution/engine.h"
 #include "core/health/heartbeat.h"
+#include "core/negotiation/coordinator_state.h"
 #include "core/negotiation/departure.h"
+#include "core/negotiation/pairwise.h"
 #include "run/plan.h"
 #include "run/pause.h"
 #include "transport/channel_mpi.h"
@@ -38,7 +40,8 @@ static bool engine_has_work(bhvd_context *ctx)
 {
     if (ctx->run.failure.status)
         return executor_is_busy(&ctx->run);     // what runs ends at the next look
-    if (atomic_load(&ctx->posted_count) || engine_has_next(ctx))
+    const bool may_start = ctx->pairwise->changed && ctx->pairwise->waiting;
+    if (atomic_load(&ctx->posted_count) || engine_has_next(ctx) || ctx->coordinator->ready.head || may_start)
         return true;
     // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
     if (doorbell_asleep(ctx) == DOORBELL_IDLE && ctx->sets.generation <= 1)

@@ -44,13 +44,16 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
     return false;
 }
 
+// It asks for nothing any more.
+static bool has_joined(const struct coordinator *c, int rank) { return c->joined[rank] && !c->seen[rank].stale; }
+
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
     const struct request *first = pending->requests[pending->first];
     const bool of_members = request_is_of_members(first);
     int ready = pending->ready_count;
     for (int i = 0; ctx->coordinator->joined_count && i < set->group.size; i++)
-        ready += !pending->requests[i] && ctx->coordinator->joined[set->group.ranks[i]] &&
+        ready += !pending->requests[i] && has_joined(ctx->coordinator, set->group.ranks[i]) &&
                  (!of_members || request_lists(first, set->group.ranks[i]));
     return ready == (of_members ? (int)first->split_count : set->group.size);
 }
@@ -73,7 +76,7 @@ static bool can_never_be(const bhvd_context *ctx, const struct pending *pending,
     for (int i = 0; i < pending->size; i++) {
         const struct request *request = pending->requests[i];
         if (request ? request != first && request_compare(first, 0, request, 0, &error)
-                    : ctx->coordinator->joined[set->group.ranks[i]])
+                    : has_joined(ctx->coordinator, set->group.ranks[i]))
             return true;
     }
     return false;
@@ -292,6 +295,24 @@ static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, s
     return status;
 }
 
+// The reply to a STALE: the request in full, or nothing where the operation is over.
+static bhvd_status take_renewed(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
+{
+    struct coordinator *c = ctx->coordinator;
+    bool any_joined = false;
+    for (int i = 0; i < count; i++) {
+        if (!c->seen[ranks[i]].stale)
+            return BHVD_ERR_SYSTEM;
+        c->seen[ranks[i]].stale--;
+        c->stale_count--;
+        any_joined |= c->joined[ranks[i]];
+    }
+    bhvd_status status = size ? take_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;
+    if (any_joined)
+        coordinator_visit(ctx, visit_joined, NULL);
+    return status ? status : end_join(ctx);
+}
+
 static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader r)
 {
     bhvd_status status = BHVD_OK;
@@ -304,13 +325,10 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
         } else if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
-            if (!bytes || (tag == ITEM_RENEWED && count > ctx->coordinator->stale_count))
+            if (!bytes)
                 return BHVD_ERR_SYSTEM;
-            ctx->coordinator->stale_count -= tag == ITEM_RENEWED ? count : 0;
-            if (size || tag != ITEM_RENEWED)
-                status = take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
-            if (!status && tag == ITEM_RENEWED)
-                status = end_join(ctx);
+            status = tag == ITEM_RENEWED ? take_renewed(ctx, ranks, count, bytes, size)
+                                         : take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
         } else if (tag == ITEM_INLINE) {
             status = take_inline(ctx, ranks, count, &r);
         } else if (tag == ITEM_LEFT) {

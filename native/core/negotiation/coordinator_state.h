@@ -15,6 +15,7 @@ struct seen {
     uint64_t operations;                        // that it asked for
     int64_t at_ns;                              // when it did last
     struct request *last;                       // for what; NULL: nothing yet
+    int stale;                                  // STALEs to it without a reply: of operations that come before its join
     _Atomic uint64_t last_asked, waited_ns;     // operations that it was the last to ask for; how long after the last but one
 };
 
@@ -31,7 +32,7 @@ struct coordinator {
     struct FIFO(struct pending) refused;        // before members asked that still will (ready.h)
     bool *joined;                               // by global rank
     int joined_count, last_joined;
-    int stale_count;                            // STALEs without a reply: of operations that come before their ranks' joins
+    int stale_count;                            // of all ranks
     bool *left;                                 // by global rank: said goodbye
     int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...

@@ -18,9 +18,8 @@ enum {
 
 struct neighbor {
     int rank;
-    uint32_t said;                      // the number of its last pairwise operation
-    bool is_revoked;
-    uint32_t last;                      // then: the last that it takes part in
+    uint32_t said;                      // the number of the last pairwise operation that it takes part in, so far
+    bool is_revoked;                    // there will be no later one
 };
 
 struct persistent {
@@ -180,7 +179,8 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *pe
 {
     for (int i = 0; i < persistent->count; i++) {
         const struct neighbor *neighbor = &persistent->neighbors[i];
-        if (neighbor->is_revoked || ctx->run.connections.links[neighbor->rank].state != LINK_OPEN)
+        const bool takes_part = neighbor->said > persistent->number;        // in the next one
+        if ((neighbor->is_revoked && !takes_part) || ctx->run.connections.links[neighbor->rank].state != LINK_OPEN)
             return true;
     }
     return false;
@@ -253,14 +253,20 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
     return BHVD_OK;
 }
 
-// The operation that waits there is to be asked for, as by one that has revoked it. Neighbors hear that it is not the last, even if
-// this rank had said so.
-static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
+// The operation that waits there does not start. Neighbors hear it, as one of them may have begun it. Returns it, held.
+static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persistent)
 {
     struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
     persistent->number--;
     end_agreement(ctx, persistent);
     forget(ctx, persistent);
+    return op;
+}
+
+// It is to be asked for, as by one that has revoked it.
+static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
+{
+    struct bhvd_handle *op = give_up(ctx, persistent);
     op->is_pairwise = false;
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
@@ -303,7 +309,7 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
         if (!neighbor || neighbor->said >= persistent->number)
             continue;
         struct bhvd_error error;
-        struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
+        struct bhvd_handle *op = give_up(ctx, persistent);
         reason_left(&error, rank);
         if (!operation_is_over(op))
             operation_end(op, &error);
