@@ -3,6 +3,6 @@
     detect.py           which engine, and this process's rank, from the environment
     join.py             rank 0 hosts the rendezvous and tells the others its address and the job's secret, by way of
     exchange_file.py        a file in a private folder: ranks of one host, or with a common home
-    exchange_mpi.py         MPI's own broadcast; mpi_library.py finds and starts it
+    mpi_library.py          MPI's own broadcast, by a library that is found there
     exchange_store.py       torch's store, torchrun's or rank 0's
 """

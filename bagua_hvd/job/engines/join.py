@@ -6,18 +6,19 @@ learn both from its message, and try its addresses.
 import atexit
 import base64
 import json
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
-from bagua_hvd.job.engines.detect import detect
+from bagua_hvd.job.engines.detect import Placement, detect
 from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange
-from bagua_hvd.job.engines.exchange_mpi import MpiExchange
-from bagua_hvd.job.engines.exchange_store import store_exchange
-from bagua_hvd.job.engines.torch_group import default_group, meet
+from bagua_hvd.job.engines.exchange_store import StoreMessage, attempt, store_exchange
+from bagua_hvd.job.engines.mpi_library import MpiExchange
 from bagua_hvd.job.environment import addresses_of
+from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.job.messages import fill
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
@@ -170,6 +171,14 @@ def _reached_address(message):
                  "hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
 
 
+def default_group() -> Any:
+    """(store, rank, size) of torch.distributed's default group; None: this process has none. Imports nothing."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store(), distributed.get_rank(), distributed.get_world_size()
+
+
 def join(timeout: float) -> Any:
     """The Membership of this process in its torch.distributed group, or in the job of whichever engine started it.
 
@@ -181,7 +190,7 @@ def join(timeout: float) -> Any:
         ValueError: malformed variables. NoExchange, RuntimeError: the ranks cannot be brought together.
     """
     group = default_group()
-    if group is not None:
+    if group is not None:       # whatever the environment says: it may have been made by file://, by Ray, by a notebook
         store, rank, size = group
         return join_group(store, rank, size, timeout)
     placement = detect()
@@ -190,5 +199,9 @@ def join(timeout: float) -> Any:
 
 def join_group(store: Any, rank: int, size: int, timeout: float) -> Any:
     """The Membership of this process among the ranks that share a store of torch's; collective. As join()."""
-    placement, exchange = meet(store, rank, size, timeout)
-    return Membership(placement, timeout, exchange)
+    store = attempt(store, rank, size, timeout)
+    mine = host_hash()
+    store.set(f"host/{rank}", mine)
+    hosts = [store.get(f"host/{other}").decode() for other in range(size)]
+    placement = Placement("torch.distributed", rank, size, hosts.count(mine), None)
+    return Membership(placement, timeout, StoreMessage(store))

@@ -1,5 +1,7 @@
 """The MPI library whose mpirun started this process: found here, called by the core (native/transport/mpi_api.h).
 
+By its MPI_Bcast rank 0's message can reach the others.
+
 bagua_hvd is built without MPI. BAGUA_HVD_MPI_LIBRARY names the library that is to be used, a file or what the linker
 finds, unless the process has loaded one already. If the script has not initialized it, the core does, and it is
 finalized when Python ends.
@@ -19,6 +21,7 @@ _STANDARD = "libmpi_abi.so.1"
 _NAMES = {"openmpi": ("libmpi.so.40", "libmpi.so", _STANDARD),
           "mpich": ("libmpi.so", "libmpi.so.12", "libmpich.so.12", _STANDARD),
           None: ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", _STANDARD)}
+_MESSAGE_NBYTES = 4096
 _state = {"registered": False, "abandoned": False}
 
 
@@ -54,3 +57,29 @@ def _finish():
     # One that dies of an exception must not wait for the others either: mpirun sees it end, and stops the job.
     if not _state["abandoned"] and getattr(sys, "last_type", None) is None:
         native.mpi_close()
+
+
+class MpiExchange:
+    """The broadcast of the job. NoExchange: MPI is not usable here."""
+
+    def __init__(self, placement: Any) -> None:
+        start(placement)
+
+    def _broadcast(self, message):
+        try:
+            return native.mpi_broadcast(message.ljust(_MESSAGE_NBYTES, b"\0")).rstrip(b"\0")
+        except HorovodInternalError as error:
+            raise NoExchange(str(error)) from None
+
+    def send(self, message: Any) -> None:
+        """Rank 0: bytes for all others, none of them zero."""
+        if len(message) > _MESSAGE_NBYTES:
+            raise NoExchange(f"a message of {len(message)} bytes is too long")
+        self._broadcast(message)
+
+    def receive(self, timeout: float) -> Any:
+        """The others: the bytes. Waits for rank 0 as long as MPI does."""
+        return self._broadcast(b"")
+
+    def close(self) -> None:
+        """Nothing is left to be freed."""

@@ -4,8 +4,7 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import basics, process_sets
-from bagua_hvd.job.engines import torch_group
-from bagua_hvd.job.engines.join import join_group
+from bagua_hvd.job.engines.join import default_group, join_group
 
 _lock = threading.Lock()
 _started: set[int] = set()            # groups for whose sake the runtime runs, by number
@@ -67,7 +66,7 @@ def process_set_of(group: Any = None) -> process_sets.ProcessSet:
     """
     from torch import distributed
 
-    store, rank, size = torch_group.default_group()
+    store, rank, size = default_group()
     if not basics.is_initialized():
         basics.init()
     _check(rank, size)
