@@ -2,7 +2,7 @@
 
 One loop in one thread around selectors. Processes come from a spawner, which may have them run on other hosts. After
 a failure the others have `survivors_seconds` to end by themselves, with their own errors and what they save. The order
-of a stop: SIGTERM to every process and its session, after `grace_seconds` SIGKILL.
+of a stop: SIGTERM to every process and its session, after GRACE_SECONDS SIGKILL.
 Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends
 with the job, a daemon too, unless it has dropped the variable processes.MARK.
 """
@@ -85,27 +85,25 @@ class Supervisor:
         report_failures: whether the first failure is told on the console's stderr.
         spawner: starts the processes, entered by the caller; None: on this host.
         on_exit: called in the loop with (process, exit code) when a process has ended and its output is forwarded,
-            instead of stopping all at the first failure. None: that.
-        open_ended: run() goes on without processes until finish().
+            instead of stopping all at the first failure; run() goes on without processes then, until finish().
+            None: all are stopped, and run() ends with the last of them.
         survivors_seconds: how long the others may go on after a failure. 0: they are stopped at once.
         on_end: called in the loop with (name, exit code) when a process has ended. None: nobody is.
         find_cause: function of Outcome.failures that returns the one that made the others fail; None: the first.
     """
 
-    def __init__(self, console, should_stop=None, handle_signals=True, grace_seconds=GRACE_SECONDS,
-                 report_failures=True, spawner=None, on_exit=None, open_ended=False, survivors_seconds=0,
-                 find_cause=None, on_end=None):
+    def __init__(self, console, should_stop=None, handle_signals=True, report_failures=True, spawner=None, on_exit=None,
+                 survivors_seconds=0, find_cause=None, on_end=None):
         self._console = console
         self._spawner = spawner
         self._on_exit = on_exit
         self._on_end = on_end
-        self._open = open_ended
+        self._open = on_exit is not None
         self._calls: deque[Callable[[], object]] = deque()
         self._wakeup: socket.socket | None = None
         self._report_failures = report_failures
         self._should_stop = should_stop
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
-        self._grace_seconds = grace_seconds
         self._selector = selectors.DefaultSelector()
         self._running = []
         self._signals = []          # (number, when)
@@ -143,7 +141,7 @@ class Supervisor:
                 self._check_time()
                 if self._outcome.signum is not None and not stopping and self._report_failures:
                     name = signal.Signals(self._outcome.signum).name
-                    self._console.say(f"baguarun: {name}: stopping the job, which may take {self._grace_seconds} s; "
+                    self._console.say(f"baguarun: {name}: stopping the job, which may take {GRACE_SECONDS} s; "
                                       "the signal once more kills it at once.")
         if self._outcome.failures:
             self._outcome.failed = self._find_cause(self._outcome.failures)
@@ -191,7 +189,7 @@ class Supervisor:
         self._selector.unregister(fd)
 
     def finish(self):
-        """An open-ended run() returns when no process runs any more. Only in the loop."""
+        """With on_exit: run() returns when no process runs any more. Only in the loop."""
         self._open = False
 
     def stop(self, after_seconds=0):
@@ -372,7 +370,7 @@ class Supervisor:
 
     def _stop(self):
         self._stop_at = None
-        kill_at = self._kill_at = time.monotonic() + self._grace_seconds
+        kill_at = self._kill_at = time.monotonic() + GRACE_SECONDS
         self._spawner.signal_all(signal.SIGTERM)
         return kill_at
 

@@ -59,10 +59,9 @@ class Workers:
         survivors_seconds: how long workers may go on when main() raised.
     """
 
-    def __init__(self, console, spawner=None, grace_seconds=GRACE_SECONDS, survivors_seconds=0):
+    def __init__(self, console, spawner=None, survivors_seconds=0):
         self._console = console
-        self._supervisor = Supervisor(console, spawner=spawner, on_exit=self._on_exit, open_ended=True,
-                                      grace_seconds=grace_seconds)
+        self._supervisor = Supervisor(console, spawner=spawner, on_exit=self._on_exit)
         self._survivors_seconds = survivors_seconds
         self._lock = threading.Lock()
         self._closed = False

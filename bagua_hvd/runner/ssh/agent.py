@@ -71,7 +71,7 @@ class Agent:
         self._output = Descriptor(sink)
         sayings = _Sayings(self._output)
         self._supervisor = Supervisor(Console(sayings, sayings), self._should_stop, report_failures=False,
-                                      on_exit=self._on_exit, open_ended=True)
+                                      on_exit=self._on_exit)
         self._supervisor.watch(source, lambda fd: self._handle())
         self._reader = Reader()
         self._frames = []
