@@ -1,10 +1,10 @@
 """Starting jobs: `baguarun` (launch.py), `run` (run_function.py), and what they are made of. Imports no framework.
 
-    launch.py        the command line: its checks, exit codes; flags.py: the flags; mpi_run.py: mpirun's command
+    launch.py        the command line: its checks, exit codes; flags.py: the flags
     run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
+    mpi_run.py       both over mpirun: desk.py hands the API's function out, desk_task.py: one such rank
     static.py        a job of fixed size: connections, addresses, rendezvous, output -> supervisor
     job.py           what jobs of fixed and of changing size share
-    run_mpi.py       the Python API over mpirun; desk.py: hands out the function, desk_task.py: one such rank
     ssh/             other hosts
     elastic/         jobs that grow and shrink
     workers.py       workers started and stopped one by one: for an elastic driver

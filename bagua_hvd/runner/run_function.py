@@ -2,7 +2,7 @@
 
 The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
 run_files.py, and run_task.py, which is what the ranks are. Everything else is run_static or run_elastic, as for
-baguarun. Ranks that mpirun starts: run_mpi.py.
+baguarun. Ranks that mpirun starts: mpi_run.py.
 """
 import argparse
 import io
@@ -24,9 +24,9 @@ from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
 from bagua_hvd.runner.flags import TABLE
 from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
+from bagua_hvd.runner.mpi_run import run_by_mpirun
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
 from bagua_hvd.runner.run_files import Files, write_function
-from bagua_hvd.runner.run_mpi import run_by_mpirun
 from bagua_hvd.runner.static import host_options, run_static
 
 _TASK = "bagua_hvd.runner.run_task"
