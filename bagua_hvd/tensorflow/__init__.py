@@ -1,8 +1,9 @@
-# ruff: noqa: F401, F403  (this file is the list of what scripts use)
+# ruff: noqa: E402, F401, F403  (this file is the list of what scripts use)
 """bagua_hvd for TensorFlow: `import bagua_hvd.tensorflow as hvd` for `import horovod.tensorflow as hvd`."""
-from bagua_hvd.tensorflow import requirement as _requirement
+from bagua_hvd.core.requirement import require as _require
 
-# isort: split
+_require("TensorFlow", (2, 16))       # before anything else can fail
+
 from bagua_hvd import algorithms
 from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt

@@ -1,8 +1,9 @@
-# ruff: noqa: F401, F403  (this file is the list of what scripts use)
+# ruff: noqa: E402, F401, F403  (this file is the list of what scripts use)
 """bagua_hvd for PyTorch: `import bagua_hvd.torch as hvd` where a script has `import horovod.torch as hvd`."""
-from bagua_hvd.torch import requirement as _requirement
+from bagua_hvd.core.requirement import require as _require
 
-# isort: split
+_require("Torch", (2, 3))       # before anything else can fail
+
 import torch as _torch
 
 from bagua_hvd import algorithms
