@@ -12,8 +12,9 @@ from bagua_hvd._keras.optimizer import load_model as _load_model
 from bagua_hvd._keras.optimizer import wrap
 from bagua_hvd._keras.types import Groups, Layers, OptimizerT
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
-from bagua_hvd.collectives.rules import handle_average_backwards_compatibility
+from bagua_hvd.collectives.numpy_frontend import frontend
 from bagua_hvd.job.basics import Average, Sum
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
@@ -101,8 +102,9 @@ def _value(result):
     return np.asarray(result).view(Value)
 
 
-def allreduce(value: Any, name: str | None, average: bool | None, prescale_factor: float, postscale_factor: float,
-              op: int | None, compression: type[Compressor]) -> Value:
+def allreduce(value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, op: int | None = None,
+              compression: type[Compressor] = Compression.none) -> Value:
     """Reduces a value over all ranks.
 
     Args:
@@ -119,12 +121,12 @@ def allreduce(value: Any, name: str | None, average: bool | None, prescale_facto
         NotImplementedError: Adasum over a number of ranks that is no power of 2.
         HorovodInternalError: ranks disagree about the operation, the job goes on; or a rank was lost.
     """
-    op = handle_average_backwards_compatibility(op, average)
+    op = rules.handle_average_backwards_compatibility(op, average)
     array = values.to_array(value)
     dtype = array.dtype
     halved = compression is Compression.fp16 and dtype.kind == "f"
-    reduced = values.allreduce(array.astype("float16") if halved else array, name, op, prescale_factor,
-                               postscale_factor)
+    reduced = rules.allreduce(frontend, array.astype("float16") if halved else array, False, name, op, prescale_factor,
+                              postscale_factor, global_process_set, blocking=True).wait()
     return _value(reduced.astype(dtype) if halved else reduced)
 
 
@@ -136,7 +138,7 @@ def allgather(value: Any, name: str | None = None) -> Value:
     Raises:
         As allreduce.
     """
-    return _value(values.allgather(value, name))
+    return _value(rules.allgather(frontend, values.to_array(value), name, global_process_set, blocking=True).wait())
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Value:
@@ -148,7 +150,10 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Value:
     Raises:
         As allreduce; ValueError also when there is no such rank.
     """
-    return _value(values.broadcast(value, root_rank, name))
+    array = values.to_array(value)
+    received = rules.broadcast(frontend, values.to_send(array), root_rank, False, name, global_process_set,
+                               blocking=True).wait()
+    return _value(values.as_sent(received, array))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Value:
@@ -160,7 +165,8 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Val
     Raises:
         As allreduce; HorovodInternalError also for another op.
     """
-    return _value(values.reducescatter(value, name, op))
+    return _value(
+        rules.reducescatter(frontend, values.to_array(value), name, op, global_process_set, blocking=True).wait())
 
 
 def load_model(filepath: str | os.PathLike[str], custom_optimizers: Iterable[type] | None = None,

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.optimizer import distributions, innermost
+from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.numpy_frontend import frontend
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.training.model import weights_broadcast
@@ -117,7 +120,9 @@ class MetricAverageCallback(Callback):
                 value = float(logs[name])
             except (TypeError, ValueError):
                 continue
-            logs[name] = float(values.allreduce(value, name=f"MetricAverageCallback.{name}"))
+            running = rules.allreduce(frontend, np.array(value), False, f"MetricAverageCallback.{name}", basics.Average,
+                                      1.0, 1.0, global_process_set, blocking=True)
+            logs[name] = float(running.wait())
 
 
 def _steps(params):

@@ -1,7 +1,7 @@
-"""Collectives on values that Python holds: numbers, lists, arrays, tensors of any framework.
+"""Values that Python holds, as NumPy arrays: numbers, lists, arrays, tensors of any framework, and Keras's variables.
 
-They are copied into NumPy arrays and travel from there, on every backend of Keras alike. For weights before training,
-metrics between epochs and the state of elastic jobs; not for gradients. The rules are in collectives/rules.py.
+As arrays they travel on every backend of Keras alike: weights before training, metrics between epochs and the state of
+elastic jobs; not gradients.
 """
 from typing import Any
 
@@ -11,8 +11,7 @@ from bagua_hvd._keras import legacy
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.numpy_frontend import frontend
 from bagua_hvd.core.vectors import DTYPES, native_order
-from bagua_hvd.job.basics import Average
-from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.process_sets import global_process_set
 
 
 def to_array(value: Any) -> Any:
@@ -31,40 +30,15 @@ def to_array(value: Any) -> Any:
     return native_order(np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C"))
 
 
-def allreduce(value: Any, name: str | None = None, op: int = Average, prescale_factor: float = 1.0,
-              postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Any:
-    """The reduced value, a NumPy array (a scalar for a 0-d value). See rules.allreduce."""
-    return rules.allreduce(
-        frontend, to_array(value), False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
-    ).wait()[()]
-
-
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' values, concatenated along the first dimension. See rules.allgather."""
-    return rules.allgather(frontend, to_array(value), name, process_set, blocking=True).wait()
-
-
-def reducescatter(value: Any, name: str | None = None, op: int = Average,
-                  process_set: ProcessSet = global_process_set) -> Any:
-    """This rank's slice of the reduced value. See rules.reducescatter."""
-    return rules.reducescatter(frontend, to_array(value), name, op, process_set, blocking=True).wait()
-
-
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The root's value. See rules.broadcast."""
-    array = to_array(value)
-    received = rules.broadcast(frontend, _to_send(array), root_rank, False, name, process_set, blocking=True).wait()
-    return _as_sent(received, array)[()]
-
-
-def _to_send(array):
+def to_send(array: Any) -> Any:
     """The array, or its bytes where the core has no such type; an array of objects has none."""
     if array.dtype.name in DTYPES or array.dtype.hasobject:
         return array
     return array.reshape(-1).view(np.uint8)
 
 
-def _as_sent(received, array):
+def as_sent(received: Any, array: Any) -> Any:
+    """What arrived for to_send(array), with the array's dtype and shape."""
     return received.view(array.dtype).reshape(array.shape)
 
 
@@ -78,8 +52,7 @@ def assign(variables: Any, arrays: Any) -> None:
             session.set_value(variable, array)
 
 
-def broadcast_variables(variables: Any, root_rank: int, name: str | None,
-                        process_set: ProcessSet = global_process_set) -> None:
+def broadcast_variables(variables: Any, root_rank: int, name: str | None) -> None:
     """Assigns to Keras variables the values that they have on the root; in one order on all ranks.
 
     Args:
@@ -87,7 +60,7 @@ def broadcast_variables(variables: Any, root_rank: int, name: str | None,
     """
     arrays = list(map(to_array, variables))
     running = [
-        rules.broadcast(frontend, _to_send(array), root_rank, False, f"{name}.{i}", process_set)
+        rules.broadcast(frontend, to_send(array), root_rank, False, f"{name}.{i}", global_process_set)
         for i, array in enumerate(arrays)
     ]
-    assign(variables, (_as_sent(each.wait(), array) for each, array in zip(running, arrays, strict=True)))
+    assign(variables, (as_sent(each.wait(), array) for each, array in zip(running, arrays, strict=True)))

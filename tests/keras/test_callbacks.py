@@ -12,6 +12,7 @@ import bagua_hvd.tensorflow
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.values import broadcast_variables
+from bagua_hvd.collectives import rules
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 STEPS = 4
@@ -336,9 +337,9 @@ def test_commits_count_batches_and_not_executions():
 
 
 def test_an_average_that_fails_is_no_entry_that_is_left_out(monkeypatch):
-    def allreduce(value, name):
+    def allreduce(frontend, value, in_place, name, *how, blocking):
         raise ValueError(f"{name} is in flight")
 
-    monkeypatch.setattr(values, "allreduce", allreduce)
+    monkeypatch.setattr(rules, "allreduce", allreduce)
     with pytest.raises(ValueError, match=r"MetricAverageCallback.loss is in flight"):
         hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {"a list": [1, 2], "loss": 1.0})

@@ -2,7 +2,7 @@
 import keras
 import numpy as np
 
-from bagua_hvd._keras import values
+from bagua_hvd._keras import api
 
 MODES = {"eager": {"run_eagerly": True}, "graph": {"jit_compile": False}, "xla": {"jit_compile": True}, "default": {}}
 
@@ -41,7 +41,7 @@ def flat(model):
 def assert_same_everywhere(model):
     """All weights are bit-identical on all ranks, and finite."""
     mine = flat(model)
-    everyone = values.allgather(mine[None])
+    everyone = api.allgather(mine[None])
     assert np.isfinite(mine).all()
     assert (everyone == everyone[0]).all()
 

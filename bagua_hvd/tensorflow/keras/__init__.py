@@ -1,9 +1,8 @@
 # ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
 """bagua_hvd for tf.keras: `import bagua_hvd.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`."""
-from typing import Any
-
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras import types as _types
+from bagua_hvd._keras.api import allreduce
 from bagua_hvd._keras.surface import *
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
@@ -28,13 +27,6 @@ def DistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, 
         average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
         process_set=process_set, scale_local_gradients=scale_local_gradients, algorithm=algorithm, delay=delay,
     )
-
-
-@_doc_from(_api.allreduce)
-def allreduce(value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
-              postscale_factor: float = 1.0, op: int | None = None,
-              compression: type[Compressor] = Compression.none) -> _api.Value:
-    return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 
 __all__ = [name for name in globals() if not name.startswith("_")]
