@@ -67,7 +67,8 @@ class State:
     """What a hook keeps between steps: the step, error feedback, projections.
 
     To be pickled, copied or saved with a checkpoint of this rank; it must be given to one model's hook only. What it
-    keeps belongs to buckets, and DDP cuts these anew after the first step of a process: that step goes without.
+    keeps belongs to buckets, and DDP cuts these anew after the first step of a process: that step goes without. It
+    knows parameters by their places in that first step, so register the hook before it.
 
     Args:
         process_group: that of the model; None: the default group. It is not pickled.
@@ -83,12 +84,14 @@ class State:
     def __init__(self, process_group: Any = None, scaler: torch.amp.GradScaler | None = None) -> None:
         self._process_group = process_group
         self._scaler = scaler
+        self._places = WeakTensorKeyDictionary()    # of parameters, in the order in which they were first given
         self._forget({})
 
     def _forget(self, loaded):
         self._loaded: dict[str, Any] = loaded
         self._model: Model | None = None
-        self._buckets: dict[tuple, Bucket] = {}     # by (index, shapes): DDP cuts its buckets anew after the first step
+        # By (index, shapes, places of the parameters): DDP cuts its buckets anew after the first step.
+        self._buckets: dict[tuple, Bucket] = {}
         self._used: set[tuple] = set()              # of these, in this step
         self._scale: float = loaded.get("loss_scale", 1.0)      # of what buckets keep
         self._before: list[tuple] = []              # (State, Snapshot): what they kept before this step
@@ -173,7 +176,8 @@ class State:
         if self._scaler is not None and not self._used:
             self._follow_scale(self._scaler.get_scale())
         gradients = _parts(given)
-        key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients)
+        places = tuple(self._places.setdefault(parameter, len(self._places)) for parameter in given.parameters())
+        key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients), places
         views = [frontend.view(gradient, gradient) for gradient in gradients]
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -236,7 +240,7 @@ class State:
         return self.state_dict()
 
     def __setstate__(self, state):
-        self._process_group = self._scaler = None
+        State.__init__(self)
         self.load_state_dict(state)
 
 

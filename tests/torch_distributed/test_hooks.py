@@ -107,6 +107,48 @@ def state_goes_on(file):
     dist.destroy_process_group()
 
 
+class Pair(nn.Module):
+    """Two weights of one shape, whose gradients come in the order in which DDP does not expect them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(64)), nn.Parameter(torch.zeros(64))
+
+    def forward(self, x):
+        return (self.a * x).sum() - 1000 * (self.b * x).sum()
+
+
+def equal_shapes(file):
+    """What is kept of one weight is never another's, though DDP makes their buckets change places after a step."""
+    rank, size = start(file)
+
+    def backward(net, x):
+        net.zero_grad()
+        net(x).backward()
+        wrong = (net.module.a.grad < 0).sum() + (net.module.b.grad > 0).sum()
+        assert wrong == 0, (net.module.a.grad, net.module.b.grad)
+
+    x = torch.arange(1.0, 65)
+    for limit in (25, 1e-4):        # both in one bucket, and each in its own
+        hook = ddp.hook("topk", ratio=0.05, full_steps=0)
+        net, state = DistributedDataParallel(Pair(), bucket_cap_mb=limit), ddp.State()
+        net.register_comm_hook(state, hook)
+        for _ in range(6):
+            backward(net, x)
+        saved = state.state_dict()
+        old = {**saved, "buckets": {key[:2]: kept for key, kept in saved["buckets"].items()}}
+        for loaded in (saved, old):         # the latter names no parameters, and so begins without
+            net, state = DistributedDataParallel(Pair(), bucket_cap_mb=limit), ddp.State()
+            net.register_comm_hook(state, hook)
+            state.load_state_dict(loaded)
+            sent = 0
+            for _ in range(4):              # of gradients of 0 comes what was kept, and nothing else
+                backward(net, 0 * x)
+                sent += sum(parameter.grad.abs().sum() for parameter in net.parameters())
+            assert (sent > 0) == (loaded is saved)
+    dist.destroy_process_group()
+
+
 def two_models(file):
     """One hook keeps the errors of two models apart, whose backward passes take turns."""
     rank, size = start(file)
@@ -332,7 +374,7 @@ def test_around_hooks(run_group):
     run_group(3, around)
 
 
-@pytest.mark.parametrize("function", [scaled, parts, two_models, in_ddps_place])
+@pytest.mark.parametrize("function", [scaled, parts, two_models, in_ddps_place, equal_shapes])
 def test_two_ranks(run_group, function):
     run_group(2, function)
 
@@ -372,7 +414,8 @@ def test_state_in_a_new_job(monkeypatch):
     """It goes on from the same step with the same memory, in buckets of the new Model."""
     monkeypatch.setattr(ddp, "process_set_of", lambda group: hvd.global_process_set)
     state, algorithm, gradient = ddp.State(), algorithms.get("doublesqueeze"), torch.ones(4)
-    given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], buffer=lambda: gradient)
+    given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], buffer=lambda: gradient,
+                            parameters=lambda: [gradient])
     kept = []
     for job in range(2):
         hvd.shutdown()
