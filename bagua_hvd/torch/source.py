@@ -285,6 +285,9 @@ class TorchSource(Source):
         parameter = self.parameters[index]
         return parameter.grad is None and not parameter.requires_grad
 
+    def has_gradient(self, index: int) -> bool:
+        return self.parameters[index].grad is not None
+
     def hand_over(self, indices: Iterable[int], memory: list[TensorView] | None) -> Any:
         parameters = [self.parameters[index] for index in indices]
         if not all(index not in self._stand_ins and _is_nobody_elses(parameter)

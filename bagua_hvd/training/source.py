@@ -67,6 +67,10 @@ class Source(ABC):
         """Whether weight `index` is not to be trained now, and the optimizer would pass it over."""
         return False
 
+    def has_gradient(self, index: int) -> bool:
+        """Whether gradient `index` is there now. The optimizer's own step passes weights over that have none."""
+        return True
+
     def fingerprint(self) -> int:
         """A number from 0 to 2**31 - 2 that differs, most likely, where gradients are for other variables."""
         return 0

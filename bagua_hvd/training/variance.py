@@ -25,7 +25,7 @@ et al., arXiv:2102.02888. Differs: the bounds; the optimizer makes its own step,
 import numpy as np
 
 from bagua_hvd.core import vectors
-from bagua_hvd.training.adam import members_of, places_of, trained_of, views_of
+from bagua_hvd.training.adam import members_of, places_of, views_of
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
@@ -49,21 +49,23 @@ def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:
 
     v = bucket.state.keep("variance", lambda: _corrected(bucket), True, fits)
     w = bucket.state.keep("own variance", lambda: _corrected(bucket), fits=fits)
-    trained = trained_of(bucket)        # what is frozen keeps its variance, as it keeps its momentum
-    members = members_of(bucket, trained, begin=True)   # last: a member's views are good until it is asked for again
+    # What the optimizer passes over keeps its variance, as it keeps its momentum. Where gradients travel, zeros count.
+    stepped = {index: part for index, part in zip(bucket.members, bucket.slices(), strict=True)
+               if bucket.model.source.has_gradient(index)}
+    members = members_of(bucket, stepped, begin=True)   # last: a member's views are good until it is asked for again
     numbers = []
     for member in members:
         corrections = 1 - member.beta2 ** T, 1 - member.beta2 ** (member.step + 1)
         numbers.append({"beta2": member.beta2, "exact_rate": (1 - member.beta2) / corrections[0] if exact else 0.0,
                         "own_rate": (1 - member.beta2) / corrections[1], "correction": corrections[1], "ranks": n})
     kept = v, w
-    if len(trained) < len(bucket.members):
-        places = places_of(trained)
+    if len(stepped) < len(bucket.members):
+        places = places_of(stepped)
         kept = v[places], w[places]
-    vectors.adam_variance([member.v for member in members], views_of(bucket, bucket.gradients, trained), numbers, *kept)
+    vectors.adam_variance([member.v for member in members], views_of(bucket, bucket.gradients, stepped), numbers, *kept)
     if kept[0] is not v:
         v[places], w[places] = kept
-    for index in trained:
+    for index in stepped:
         bucket.model.source.adam().moments_written(index)
 
 

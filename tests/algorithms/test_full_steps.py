@@ -255,6 +255,30 @@ def test_frozen_and_unfrozen(run_ranks):
     run_ranks(2, frozen_and_unfrozen)
 
 
+def seldom_used():
+    """Local steps pass over a weight that has no gradient: then none is larger than sqrt(n) times Adam's own."""
+    hvd.init()
+    used, seldom, alone = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam([used, seldom], lr=LR, betas=(0.0, 0.99)),
+                                         algorithm=algorithms.LocalSGD(2, full_steps=FULL_STEPS))
+    reference = torch.optim.Adam([alone], lr=LR, betas=(0.0, 0.99))
+    for t in range(80):
+        optimizer.zero_grad()
+        weights = [used, seldom] if t < 8 or t % 20 == 0 else [used]
+        sum(weight.sum() for weight in weights).backward()
+        before = seldom.detach().clone(), alone.detach().clone()
+        optimizer.step()
+        if seldom.grad is not None:
+            alone.grad = seldom.grad.clone()        # of zeros, in a full step
+            reference.step()
+        moved, allowed = (then - now.detach() for then, now in zip(before, (seldom, alone), strict=True))
+        assert (allowed * 0.999 <= moved).all() and (moved <= allowed * 1.001 * 2 ** 0.5).all(), (t, moved, allowed)
+
+
+def test_seldom_used(run_ranks):
+    run_ranks(2, seldom_used)
+
+
 def windows_of_a_step():
     """Each draws numbers of its own."""
     hvd.init()
