@@ -268,7 +268,8 @@ class Model:
     def weights_broadcast(self) -> None:
         """All ranks have one rank's weights now. The first time, what is kept of those they began with is dropped.
 
-        Later, and after loading, what is kept has come from equal weights, and is good.
+        Later, and after loading, what is kept has come from equal weights, and is good. Weights of an earlier step
+        cannot be told from those of the last one: their state has to be loaded, too (docs/checkpoints.md).
         """
         if self._apart:
             self._apart = False
