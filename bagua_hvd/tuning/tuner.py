@@ -33,6 +33,7 @@ LOSSES_PPM = {1: 100_000, 2: 1_000_000}             # of a gradient's norm, by A
 NOISE_PPM = 1_000_000                               # the same of a codec that is right in the mean over its seeds
 _SAMPLE = 1 << 18                                   # elements of which losses are known
 _PLANS_MAX, _STEPS_MAX = 1 << 7, 1 << 24            # what fits in 31 bits
+_PPM_MAX = 2**31 - 2                                # what extremes() takes
 STATE = "choice of algorithm"
 
 
@@ -302,7 +303,10 @@ def _fits(parts: Sequence[Part], measured: Measured) -> bool:
 
 
 def _losses_ppm(bucket: Bucket, codec: Any) -> int:
-    """What a codec loses of each member's norm, root mean square over the elements; 0 where that means nothing."""
+    """What a codec loses of each member's norm, root mean square over the elements; members that are not finite apart.
+
+    _PPM_MAX where finite values become infinite or NaN.
+    """
     values = bucket.read()
     lost = np.empty_like(values)
     for begin in range(0, values.size, _SAMPLE):
@@ -318,5 +322,5 @@ def _losses_ppm(bucket: Bucket, codec: Any) -> int:
         if norm > 0 and np.isfinite(norm):
             squares += (inside.stop - inside.start) * float(np.square(lost[inside], dtype=np.float64).sum()) / norm
             elements += inside.stop - inside.start
-    ratio = float(np.sqrt(squares / elements)) if elements else 0.0
-    return min(2**31 - 2, round(ratio * 1e6)) if np.isfinite(ratio) else 0
+    ppm = 1e6 * float(np.sqrt(squares / elements)) if elements else 0.0
+    return round(ppm) if ppm < _PPM_MAX else _PPM_MAX       # NaN is not less

@@ -19,7 +19,10 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerSGD, QAdam, Safety, auto
-from bagua_hvd.codecs import sign
+from bagua_hvd.codecs import float16, sign
+from bagua_hvd.core import native
+from bagua_hvd.core.vectors import array_view
+from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.tuning import tuner
 from bagua_hvd.tuning.cost import Ranks
 from bagua_hvd.tuning.memory import UNKNOWN_MIB
@@ -316,23 +319,39 @@ def test_a_plan_whose_state_does_not_fit_is_not_taken(run_ranks):
     run_ranks(2, without_memory)
 
 
-def losing():
-    """bytegrad over layers of very different scale: small ones are lost."""
+def losing(name, scales):
     hvd.init()
-    training = Training(Auto(allow=["bytegrad"], window=2))
-    predict(lambda plan: plan.name == "bytegrad" and plan.bucket_bytes is None)
+    training = Training(Auto(allow=["bytegrad"], up_to="E1", window=2))
+    predict(lambda plan: plan.name == name and plan.bucket_bytes is None)
     for _ in range(60):
-        training.step(scales=(1e-4, 1e-4, 1e3, 1e3))
-    all_alike(training)
-    assert [name for _, name in training.switches()] == ["bytegrad", "gradient_allreduce"]
+        training.step(scales=scales)
+    assert hvd.allgather_object(training.history) == [training.history] * hvd.size()
+    assert [name for _, name in training.switches()] == [name, "gradient_allreduce"]
     first, second = (step for step, _ in training.switches())
     assert second - first < 20          # at the end of the first window, not of the trial; and never again
     assert "for good" in hvd.statistics().plans[training.optimizer.reducer.model.name]["why"]
 
 
-def test_codes_that_lose_too_much_are_left(run_ranks):
-    outputs = run_ranks(2, losing)
-    assert "codes of bytegrad lose" in outputs[0].output and "codes of bytegrad" not in outputs[1].output
+@pytest.mark.parametrize("name, scales", [
+    ("bytegrad", (1e-4, 1e-4, 1e3, 1e3)),       # one scale for layers that differ: small ones are lost
+    ("float16", (1, 1, 1, 1e5)),                # above 65504 is infinite
+])
+def test_codes_that_lose_too_much_are_left(run_ranks, name, scales):
+    outputs = run_ranks(2, losing, arguments={"name": name, "scales": scales})
+    assert f"codes of {name} lose" in outputs[0].output and f"codes of {name}" not in outputs[1].output
+
+
+@pytest.mark.parametrize("values, ppm", [
+    ([1, 2, 0], 0),
+    ([1, 1e30, 0], tuner._PPM_MAX),
+    ([1, np.inf, 0], 0),
+    ([1, np.nan, 0], 0),
+])
+def test_only_what_was_finite_can_be_lost(values, ppm):
+    bucket = Bucket("b", {0: Member("w", (3,), native.FLOAT32)})
+    bucket.place(0, array_view(np.array(values, np.float32)))
+    with np.errstate(invalid="ignore"):
+        assert tuner._losses_ppm(bucket, float16) == ppm
 
 
 def noisy():
