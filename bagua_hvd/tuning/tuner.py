@@ -71,6 +71,7 @@ class Tuner:
         self._windows_max = windows_max
         self._record = record
         self._codecs = list(dict.fromkeys(plan.algorithm.codec for plan in plans if hasattr(plan.algorithm, "codec")))
+        self._names = [str(plan) for plan in plans]     # in a checkpoint: the numbers mean nothing where they differ
         self._kinds = tuple(int(plan.algorithm.safety > 0) for plan in plans)
         self._hysteresis = Hysteresis(kinds=self._kinds)
         self.plan = plans[0]
@@ -96,15 +97,24 @@ class Tuner:
     # ------------------------------------------------------------------------------------------------ what Auto calls
 
     def agreed(self) -> None:
-        """The ranks have come together: all go on by the plan that was decided last. Collective; blocks."""
-        model, mine = self._model, self._hysteresis
+        """The ranks have come together: all go on by the plan that was decided last. Collective; blocks.
+
+        What any rank knows of plans all know then: which are barred, and the largest ratio of each.
+        """
+        model, mine, plans = self._model, self._hysteresis, range(len(self._plans))
         if model.state.loaded(STATE):
-            mine = Hysteresis.of_dict(model.state.keep(STATE, dict, shared=True))
+            kept = model.state.keep(STATE, dict, shared=True)
+            mine = Hysteresis.of_dict(kept if kept.get("plans") == self._names else {})
         since = 0 if mine.since is None else min(mine.since, _STEPS_MAX - 2) + 1
-        known = mine.plan if mine.plan < len(self._plans) else 0
-        [(latest, _)] = extremes([since * _PLANS_MAX + known], f"{model.name}.plan", model.group)
+        known = [since * _PLANS_MAX + mine.plan, *(int(plan in mine.barred) for plan in plans),
+                 *(mine.ratios.get(plan, 0) for plan in plans)]
+        latest, *known = (largest for largest, _ in extremes(known, f"{model.name}.plan", model.group))
+        barred, ratios = known[:len(plans)], known[len(plans):]
         since, plan = divmod(latest, _PLANS_MAX)
-        self._hysteresis = Hysteresis(plan=plan, since=since - 1 if since else None, kinds=self._kinds)
+        self._hysteresis = Hysteresis(
+            plan=plan, since=since - 1 if since else None, kinds=self._kinds,
+            ratios={plan: ratio for plan, ratio in enumerate(ratios) if ratio},
+            barred={plan for plan in plans if barred[plan]})
         self.plan = self._plans[plan]
         self._begin_anew()
         if model.group.size() > 1 and len(self._plans) > 1:
@@ -264,7 +274,7 @@ class Tuner:
 
     def _keep(self) -> None:
         self._model.state.forget(STATE)
-        kept = self._hysteresis.as_dict()
+        kept = {**self._hysteresis.as_dict(), "plans": self._names}
         self._model.state.keep(STATE, lambda: kept, shared=True)
 
     def _say(self, verdict: Verdict, before: int, before_us: int, figures: Window, predicted: Sequence[int],

@@ -451,15 +451,48 @@ def resumed():
     tuner.Tuner.stepped = lambda self: None         # so that this one stays as well
     training.step()
     assert torch.equal(again.flat(), training.flat()), "errors, too"
-    # A plan that is no more allowed: exact, with what was kept left alone.
-    exact = Training(Auto(window=1000))
-    exact.optimizer.load_state_dict(saved)
-    exact.step()
-    assert exact.history[-1][0] == "gradient_allreduce"
+    # A plan that is no more allowed, or whose number is another's: exact, with what was kept left alone.
+    for allowed in (), ["bytegrad", "doublesqueeze", "topk", ByteGrad()]:
+        exact = Training(Auto(allowed, window=1000))
+        exact.optimizer.load_state_dict(saved)
+        exact.step()
+        assert exact.history[-1][0] == "gradient_allreduce"
 
 
 def test_checkpoint_and_resume(run_ranks):
     run_ranks(2, resumed)
+
+
+def remembering():
+    """What was learned of plans outlives join(), the coming of a rank that knows nothing, and a checkpoint."""
+    hvd.init()
+
+    def known(training):
+        learned = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._hysteresis
+        return learned.barred, learned.ratios
+
+    training = Training(Auto(up_to="E1", window=2))
+    predict(lambda plan: plan.name == "float16" and plan.bucket_bytes is None)
+    while not training.switches() or training.history[-1][0] == "float16":
+        training.step(scales=[1e5] * len(SHAPES))
+    barred, ratios = known(training)
+    assert len(barred) == 1 and len(ratios) == 2
+    if hvd.rank() == 1:
+        training.optimizer.algorithm._tuners.clear()
+    hvd.join()
+    training.step()
+    assert known(training) == (barred, ratios)
+    again = Training(Auto(up_to="E1", window=2))
+    again.optimizer.load_state_dict(training.optimizer.state_dict())
+    again.step()
+    assert known(again) == (barred, ratios)
+    for _ in range(40):
+        again.step()
+    assert not again.switches()
+
+
+def test_what_is_known_of_plans_is_not_forgotten(run_ranks):
+    run_ranks(2, remembering)
 
 
 def joining():
