@@ -62,7 +62,8 @@ _MEETING_LIMIT_MS = 10_000
 
 def init(comm: Sequence[int] | None = None,
          process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Starts the runtime: connects this process to the other ranks of its job. Does nothing when it is running.
+    """Starts the runtime: connects this process to the other ranks of its job. Does nothing when it is running
+    with these arguments.
 
     Without launcher variables in the environment the job has one rank.
 
@@ -72,11 +73,13 @@ def init(comm: Sequence[int] | None = None,
             that do not fit its present size are left out, with a warning.
     Raises:
         ValueError: malformed environment, duplicate or disagreeing process sets, or the ranks did not find each other
-            in time ("Horovod initialization failed. ..."). The runtime is then not running.
+            in time ("Horovod initialization failed. ..."). The runtime is then not running. Or it runs already, with
+            other arguments.
         RemovedFromJob: an elastic job has no slot for this process any more. A SystemExit: the process ends with 0.
     """
     with runtime.lock:
         if runtime.context is not None:
+            _check_repeated(comm, process_sets)
             return
         runtime.process_sets = process_sets
         driver = elastic_worker.connect()
@@ -93,6 +96,18 @@ def init(comm: Sequence[int] | None = None,
             except (InitializationFailed, HorovodInternalError) as error:
                 failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting
                 logger.info("%s", failure)
+
+
+def _check_repeated(comm, process_sets):
+    """ValueError: the job that runs was not started with these arguments."""
+    _check_comm(comm, runtime.options)
+    if isinstance(process_sets, str):
+        same = process_sets.lower() == "dynamic" and dynamic_process_sets()
+    else:
+        same = not process_sets or list(process_sets) == list(runtime.process_sets or ())
+    if not same:
+        raise ValueError(f"init(process_sets={process_sets!r}): init() has run already, perhaps by "
+                         'init_process_group("bagua"), without these: pass process_sets to the first call.')
 
 
 class InitializationFailed(ValueError):

@@ -1,4 +1,6 @@
 """Process sets, static and dynamic, and join."""
+import os
+
 import pytest
 import torch
 
@@ -16,6 +18,13 @@ def static_sets():
             hvd.init(process_sets=duplicate)
         assert not hvd.is_initialized()
     hvd.init(process_sets=[even, high])
+    for arguments in ({}, {"process_sets": (even, high)}, {"process_sets": []}, {"comm": [0, 1, 2]}):
+        hvd.init(**arguments)
+    for others in ([even], [hvd.ProcessSet([0, 1])], "dynamic"):
+        with pytest.raises(ValueError, match="init.. has run already.*pass process_sets to the first call"):
+            hvd.init(process_sets=others)
+    with pytest.raises(ValueError, match="a job over a subset"):
+        hvd.init(comm=[0, 1])
     rank = hvd.rank()
     assert (even.process_set_id, high.process_set_id) == (1, 2)
     assert hvd.global_process_set.ranks == [0, 1, 2] and hvd.global_process_set.process_set_id == 0
@@ -107,8 +116,6 @@ def unnamed_in_sets():
 
 
 def disagreeing_sets():
-    import os
-
     sets = [hvd.ProcessSet([0])] if os.environ["HOROVOD_RANK"] == "0" else []
     with pytest.raises(ValueError, match="Horovod initialization failed"):
         hvd.init(process_sets=sets)
@@ -116,6 +123,9 @@ def disagreeing_sets():
 
 
 def dynamic_sets():
+    if os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS"):
+        hvd.init()
+    hvd.init(process_sets="dynamic")
     hvd.init(process_sets="dynamic")
     rank = hvd.rank()
     with pytest.raises(hvd.HorovodInternalError, match="Mismatched process sets: ranks 0 and 1 tried to add different"):

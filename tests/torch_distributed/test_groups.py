@@ -29,6 +29,8 @@ def groups(file):
     rank, size = start(file)
     assert dist.get_backend() == "bagua" and (dist.get_rank(), dist.get_world_size()) == (rank, size)
     assert hvd.is_initialized() and (hvd.rank(), hvd.size()) == (rank, size)
+    with pytest.raises(ValueError, match='perhaps by init_process_group."bagua".*to the first call'):
+        hvd.init(process_sets="dynamic")
     # Their members alone ask for them, in whatever order.
     if rank != 1:
         ends = dist.new_group([0, 3], use_local_synchronization=True) if rank in (0, 3) else None
