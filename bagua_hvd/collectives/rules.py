@@ -463,6 +463,9 @@ def join() -> Pending:
     Averages still divide by the full number of ranks. Other collectives fail on the ranks that call them meanwhile.
     Afterwards operations without a name match again, however many of them each rank has issued before.
 
+    A rank that waits here takes no steps, so the ranks' weights differ afterwards. Broadcast parameters and optimizer
+    state from the rank returned before the training goes on, or a checkpoint is saved.
+
     Returns:
         The rank that joined last, the same on all ranks.
     Raises:
