@@ -84,15 +84,9 @@ def trained_of(bucket: Bucket) -> dict[int, slice]:
     return {index: part for index, part in parts if not bucket.model.source.is_frozen(index)}
 
 
-def _missed(bucket: Bucket) -> np.ndarray:
-    """Of each of a bucket's weights, how many steps it was frozen in since v is."""
-    missed: np.ndarray = bucket.state.keep("missed", lambda: np.zeros(len(bucket.members), np.int64), shared=True)
-    return missed
-
-
 def _numbers(bucket: Bucket, members: dict[int, AdamMember], frozen_for: int, bounded: bool) -> list[dict[str, float]]:
     """A struct bhvd_adam of each, for the next step; v is frozen since so many."""
-    missed, numbers = dict(zip(bucket.members, _missed(bucket).tolist(), strict=True)), []
+    missed, numbers = bucket.model.missed, []
     for index, member in members.items():
         corrected = 1 - member.beta1 ** (member.step + 1)
         correction, eps = member.denominator(member.step - (frozen_for - missed[index]))
@@ -141,7 +135,7 @@ def step(bucket: Bucket, sent: np.ndarray, frozen_for: int, in_steps: bool, boun
     vectors.adam_step([member.m for member in members.values()], [member.v for member in members.values()],
                       views_of(bucket, bucket.weights, trained), _numbers(bucket, members, frozen_for, bounded),
                       in_steps, sent if len(trained) == len(bucket.members) else sent[places_of(trained)])
-    _missed(bucket)[:] += [index not in trained for index in bucket.members]
+    bucket.model.missed.update(bucket.members.keys() - trained.keys())
     for index in trained:
         source.weight_written(index)
         source.adam().stepped(index)

@@ -1,6 +1,7 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -53,6 +54,8 @@ class Model:
         gradients: Buckets, in the order in which they are expected to fill. Sparse gradients are in none.
         weights: one Weights bucket for each dtype and device.
         state: what belongs to no bucket.
+        missed: of each weight, how many steps it was frozen in since Adam's variance is (training/adam.py). By its
+            index and not with its bucket, which may be another after a checkpoint.
         delay: how many steps after it was sent a gradient is applied, 0 or 1.
         late: of each bucket of gradients, by its place, what travels or has arrived: Late. With delay=1.
         pending: what an algorithm has begun in this step; {} when the next one begins.
@@ -74,6 +77,7 @@ class Model:
         self.gradients: list[Bucket] = []
         self.weights: list[Weights] = []
         self.state = State(name)
+        self.missed: Counter[int] = Counter()
         self.delay = 0
         self.late = State("gradients on their way")
         self.pending: dict[str, Any] = {}
@@ -281,6 +285,8 @@ class Model:
         self._before = None
         for state in self._states():
             state.drop(shared)
+        if shared:
+            self.missed.clear()
 
     def state_dict(self, own: bool = True) -> dict[str, Any]:
         """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. Buckets are known by their members.
@@ -292,8 +298,8 @@ class Model:
         gradients, weights = ([[list(bucket.members), bucket.state.state_dict(own)] for bucket in buckets]
                               for buckets in (self.gradients, self.weights))
         return {"step": self.step, "rank": rank, "size": size, "loss_scale": self._loss_scale,
-                "model": self.state.state_dict(own), "gradients": gradients, "weights": weights,
-                "late": self.late.state_dict(own)}
+                "missed": dict(self.missed), "model": self.state.state_dict(own), "gradients": gradients,
+                "weights": weights, "late": self.late.state_dict(own)}
 
     def load_state_dict(self, state: dict[str, Any], place: Callable[[int], int]) -> None:
         """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over.
@@ -310,6 +316,7 @@ class Model:
         gradients, weights = ([(tuple(map(place, indices)), kept) for indices, kept in state[what]]
                               for what in ("gradients", "weights"))
         self._restore_weights([indices for indices, _ in weights])
+        self.missed = Counter({place(index): steps for index, steps in state.get("missed", {}).items()})
         self.state.load_state_dict(state["model"], own)
         for buckets, saved in ((self.gradients, dict(gradients)), (self.weights, dict(weights))):
             for bucket in buckets:

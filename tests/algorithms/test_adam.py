@@ -283,3 +283,38 @@ def frozen_later():
 @pytest.mark.parametrize("n", [1, 2])
 def test_frozen_later(run_ranks, n):
     run_ranks(n, frozen_later)
+
+
+def resumed():
+    """With each weight in a bucket of its own, listed the other way round, after one was frozen for a while."""
+    hvd.init()
+    for algorithm in (QAdam(warmup_steps=2), OneBitAdam(warmup_steps=2)):
+        weights = {name: torch.nn.Parameter(torch.ones(20)) for name in "abc"}
+
+        def wrapped(names, weights=weights, algorithm=algorithm, **options):
+            adam = torch.optim.Adam([{"params": weights[name]} for name in names], lr=LR)
+            return hvd.DistributedOptimizer(adam, [(name, weights[name]) for name in names], algorithm=algorithm,
+                                            **options)
+
+        optimizer = wrapped("abc")
+        for t in range(16):
+            if t == 9:
+                saved = optimizer.state_dict()
+                saved["state"] = {2 - place: state for place, state in saved["state"].items()}
+                weights["b"].requires_grad_(True)
+                optimizer = wrapped("cba", groups=[[weight] for weight in weights.values()])
+                optimizer.load_state_dict(saved)
+            weights["b"].requires_grad_(not 4 <= t < 12)
+            optimizer.zero_grad()
+            before = {name: weight.detach().clone() for name, weight in weights.items()}
+            sum(weight.sum() for weight in weights.values() if weight.requires_grad).backward()
+            optimizer.step()
+            for name, weight in weights.items():
+                steps = (before[name] - weight.detach()) / LR
+                torch.testing.assert_close(steps, torch.full_like(steps, weight.requires_grad), atol=0,
+                                           rtol=0.02 if type(algorithm) is QAdam else 0.5)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_resumed_in_other_buckets(run_ranks, n):
+    run_ranks(n, resumed)
