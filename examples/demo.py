@@ -111,7 +111,7 @@ Each algorithm makes the same steps. The fewer bytes it sends, the sooner it is 
 
 Try next:
     .venv/bin/baguarun -np 2 .venv/bin/python examples/torch_digits.py --algorithm bytegrad
-    .venv/bin/baguarun -np 2 --algorithm bytegrad .venv/bin/python YOUR_HOROVOD_SCRIPT.py
+    .venv/bin/baguarun -np 2 --as-horovod --algorithm bytegrad .venv/bin/python YOUR_HOROVOD_SCRIPT.py
     docs/choose.md: which algorithm for which network""")
 
 

@@ -11,6 +11,7 @@ _LAST_WORDS_NBYTES = 1 << 16
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
             b"The above exception was the direct cause of the following exception:")
+_WITHOUT_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'"
 
 
 class _Filter:
@@ -112,13 +113,19 @@ class Reports:
         return f". It needed rank {cause}, which did not do its part" if cause not in outcome.failures else ""
 
     def repeat_traceback(self, console, failed):
-        """That of the failure which made the others fail comes last, where it is looked for. failed: WorkerFailed."""
+        """That of the failure which made the others fail comes last, where it is looked for; and what to do about it.
+
+        Args:
+            failed: WorkerFailed.
+        """
         text = self._buried_traceback(failed.process)
         if text:
             console.say(f"baguarun: Process {failed.rank} failed first. It had written:")
             forwarder = LineForwarder(console, failed.rank, "stderr")
             forwarder.feed(text)
             forwarder.close()
+        if self._last_line(failed.process) == _WITHOUT_HOROVOD:
+            console.say("baguarun: Add --as-horovod, or import bagua_hvd instead of horovod.")
 
     def _buried_traceback(self, process):
         """The last traceback of a process, with those that led to it, if others have written to stderr since: bytes."""

@@ -40,6 +40,12 @@ def test_not_without_the_flag(launcher):
     assert done.stdout == "[0]<stdout>:False\n"
 
 
+def test_the_flag_is_told_where_it_is_missing(launcher):
+    popen = launcher.start("-np", 2, sys.executable, "-c", "import horovod.torch as hvd")
+    stderr = popen.communicate(timeout=50)[1].decode()
+    assert stderr.count("baguarun: Add --as-horovod, or import bagua_hvd instead of horovod.") == 1, stderr
+
+
 @pytest.mark.parametrize("module, argument, words", [
     ("horovod.runner.launch", "--version", "0."),
     ("horovod.tensorflow.data.compute_worker", "--help", "dispatchers")])
