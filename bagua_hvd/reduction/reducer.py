@@ -45,7 +45,7 @@ from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import Late, Window
 from bagua_hvd.training import late, variance
 from bagua_hvd.training.buckets import Member
-from bagua_hvd.training.model import Model, with_own
+from bagua_hvd.training.model import Model, is_of, with_own
 from bagua_hvd.training.source import Source
 
 TOO_MANY_PASSES = (
@@ -700,7 +700,7 @@ class Reducer:
             self.model.drop_state(shared=False)
 
     def load_state_dict(self, state: Any, place: Any = lambda index: index) -> None:
-        """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over.
+        """Takes up a state_dict(); to be called alike on all ranks. Another algorithm's is passed over: see is_of().
 
         place: function of a gradient's index in the state: its index here.
         """
@@ -710,7 +710,7 @@ class Reducer:
             with suppress(HorovodInternalError):        # it is of the training that is left
                 self.arrive()
             self.model.late.drop(shared=True)
-        if state.get("algorithm") == type(self.algorithm).__name__:
+        if is_of(state, self.algorithm, self.group):
             for index, sparse_dim in state["sparse"].items():
                 self._set_sparse(place(index), sparse_dim)
             plan = [list(map(place, indices)) for indices, _ in state["state"]["gradients"]]

@@ -31,7 +31,7 @@ from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.optimizer import DistributedOptimizer
 from bagua_hvd.torch.source import multiply
 from bagua_hvd.training.buckets import Bucket, Member
-from bagua_hvd.training.model import Model
+from bagua_hvd.training.model import Model, is_of
 from bagua_hvd.training.source import NoSource
 
 _FOR_EVER = 365 * 86400.0
@@ -131,6 +131,9 @@ class State:
             group = self._connected()
             if algorithm.remembers_gradients and self._scaler is None:
                 _check_no_scaler(algorithm)
+            self._runs = type(algorithm).__name__
+            if not is_of({"algorithm": self._runs, **self._loaded}, algorithm, group):    # older ones do not say
+                self._loaded, self._scale = {}, 1.0
             model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
             model.step = self._loaded.get("step", 0)
             self._place = group.rank(), group.size()
@@ -229,7 +232,8 @@ class State:
             return dict(self._loaded)
         rank, size = self._place
         waiting = self._loaded.get("buckets", {})
-        return {"step": self._model.step, "rank": rank, "size": size, "loss_scale": self._scale,
+        return {"algorithm": self._runs, "step": self._model.step, "rank": rank, "size": size,
+                "loss_scale": self._scale,
                 "buckets": {**waiting, **{key: bucket.state.state_dict() for key, bucket in self._buckets.items()}}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

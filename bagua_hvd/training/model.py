@@ -338,6 +338,15 @@ class Model:
         self.add(members)
 
 
+def is_of(state: dict[str, Any], algorithm: Declared, group: ProcessSet) -> bool:
+    """Whether a checkpoint's state is of this algorithm; rank 0 warns of one that is another's."""
+    saved, runs = state.get("algorithm"), type(algorithm).__name__
+    if saved not in (None, runs) and group.rank() == 0:
+        warnings.warn(f"the checkpoint holds the state of {saved}, this optimizer runs {runs}, which begins without",
+                      stacklevel=2)
+    return saved == runs
+
+
 def with_own(shared: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any] | None:
     """A Model.state_dict(): what is equal on all ranks from one, what is of this rank only from another.
 

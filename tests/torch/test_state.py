@@ -2,6 +2,7 @@
 import copy
 import pickle
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,26 @@ def copies(folder):
 
 def test_copies_and_other_checkpoints(run_ranks, tmp_path):
     run_ranks(2, copies, arguments={"folder": str(tmp_path)})
+
+
+def of_another_algorithm():
+    hvd.init()
+    model = make_model()
+    saving = wrap(model, algorithm="powersgd")
+    train(model, saving, range(2))
+    saved = saving.state_dict()
+    for algorithm, name in (("powersgd", None), ("doublesqueeze", "DoubleSqueeze"), (None, "GradientAllReduce")):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            loading = wrap(model, algorithm=algorithm)
+            loading.load_state_dict(saved)
+        assert [str(each.message) for each in warned] == [
+            f"the checkpoint holds the state of PowerSGD, this optimizer runs {name}, which begins without"
+        ] * (name is not None and hvd.rank() == 0), algorithm
+
+
+def test_a_checkpoint_of_another_algorithm(run_ranks):
+    run_ranks(2, of_another_algorithm)
 
 
 def test_a_state_holds_no_code():

@@ -427,3 +427,26 @@ def test_state_in_a_new_job(monkeypatch):
         state._communicated(algorithm)
     hvd.shutdown()
     assert kept[1].tolist() == [2.0] * 4
+
+
+def test_a_state_of_another_algorithm(monkeypatch):
+    monkeypatch.setattr(ddp, "process_set_of", lambda group: hvd.global_process_set)
+    hvd.init()
+    gradient = torch.ones(4)
+    given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], buffer=lambda: gradient)
+    saving, algorithm = ddp.State(), algorithms.get("doublesqueeze")
+    base.error_state(saving._bucket(given, algorithm), hvd.global_process_set, True).worker[:] = 1
+    saving._communicated(algorithm)
+    saved = saving.state_dict()
+    older = {key: value for key, value in saved.items() if key != "algorithm"}
+    for loaded in (saved, older):
+        state = ddp.State()
+        state.load_state_dict(loaded)
+        bucket = state._bucket(given, algorithm)
+        assert state.step == 1 and base.error_state(bucket, hvd.global_process_set, True).worker.tolist() == [1.0] * 4
+    other = ddp.State()
+    other.load_state_dict(saved)
+    with pytest.warns(UserWarning, match="the state of DoubleSqueeze, this optimizer runs TopK, which begins without"):
+        other._bucket(given, algorithms.get("topk"))
+    assert other.step == 0
+    hvd.shutdown()
