@@ -8,9 +8,9 @@ factor Q:
     Q   = mean_i M_i^T P                                second allreduce, r columns numbers
     G   = P Q^T             E_i <- M_i - G
 
-Vectors, and matrices that would not become smaller, travel whole with the first allreduce. Q is kept from step to step
-and begins equal on all ranks. A matrix in which any rank has a NaN or an infinity becomes NaN on all of them; E_i and Q
-stay as they were, so that training goes on when loss scaling skips the step.
+Vectors, and matrices that would not become smaller, travel whole with the first allreduce. Q is kept from step to step,
+divided by a power of two, and begins equal on all ranks. A matrix in which any rank has a NaN or an infinity becomes
+NaN on all of them; E_i and Q stay as they were, so that training goes on when loss scaling skips the step.
 
 Wire: 2 (n-1)/n (r (rows + columns) summed over matrices, plus vectors) elements.
 State: N + r columns elements.
@@ -97,7 +97,8 @@ class PowerSGD(FullSteps):
             for part, M, P, Q, mean in zip(of_matrices, Ms, Ps, Qs, means, strict=True):
                 G = P @ mean.T
                 if np.isfinite(G).all():
-                    Q[:] = mean
+                    # As large as M it would make M Q overflow. A power of two changes no bit of P.
+                    Q[:] = np.ldexp(mean, -np.frexp(abs(mean).max())[1])
                     error[part] = (M - G).ravel()
                 else:
                     G[:] = np.nan

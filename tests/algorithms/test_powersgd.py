@@ -156,3 +156,28 @@ def overflow():
 
 def test_nan_reaches_all_and_does_not_stay(run_ranks):
     run_ranks(2, overflow, timeout=40)
+
+
+def scales():
+    """Gradients that are larger or smaller by a power of two give the same steps but for that, bit by bit."""
+    hvd.init()
+
+    def trained(exponent):
+        weight = torch.nn.Parameter(torch.zeros(24, 16))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), algorithm=PowerSGD(2, 0))
+        for t in range(4):
+            optimizer.zero_grad()
+            gradient = np.random.default_rng([hvd.rank(), t]).standard_normal(weight.shape).astype(F)
+            (weight * torch.from_numpy(np.ldexp(gradient, exponent))).sum().backward()
+            optimizer.step()
+        return np.ldexp(weight.detach().numpy(), -exponent)
+
+    usual = trained(0)
+    assert np.isfinite(usual).all()
+    for exponent in (70, -80):
+        np.testing.assert_array_equal(trained(exponent), usual, err_msg=f"2^{exponent}")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_any_scale_of_gradients(run_ranks, n):
+    run_ranks(n, scales, timeout=60)
