@@ -41,7 +41,7 @@ from functools import partial
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import Safety, blocks, positive
+from bagua_hvd.algorithms.base import Safety, blocks, checked, positive, valid_codec
 from bagua_hvd.algorithms.decentralized import PAIRS, cycle, round_of
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
 from bagua_hvd.algorithms.full_steps import LocalSteps
@@ -152,12 +152,11 @@ class Async(LocalSteps):
                 f"peer_selection_mode={peer_selection_mode!r} takes no codec: codes are of differences to replicas of "
                 "fixed neighbours; use peer_selection_mode='ring'"
             )
-        if not sync_interval_ms >= 0:
-            raise ValueError(f"sync_interval_ms={sync_interval_ms!r}: expected milliseconds, 0 or more")
         self.peer_selection_mode = peer_selection_mode
-        self.sync_interval_ms = sync_interval_ms
+        self.sync_interval_ms = checked("sync_interval_ms", sync_interval_ms, lambda ms: ms >= 0,
+                                       "milliseconds, 0 or more")
         self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
-        self.codec = codec
+        self.codec = None if codec is None else valid_codec(codec)
         self.hierarchical = hierarchical
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
 

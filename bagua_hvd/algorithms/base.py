@@ -23,7 +23,10 @@ What it looks at there it declares, for to show it may cost something: in Tensor
 import copy
 import difflib
 import enum
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from bagua_hvd.codecs import Codec, float32, topk
 from bagua_hvd.core import variables
@@ -172,11 +175,20 @@ class Algorithm:
         """The weights have been updated."""
 
 
+def checked(name: str, value: float, fits: Callable[[float], bool], expected: str) -> float:
+    """The value of a constructor's argument; ValueError: it is not a number, or not one that fits."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or not fits(value):
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+    return value
+
+
 def positive(name: str, value: float) -> int:
-    """The value of a constructor's argument that counts something, 1 or more; ValueError: it does not."""
-    if isinstance(value, bool) or not 1 <= value < float("inf") or int(value) != value:
-        raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
-    return int(value)
+    """The same, of one that counts something, 1 or more."""
+
+    def counts(value: float) -> bool:
+        return not isinstance(value, bool) and 1 <= value < float("inf") and int(value) == value
+
+    return int(checked(name, value, counts, "an integer of 1 or more"))
 
 
 def not_negative(name: str, value: float) -> int:
@@ -186,9 +198,14 @@ def not_negative(name: str, value: float) -> int:
 
 def fraction(name: str, value: float) -> float:
     """The same, 0 or more and below 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}={value!r}: expected 0 <= {name} < 1")
-    return value
+    return checked(name, value, lambda part: 0 <= part < 1, f"0 <= {name} < 1")
+
+
+def valid_codec(codec: Codec) -> Codec:
+    """The value of a constructor's argument `codec`; ValueError: it is not a codec."""
+    if not isinstance(codec, Codec):
+        raise ValueError(f"codec={codec!r}: expected a codec, such as codecs.sign")
+    return codec
 
 
 def blocks(count: int, size: int = 1 << 16) -> list[slice]:

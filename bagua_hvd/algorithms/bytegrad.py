@@ -22,7 +22,7 @@ loss scaling sees it.
 """
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, without_loss
+from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, valid_codec, without_loss
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, minmax_uint8
@@ -50,7 +50,7 @@ class ByteGrad(Algorithm):
         self.average = average
         self.error_feedback = self.remembers_gradients = error_feedback
         self.safety = Safety.E2 if error_feedback else Safety.E1
-        self.codec = codec
+        self.codec = valid_codec(codec)
         self.counts_steps = codec.random        # the seed
 
     def takes(self, dtype: int) -> bool:

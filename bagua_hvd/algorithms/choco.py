@@ -16,6 +16,7 @@ Wire per communication: two codes of N elements; with sign N/4 bytes.
 Memory: 12 N bytes.
 Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weights and not as zeros.
 """
+from bagua_hvd.algorithms.base import checked, valid_codec
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.codecs import Codec
@@ -41,10 +42,8 @@ class Choco(LocalSteps):
     def __init__(self, codec: Codec = sign, gamma: float = 0.7, hierarchical: bool = False,
                  communication_interval: int = 1, warmup_steps: float = 0, full_steps: int | None = None) -> None:
         super().__init__(communication_interval, warmup_steps, full_steps)
-        if not 0 < gamma <= 1:
-            raise ValueError(f"gamma={gamma!r}: the consensus step size lies above 0 and is at most 1")
-        self.codec = codec
-        self.gamma = gamma
+        self.codec = valid_codec(codec)
+        self.gamma = checked("gamma", gamma, lambda size: 0 < size <= 1, "0 < gamma <= 1")
         self.hierarchical = hierarchical
         self.before, self.after = (-1, 0, 0), (1, -2 * gamma / 3, gamma / 3, gamma / 3)     # of d_lp_s
 

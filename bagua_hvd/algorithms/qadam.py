@@ -22,7 +22,7 @@ hundreds of learning rates as soon as it has one (bounded=False: it may).
 """
 from collections.abc import Sequence
 
-from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, positive
+from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, positive, valid_codec
 from bagua_hvd.algorithms.full_steps import mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.core.native import TensorView
@@ -59,7 +59,7 @@ class QAdam(Algorithm):
     def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True,
                  codec: Codec | None = None) -> None:
         if codec is not None:
-            self.codec = codec
+            self.codec = valid_codec(codec)
         self.hierarchical = hierarchical
         self.bounded = bounded
         self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)

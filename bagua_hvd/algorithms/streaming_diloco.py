@@ -30,7 +30,7 @@ import weakref
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import error_state, fraction, not_negative, positive
+from bagua_hvd.algorithms.base import checked, error_state, fraction, not_negative, positive, valid_codec
 from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.quorum import QuorumRounds
@@ -77,10 +77,6 @@ class StreamingDiLoCo(LocalSteps):
         if max(self.fragments, self.overlap_steps + 1) > self.communication_interval:
             raise ValueError(f"fragments={fragments}, overlap_steps={overlap_steps}: expected at most, and below, "
                              f"communication_interval={communication_interval}")
-        if not outer_lr > 0:
-            raise ValueError(f"outer_lr={outer_lr!r}: expected a number above 0")
-        if not 0 < error_decay <= 1:
-            raise ValueError(f"error_decay={error_decay!r}: expected 0 < error_decay <= 1")
         if error_feedback and codec is None:
             raise ValueError("error_feedback=True: there is no error without a codec")
         if quorum is not None:
@@ -90,11 +86,11 @@ class StreamingDiLoCo(LocalSteps):
         self.asynchronous = quorum is not None      # ranks step at their own pace
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
         self.mixing = fraction("mixing", mixing)
-        self.outer_lr = outer_lr
+        self.outer_lr = checked("outer_lr", outer_lr, lambda lr: lr > 0, "a number above 0")
         self.outer_momentum = fraction("outer_momentum", outer_momentum)
-        self.codec = codec
+        self.codec = None if codec is None else valid_codec(codec)
         self.error_feedback = error_feedback
-        self.error_decay = error_decay
+        self.error_decay = checked("error_decay", error_decay, lambda decay: 0 < decay <= 1, "0 < error_decay <= 1")
         self.hierarchical = hierarchical
 
     @property
@@ -187,10 +183,9 @@ class StreamingDiLoCo(LocalSteps):
 
 
 def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback: bool) -> None:
-    if not 0 < quorum < 1:
+    if checked("quorum", quorum, lambda part: part > 0, "an integer of 1 or more, or a part of the ranks") >= 1:
         positive("quorum", quorum)
-    if not 0 <= grace_s < float("inf"):
-        raise ValueError(f"grace_s={grace_s!r}: expected seconds, 0 or more")
+    checked("grace_s", grace_s, lambda seconds: 0 <= seconds < float("inf"), "seconds, 0 or more")
     if full_steps:
         raise ValueError(f"full_steps={full_steps}: these need all ranks, so leave them out with a quorum")
     if error_feedback:

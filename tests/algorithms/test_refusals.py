@@ -4,8 +4,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import bagua_hvd.torch as hvd  # noqa: E402
+from bagua_hvd import codecs  # noqa: E402
 from bagua_hvd.algorithms import (  # noqa: E402
     Async,
+    ByteGrad,
     Choco,
     Decentralized,
     DiLoCo,
@@ -16,6 +18,7 @@ from bagua_hvd.algorithms import (  # noqa: E402
     PowerSGD,
     QAdam,
     Rotated,
+    StreamingDiLoCo,
     TopK,
 )
 
@@ -41,6 +44,19 @@ WRONG_ARGUMENTS = [
     (OneBitAdam, {"warmup_steps": float("inf")}, "warmup_steps=inf: expected"),
     (TopK, {"ratio": 0}, "ratio=0"),
     (TopK, {"bits": 4}, "bits=4.: expected 2 or None"),
+    (ByteGrad, {"codec": "sign"}, "codec='sign': expected a codec, such as codecs.sign"),
+    (ByteGrad, {"codec": codecs.block}, "codec=<function block"),
+    (DoubleSqueeze, {"codec": "block4"}, "codec='block4': expected"),
+    (StreamingDiLoCo, {"codec": "sign"}, "codec='sign': expected"),
+    (Async, {"codec": "sign"}, "codec='sign': expected"),
+    (Choco, {"codec": "sign"}, "codec='sign': expected"),
+    (QAdam, {"codec": "sign"}, "codec='sign': expected"),
+    (LocalSGD, {"warmup_steps": "ten"}, "warmup_steps='ten': expected an integer"),
+    (LocalSGD, {"communication_interval": "8"}, "communication_interval='8': expected an integer"),
+    (PowerSGD, {"rank": "4"}, "rank='4': expected an integer"),
+    (DoubleSqueeze, {"momentum": "0.9"}, "momentum='0.9': expected"),
+    (DiLoCo, {"outer_lr": "0.7"}, "outer_lr='0.7': expected"),
+    (DiLoCo, {"quorum": "2"}, "quorum='2': expected an integer"),
     (Rotated, {"bits": 5}, "bits=5.: expected 1, 2, 3 or 4"),
     (Rotated, {"block": 100}, "block=100.: expected 256, 512, 1024 or 2048"),
 ]
