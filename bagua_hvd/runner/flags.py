@@ -3,6 +3,8 @@
 Each flag that was not given is None, so that a config file can stand in for it (common/util/config_parser.py).
 """
 import argparse
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,6 +212,10 @@ class _Parser(argparse.ArgumentParser):
     """One sentence instead of the whole usage."""
 
     def error(self, message):
+        unknown = re.match("unrecognized arguments: ([^ =]+)", message)
+        near = unknown and difflib.get_close_matches(unknown[1], self._option_string_actions, 1, 0.8)
+        if near:
+            message += f". Did you mean {near[0]}?"
         self.exit(USAGE_ERROR, f"baguarun: error: {message} (see `baguarun --help`)\n")
 
 
