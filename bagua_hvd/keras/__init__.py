@@ -3,6 +3,9 @@
 
 It follows the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
 """
+from bagua_hvd.keras import requirement as _requirement
+
+# isort: split
 from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm

@@ -1,4 +1,4 @@
-"""What `import bagua_hvd.torch` and `.tensorflow` say without what they need. Modules of our own stand for that."""
+"""What importing `.torch`, `.tensorflow` or `.keras` says without what it needs. Modules of our own stand for that."""
 import os
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("module", "framework", "oldest"), [
-    ("torch", "Torch", "2.3"), ("tensorflow", "TensorFlow", "2.16")])
+    ("torch", "Torch", "2.3"), ("tensorflow", "TensorFlow", "2.16"), ("keras", "Keras", "3.0")])
 @pytest.mark.parametrize("text, fragment", [
     ("raise ModuleNotFoundError(\"No module named '{0}'\", name='{0}')", "none is installed: run `pip install {0}`"),
     ("__version__ = '1.9.1+cpu'", "1.9.1+cpu is installed: run `pip install --upgrade {0}`"),
