@@ -72,6 +72,7 @@ def test_the_shutdown_time(run_ranks, tmp_path):
     results = run_ranks(3, stay_away, arguments={"folder": str(tmp_path)}, env=env)
     assert "1!: [allreduce.never]" in results[0].output
     assert 'One or more rank (marked by "!") is stalled for longer than 2 seconds. Will shutdown.' in results[0].output
+    assert results[1].output.count("the other ranks wait for rank 1 with [allreduce.never]") == 1
 
 
 def stay_together():

@@ -23,7 +23,7 @@ struct late {
 
 struct stall {
     int64_t now_ns, warning_ns, shutdown_ns;
-    bool warn, shut_down;
+    bool warn, first, shut_down;         // first: of an operation that had no warning yet
     struct late *late;                  // by global rank
 };
 
@@ -46,6 +46,7 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
     bool over_limit = stall->shutdown_ns > 0 && waited_ns >= stall->shutdown_ns;
     if (stall->now_ns - pending->warned_ns >= stall->warning_ns) {
         stall->warn = true;
+        stall->first |= pending->warned_ns == pending->since_ns;
         pending->warned_ns = stall->now_ns;
     }
     stall->shut_down |= over_limit;
@@ -219,7 +220,8 @@ void stall_check(bhvd_context *ctx)
     keep(ctx, stall.late);
     if (stall.warn || stall.shut_down) {
         say_report(ctx, &stall);
-        tell_missing(ctx, &stall);
+        if (!stall.shut_down || stall.first)     // else they have said where they are, and now log why they end
+            tell_missing(ctx, &stall);
     }
     if (stall.shut_down)
         shut_down(ctx, &stall);
