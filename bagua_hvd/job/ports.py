@@ -1,4 +1,5 @@
 """On which ports this package listens in Python; the core's ranks do so in native/transport."""
+import errno
 import socket
 from collections.abc import Sequence
 
@@ -30,11 +31,14 @@ def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
     if host == EVERY_INTERFACE and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     by_6 = ":" in host
-    for port in variables.read("BAGUA_HVD_PORTS") if ports is None else ports:
+    ports = variables.read("BAGUA_HVD_PORTS") if ports is None else ports
+    for port in ports:
         try:
             return socket.create_server((host, port), family=socket.AF_INET6 if by_6 else socket.AF_INET, backlog=256,
                                         dualstack_ipv6=by_6)
         except OSError as error:
             failure = error
-    raise OSError(f"cannot listen on {join_address(host, port)}: {failure.strerror}; more ports: "
-                  "BAGUA_HVD_PORTS") from failure
+    why = failure.strerror
+    if failure.errno == errno.EADDRINUSE and port > 0:
+        why = f"none of the ports {min(ports)}-{max(ports)} (BAGUA_HVD_PORTS) is free: widen the range or unset it"
+    raise OSError(f"cannot listen on {join_address(host, port)}: {why}") from failure

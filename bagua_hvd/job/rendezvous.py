@@ -26,11 +26,9 @@ class Rendezvous:
             raise RuntimeError(str(missing)) from None
         out = native.ffi.new("bhvd_rendezvous **")
         error = native.ffi.new("struct bhvd_error *")
-        for candidate in variables.read("BAGUA_HVD_PORTS") if port is None else [port]:
-            status = native.lib.bhvd_rendezvous_create(host.encode(), candidate, secret, len(secret), out, error)
-            if status != native.lib.BHVD_ERR_SYSTEM:
-                break
-        native.check(status, error)
+        ports = variables.read("BAGUA_HVD_PORTS") if port is None else [port]
+        native.check(native.lib.bhvd_rendezvous_create(
+            host.encode(), ports[0], ports[-1], secret, len(secret), out, error), error)
         self._release, self._lib = native.ffi.release, native.lib
         self._native: Any = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
         self.host = host

@@ -115,9 +115,10 @@ struct bhvd_error {
 /* ------------------------------------------------------------------------------------------------- rendezvous ---- */
 
 /* Starts the rendezvous of a job: a thread that lets `size` ranks exchange their addresses
- * (native/transport/rendezvous_server.c). host: numeric address to bind, "::": all; port 0: any free one, see
- * bhvd_rendezvous_port. secret: bytes that every rank must prove to know. Errors: BHVD_ERR_SYSTEM, naming address and port, when the port is in use. */
-bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
+ * (native/transport/rendezvous_server.c). host: numeric address to bind, "::": all. It listens on the first free port
+ * from port to last_port; 0: any, see bhvd_rendezvous_port. secret: bytes that every rank must prove to know.
+ * Errors: BHVD_ERR_SYSTEM, naming address and ports, when none is free. */
+bhvd_status bhvd_rendezvous_create(const char *host, int port, int last_port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error);
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
 /* The process of this rank has ended: ranks that wait for it at the rendezvous, or will, hear so at once. scope: in which it had

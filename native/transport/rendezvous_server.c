@@ -264,7 +264,7 @@ static void server_free(struct bhvd_rendezvous *server)
     free(server);
 }
 
-bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
+bhvd_status bhvd_rendezvous_create(const char *host, int port, int last_port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error)
 {
     *out = NULL;
@@ -290,7 +290,7 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
         error_set(error, status, "cannot make an eventfd for the rendezvous server: %m");
         goto fail;
     }
-    status = socket_listen(host, port, port, &server->listen_fd, &server->port, error);
+    status = socket_listen(host, port, last_port, &server->listen_fd, &server->port, error);
     if (status)
         goto fail;
 

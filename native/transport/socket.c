@@ -24,8 +24,6 @@ const char *socket_remedy(int failure)
     switch (failure) {
     case EMFILE:
         return "; raise the limit of open files (ulimit -n)";
-    case EADDRINUSE:
-        return "; another process has this port: stop it, or choose another port (0: any free one), or more of them in BAGUA_HVD_PORTS";
     case EADDRNOTAVAIL:
         return "; no interface of this machine has this address";
     default:
@@ -119,10 +117,14 @@ static bhvd_status listen_on(const char *host, int port, int *fd, int *bound_por
 
 bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, int *bound_port, struct bhvd_error *error)
 {
+    int first = port;
     bhvd_status status;
     do
         status = listen_on(host, port, fd, bound_port, error);
     while (status == BHVD_ERR_SYSTEM && port++ < last_port);
+    if (status == BHVD_ERR_SYSTEM && errno == EADDRINUSE && first > 0)
+        return error_set(error, status, "cannot listen on %s: none of the ports %d-%d (BAGUA_HVD_PORTS) is free: widen the range or "
+                         "unset it", socket_name(host, last_port).text, first, last_port);
     return status;
 }
 

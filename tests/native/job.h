@@ -63,7 +63,7 @@ static void run_this_job(struct job *job)
     if (strcmp(job->transport, "inproc") == 0)
         job->world = bhvd_inproc_world_create(RANKS);
     else
-        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &job->rendezvous, &error), BHVD_OK);
+        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &job->rendezvous, &error), BHVD_OK);
     struct rank ranks[RANKS];
     for (int i = 0; i < RANKS; i++) {
         ranks[i] = (struct rank){.job = job, .rank = i};

@@ -143,7 +143,7 @@ static void run_on(const char *hosts)
     struct rank ranks[RANKS_MAX];
     struct bhvd_error error;
     bhvd_rendezvous *rendezvous;
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
     const int size = (int)strlen(hosts);
     for (int i = 0; i < size; i++) {
         ranks[i] = (struct rank){.hosts = hosts, .rendezvous = rendezvous, .rank = i, .size = size};

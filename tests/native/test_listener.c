@@ -241,7 +241,7 @@ static bhvd_context *create(const struct one_of_many *one, int size)
 static void begin(struct many *all, struct one_of_many *ranks, int size, void *(*body)(void *))
 {
     struct bhvd_error error;
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &all->rendezvous, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &all->rendezvous, &error), BHVD_OK);
     for (int rank = 0; rank < size; rank++) {
         ranks[rank] = (struct one_of_many){.all = all, .rank = rank};
         CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, body, &ranks[rank]), 0);

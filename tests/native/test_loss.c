@@ -100,7 +100,7 @@ static void lose_the_peer(bhvd_op op)
     bhvd_context *ctx;
     if (rank == 0) {
         board->steps[1] = child;
-        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
         board->port = bhvd_rendezvous_port(rendezvous);
     }
     const struct bhvd_context_options options = options_of(rank, 2, "tcp", "half");
@@ -166,7 +166,7 @@ TEST(every_rank_hears_that_one_has_no_descriptors)
             exit(0);
         }
     }
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
     board->port = bhvd_rendezvous_port(rendezvous);
     lack_descriptors(0, rendezvous);
     for (int i = 0; i < MANY - 1; i++) {
@@ -328,7 +328,7 @@ static void run_chaos(const struct chaos *kind, unsigned seed)
     for (int i = 0; i < RANKS; i++)
         if (!(pids[i] = fork_rank()))
             live(i, kind);
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
     board->port = bhvd_rendezvous_port(rendezvous);
     for (int generation = 0; generation < RANKS - 1; generation++) {
         await(board->steps, 1, pids);

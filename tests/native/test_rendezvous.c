@@ -26,7 +26,7 @@ static bhvd_rendezvous *start(void)
 {
     bhvd_rendezvous *server;
     struct bhvd_error error;
-    bhvd_status status = bhvd_rendezvous_create("127.0.0.1", 0, secret, sizeof secret, &server, &error);
+    bhvd_status status = bhvd_rendezvous_create("127.0.0.1", 0, 0, secret, sizeof secret, &server, &error);
     if (status)
         fprintf(stderr, "%s\n", error.message);
     CHECK_STATUS(status, BHVD_OK);
@@ -202,7 +202,7 @@ TEST(ranks_may_come_before_the_server)
     rank_start(&ranks[0]);
     rank_start(&ranks[1]);
     poll(NULL, 0, 100);
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", port, secret, sizeof secret, &server, NULL), BHVD_OK);
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", port, port, secret, sizeof secret, &server, NULL), BHVD_OK);
     ranks_join(ranks, 2);
     CHECK_STATUS(ranks[0].status, BHVD_OK);
     CHECK_STATUS(ranks[1].status, BHVD_OK);
@@ -336,12 +336,12 @@ TEST(a_port_in_use_is_named)
     char where[64];
     snprintf(where, sizeof where, "127.0.0.1:%d", bhvd_rendezvous_port(server));
     int port = bhvd_rendezvous_port(server);
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", port, secret, sizeof secret, &second, &error), BHVD_ERR_SYSTEM);
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", port, port, secret, sizeof secret, &second, &error), BHVD_ERR_SYSTEM);
     CHECK(!second);
     CHECK_STR_CONTAINS(error.message, where);
-    CHECK_STR_CONTAINS(error.message, "choose another port");
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, "", 0, &second, &error), BHVD_ERR_ARGUMENT);
-    CHECK_STATUS(bhvd_rendezvous_create("node7", 0, secret, sizeof secret, &second, &error), BHVD_ERR_ARGUMENT);
+    CHECK_STR_CONTAINS(error.message, "(BAGUA_HVD_PORTS) is free: widen the range or unset it");
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, "", 0, &second, &error), BHVD_ERR_ARGUMENT);
+    CHECK_STATUS(bhvd_rendezvous_create("node7", 0, 0, secret, sizeof secret, &second, &error), BHVD_ERR_ARGUMENT);
     bhvd_rendezvous_destroy(server);
     bhvd_rendezvous_destroy(NULL);
 }
