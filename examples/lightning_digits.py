@@ -34,7 +34,7 @@ class Digits(pl.LightningModule):
 
     def on_train_epoch_end(self):
         if hvd.is_initialized():            # by the strategy: others than ours need no bagua_hvd
-            self.log_dict(hvd.statistics().recent.as_dict())
+            self.log("bagua_hvd/bytes_sent", float(hvd.statistics().recent.bytes_sent), sync_dist=True)
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), 2e-3)
@@ -64,7 +64,7 @@ def main():
         print(f"{trainer.world_size} ranks, test accuracy: {100 * trainer.callback_metrics['accuracy']:.1f} %")
         sent = trainer.callback_metrics.get("bagua_hvd/bytes_sent")
         if sent is not None:
-            print(f"bytes sent in the last epoch: {sent:.0f}")
+            print(f"bytes sent in the last epoch, by a rank: {sent:.0f}")
 
 
 if __name__ == "__main__":

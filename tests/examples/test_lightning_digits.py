@@ -18,6 +18,7 @@ def run(*command):
                    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "sync_dist" not in result.stderr
     return result.stdout
 
 
