@@ -285,8 +285,6 @@ class Model:
         self._before = None
         for state in self._states():
             state.drop(shared)
-        if shared:
-            self.missed.clear()
 
     def state_dict(self, own: bool = True) -> dict[str, Any]:
         """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. Buckets are known by their members.

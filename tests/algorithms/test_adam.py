@@ -286,7 +286,10 @@ def test_frozen_later(run_ranks, n):
 
 
 def resumed():
-    """With each weight in a bucket of its own, listed the other way round, after one was frozen for a while."""
+    """With each weight in a bucket of its own, listed the other way round, after one was frozen for a while.
+
+    Then the algorithm's state is dropped, as when ranks come to differ: how long a weight was frozen is none of it.
+    """
     hvd.init()
     for algorithm in (QAdam(warmup_steps=2), OneBitAdam(warmup_steps=2)):
         weights = {name: torch.nn.Parameter(torch.ones(20)) for name in "abc"}
@@ -304,6 +307,8 @@ def resumed():
                 weights["b"].requires_grad_(True)
                 optimizer = wrapped("cba", groups=[[weight] for weight in weights.values()])
                 optimizer.load_state_dict(saved)
+            if t == 11:
+                optimizer.reducer.model.drop_state(shared=True)
             weights["b"].requires_grad_(not 4 <= t < 12)
             optimizer.zero_grad()
             before = {name: weight.detach().clone() for name, weight in weights.items()}

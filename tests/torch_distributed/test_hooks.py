@@ -433,7 +433,8 @@ def test_a_state_of_another_algorithm(monkeypatch):
     monkeypatch.setattr(ddp, "process_set_of", lambda group: hvd.global_process_set)
     hvd.init()
     gradient = torch.ones(4)
-    given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], buffer=lambda: gradient)
+    given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], parameters=lambda: [gradient],
+                            buffer=lambda: gradient)
     saving, algorithm = ddp.State(), algorithms.get("doublesqueeze")
     base.error_state(saving._bucket(given, algorithm), hvd.global_process_set, True).worker[:] = 1
     saving._communicated(algorithm)

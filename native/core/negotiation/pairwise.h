@@ -8,9 +8,10 @@
 // The request determines the neighbors (primitive/peers.h); each pair counts its own operations. A late rank delays only its
 // neighbors. READY precedes the first message, so data reaches only ranks that have posted.
 //
-// A rank that asks for the name in another way, or joins, first sends REVOKE(id, last number) to its neighbors. A neighbor that
-// waits for a later number revokes too, and asks the coordinator. The coordinator compares requests of revoking ranks at once,
-// because the other ranks may never ask. A neighbor that has started a later number fails the job: the program is wrong.
+// A rank that asks for the name in another way, joins, or removes the process set sends REVOKE(id, last number) to its neighbors. One
+// that waits for a later number revokes too, and asks the coordinator; if it had promised that number, it now says a lower one. The
+// coordinator compares requests of revoking ranks at once, because the other ranks may never ask. A neighbor that has started a later
+// number fails the job: the program is wrong.
 // Thread: the engine's.
 #pragma once
 
