@@ -1,11 +1,12 @@
-# ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
+# ruff: noqa: E402, F401, F403, F405  (this file is the list of what scripts use)
 """bagua_hvd for Keras: `import bagua_hvd.keras as hvd` where a script has `import horovod.keras as hvd`.
 
 It follows the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
 """
-from bagua_hvd.keras import requirement as _requirement
+from bagua_hvd.core.requirement import require as _require
 
-# isort: split
+_require("Keras", (3, 0))       # before anything else can fail
+
 from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm

@@ -113,9 +113,7 @@ static bhvd_status accept_some(struct handshake_server *handshakes, int listener
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd;
         bhvd_status status = socket_accept(handshakes->options.listeners[listener], 0, &fd, NULL);
-        // Without a free descriptor Linux refuses before it looks whether anyone has come.
-        struct pollfd arrivals = {.fd = handshakes->options.listeners[listener], .events = POLLIN};
-        if (status == BHVD_ERR_TIMEOUT || (status && poll(&arrivals, 1, 0) == 0))
+        if (status == BHVD_ERR_TIMEOUT)
             break;
         if (status && !evict_one(handshakes))
             return pause_accepting(handshakes);

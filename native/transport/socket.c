@@ -137,15 +137,17 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
             *fd = s;
             return BHVD_OK;
         }
-        switch (errno) {
-        case EAGAIN:
-            if (socket_await(listen_fd, POLLIN, deadline_ns))
-                return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
-            break;
+        const int failure = errno;
+        // Without a free descriptor Linux refuses before it looks whether anyone has come.
+        const bool nobody_may_be_there = failure == EAGAIN || failure == EMFILE || failure == ENFILE;
+        if (nobody_may_be_there && socket_await(listen_fd, POLLIN, deadline_ns))
+            return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
+        errno = failure;
+        switch (failure) {
         case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
             return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m%s", socket_remedy(errno));
         default:
-            break;      // the connection that was about to come failed (accept(2) passes its error on): take the next
+            break;      // it comes only now, or the one that was about to come failed (accept(2) passes its error on): take the next
         }
     }
 }

@@ -108,8 +108,9 @@ static bhvd_status end_join(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     const struct operation_key key = join_key(ctx);
-    if (c->joined_count < ctx->options.size || c->stale_count)
-        return BHVD_OK;
+    for (int rank = 0; rank < ctx->options.size; rank++)
+        if (!has_joined(c, rank))
+            return BHVD_OK;
     // What ranks posted before they joined comes before the end of the join.
     bhvd_status status = ready_respond(ctx);
     if (status)
@@ -304,7 +305,6 @@ static bhvd_status take_renewed(bhvd_context *ctx, const int *ranks, int count, 
         if (!c->seen[ranks[i]].stale)
             return BHVD_ERR_SYSTEM;
         c->seen[ranks[i]].stale--;
-        c->stale_count--;
         any_joined |= c->joined[ranks[i]];
     }
     bhvd_status status = size ? take_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;

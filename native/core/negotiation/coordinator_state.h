@@ -32,7 +32,6 @@ struct coordinator {
     struct FIFO(struct pending) refused;        // before members asked that still will (ready.h)
     bool *joined;                               // by global rank
     int joined_count, last_joined;
-    int stale_count;                            // of all ranks
     bool *left;                                 // by global rank: said goodbye
     int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...

@@ -60,6 +60,7 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank);
 void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set);
 // Does one of this set wait for its neighbors?
 bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set);
+// It is removed, and none of its own runs.
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
 
 // The next operation that may start, or has ended: its reference is the caller's. NULL: none.

@@ -83,7 +83,6 @@ bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
     bytes_put_u32(&out, id);
-    ctx->coordinator->stale_count++;
     ctx->coordinator->seen[rank].stale++;
     bhvd_status status = relay_send_to(ctx, rank, FRAME_STALE, &out);
     bytes_fini(&out);
