@@ -57,8 +57,8 @@ HOOKS = ("ddp_fp16", "ddp_powersgd")
 OWN: dict[str, tuple[str, ...]] = {
     "long": (REFERENCE, "streaming_diloco sparing", "streaming_diloco", "async", "choco", "bytegrad", "onebit_adam",
              "doublesqueeze"),
-    **dict.fromkeys(("mnist1d", "book"), (REFERENCE, "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco",
-                                          "async"))}
+    **dict.fromkeys(("mnist1d", "book", "fine-tuned"), (REFERENCE, "bytegrad", "rotated", "powersgd", "onebit_adam",
+                                                        "diloco", "async"))}
 
 
 class Cell(NamedTuple):

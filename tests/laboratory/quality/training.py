@@ -88,6 +88,17 @@ def _hooked(model: torch.nn.Module, way: str) -> torch.nn.Module:
     return wrapped
 
 
+def _fine_tuned(task: Task, model: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """A copy of the ranks' mean model, trained for the task with full gradients."""
+    model, ((name, (rate,)),) = _mean_of(model), task.optimizers.items()
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name](model.parameters(), rate), model.named_parameters())
+    for x, y in task.batches(hvd.rank(), hvd.size(), seed, skewed=False):
+        optimizer.zero_grad()
+        task.loss(model, x, y).backward()
+        optimizer.step()
+    return model
+
+
 def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorithm, arguments: dict[str, Any],
           seed: int, skewed: bool) -> dict[str, Any]:
     """The same numbers on all ranks, of UNITS; losses are NaN or infinite where it diverged.
@@ -125,7 +136,9 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
     distance = apart(model)
     if used.models_differ:
         hvd.consensus(model)
-    validation, test = _evaluate(task, model, "validation"), _evaluate(task, model, "test")
+    if task.then:
+        model = _fine_tuned(task.then, model, seed)
+    validation, test = (_evaluate(task.then or task, model, part) for part in ("validation", "test"))
     train_loss = hvd.allreduce(torch.tensor(losses[-len(losses) // 10:]), name="losses").mean().item()
     seconds = hvd.allreduce(torch.tensor(time.process_time() - started), op=hvd.Sum, name="seconds").item()
     everyone = hvd.allreduce(torch.tensor([float(sent)]), name="sent").item()
