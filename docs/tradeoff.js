@@ -9,7 +9,7 @@ const TRADEOFF = {constants: {"framing": 1.0455801104972375, "bucket": 10485760,
     rotated: {"elements": 0.064453125, "thin": 0.0, "rounds": 2, "grows": false, "when": "while gradients come", "period": 1, "loss": "-1 to +5 %"},
     powersgd: {"elements": 0.0, "thin": 4.0, "rounds": 4, "grows": true, "when": "while gradients come", "period": 1, "loss": "-1 to +4 %"},
     onebit_adam: {"elements": 0.03125, "thin": 0.0, "rounds": 2, "grows": false, "when": "while gradients come", "period": 1, "loss": "-3 to +1 %"},
-    diloco: {"elements": 1.0, "thin": 0.0, "rounds": 2, "grows": true, "when": "after the backward pass", "period": 8, "loss": "-5 to +14 %; not equivalent: images, sgd"},
+    diloco: {"elements": 0.0322265625, "thin": 0.0, "rounds": 2, "grows": false, "when": "until the next step's end", "period": 2, "loss": "-3 to +15 %"},
     async: {"elements": 0.0, "thin": 0.0, "rounds": 0, "grows": false, "when": "beside the training", "period": 1, "loss": "-3 to +13 %; not equivalent: images, sgd"},
 }};
 // <!-- end -->
@@ -25,8 +25,8 @@ function tradeoffStep(algorithm, constants, network) {
     const wait = (rounds + 2) * latencyS, sent = nbytes * framing / bytesPerS;
     if (algorithm.when === "beside the training")
         return computingS;
-    if (algorithm.when === "after the backward pass")
-        return computingS + (sent + wait) / algorithm.period;
+    if (algorithm.when === "until the next step's end")
+        return computingS + Math.max(0, sent + wait - computingS) / algorithm.period;
     const [forward, backward, step] = [0.3, 0.6, 0.1].map(share => share * computingS);
     let free = 0, done = backward, waiting = 0;
     const send = ready => {

@@ -16,11 +16,10 @@ from torch.nn import functional as F
 from torch_char_lm import Transformer, characters
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import DiLoCo, StreamingDiLoCo
+from bagua_hvd.algorithms import DiLoCo
 
 # full_steps=0: no gradients between islands, not even at first.
-ALGORITHMS = {"gradient_allreduce": "gradient_allreduce", "diloco": DiLoCo(full_steps=0),
-              "streaming_diloco": StreamingDiLoCo(full_steps=0)}
+ALGORITHMS = {"gradient_allreduce": "gradient_allreduce", "diloco": DiLoCo(full_steps=0)}
 CONTEXT, BATCH = 48, 16
 
 

@@ -1,8 +1,7 @@
 """The algorithms, one file each, and the names for `DistributedOptimizer(..., algorithm="name")`.
 
     menu            auto, gradient_allreduce, bytegrad, rotated, powersgd, onebit_adam, diloco, async
-    specialists     decentralized, low_precision_decentralized, choco, local_sgd, qadam, topk, doublesqueeze,
-                    streaming_diloco
+    specialists     decentralized, low_precision_decentralized, choco, local_sgd, qadam, topk, doublesqueeze
 
 docs/choose.md leads to one of the menu by three questions; docs/algorithms.md says what each does and costs. Your own:
 subclass Algorithm, and register() it or pass an instance.
@@ -22,7 +21,6 @@ from bagua_hvd.algorithms.onebit_adam import OneBitAdam
 from bagua_hvd.algorithms.powersgd import PowerSGD
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.algorithms.rotated import Rotated
-from bagua_hvd.algorithms.streaming_diloco import StreamingDiLoCo
 from bagua_hvd.algorithms.topk import TopK
 
 register("auto", Auto)
@@ -41,10 +39,9 @@ register("local_sgd", LocalSGD)
 register("qadam", QAdam)
 register("topk", TopK)
 register("doublesqueeze", DoubleSqueeze)
-register("streaming_diloco", StreamingDiLoCo)
 
 __all__ = [
     "Algorithm", "Async", "Auto", "ByteGrad", "Choco", "Decentralized", "DiLoCo", "DoubleSqueeze", "GradientAllReduce",
-    "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "Rotated", "Safety", "StreamingDiLoCo",
-    "TopK", "choose", "get", "menu", "names", "register",
+    "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "Rotated", "Safety", "TopK", "choose",
+    "get", "menu", "names", "register",
 ]

@@ -1,36 +1,201 @@
-"""DiLoCo: many local steps, then one step of an outer optimizer on how far they went.
+"""DiLoCo: many local steps, and an outer optimizer for one fragment of the model after the other, in codes.
 
-theta is where all ranks stood after the last outer step. Every H steps of the user's (inner) optimizer:
+theta is what all ranks agree on; fragment p of P is sent (p+1) H/P local steps after the first, and from then on every
+H. x_i, theta, m and e_i are those of the fragment:
 
-    Delta = (1/n) sum_i (theta - x_i)
-    m     = mu m + Delta
-    theta = theta - eta (Delta + mu m)          Nesterov momentum
-    x_i   = theta
+    step t:         Delta_i = theta - x_i           sent; training goes on
+                    e_i     = beta e_i              with error feedback: v_i = Delta_i + e_i, e_i = v_i - D(Q(v_i))
+    step t + tau:   Delta   = (1/n) C_LP_S(Delta_i; Q, e_i)
+                    m       = mu m + Delta
+                    theta   = theta - eta (Delta + mu m)                Nesterov momentum
+                    x_i     = alpha x_i + (1 - alpha) theta
 
-It is Streaming DiLoCo (streaming_diloco.py) with one fragment, which is waited for, and in full precision.
+n is the number of ranks that took part: one that is in join() counts as none. Members may come and go (elastic jobs):
+theta and m are every rank's. What travels then is lost, and nothing with it: it is part of the next Delta_i.
 
-Wire: 2 N (n-1)/n elements every H steps.
-Memory: 2 N elements (theta and m), equal on all ranks.
-Source: Douillard et al., arXiv:2311.08105.  Differs: the defaults, with which a training of a few hundred steps, too,
-has outer steps, and none that go far beyond what the ranks have found. The paper's are 500 and 0.9, after a warm-up.
+With a quorum rounds go by a server, and wait for nobody: quorum.py.
+
+This is Streaming DiLoCo. P = 1, tau = 0, no Q: DiLoCo as first published. mu = 0, Q = topk with beta < 1: SparseLoCo.
+
+Wire: 2 N (n-1)/n codes (top-k: N (n-1)) every H steps, N/P at a time.
+Memory: 2 N elements (theta and m), equal on all ranks; N/P while a fragment travels; with error feedback N + N/n.
+Source: Douillard et al., arXiv:2311.08105 and 2501.18512 (streaming); Sarfi et al. (SparseLoCo), arXiv:2508.15706.
+Differs: the defaults, with which a training of a few hundred steps, too, has outer steps, and none that go far beyond
+what the ranks have found (the papers' are H of 100 to 500 and mu = 0.9, after a warm-up); fragments are runs of whole
+tensors, as equal as they can be, not of every P-th layer; blocks of 4 bits with a float32 scale, not E3M0, and encoded
+once more for the way back; top-k of a segment, not of 4,096 elements; its 2 bits are a sign and one of two magnitudes.
 """
-from bagua_hvd.algorithms.streaming_diloco import StreamingDiLoCo
+import functools
+import weakref
+
+import numpy as np
+
+from bagua_hvd.algorithms.averaging import Mean
+from bagua_hvd.algorithms.base import checked, error_state, fraction, not_negative, positive, valid_codec
+from bagua_hvd.algorithms.fragments import Fragment, outer_step
+from bagua_hvd.algorithms.full_steps import LocalSteps
+from bagua_hvd.algorithms.quorum import QuorumRounds
+from bagua_hvd.algorithms.travelling import Travelling, travelling
+from bagua_hvd.codecs import Codec, block
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+
+FOUR_BITS = block(4, stochastic=True)
 
 
-class DiLoCo(StreamingDiLoCo):
-    """Local steps, and an outer Nesterov SGD over the ranks.
+class DiLoCo(LocalSteps):
+    """Local steps, and an outer Nesterov SGD over the ranks, of a fragment at a time, in the background.
 
     Args:
-        communication_interval: H, inner steps for each outer one, 1 or more.
+        communication_interval: H, inner steps from one outer step of a fragment to its next, 1 or more.
+        fragments: P, 1 to H; None: 4, or H if that is less.
+        overlap_steps: tau, inner steps that a fragment may travel before it is waited for, 0 <= tau < H; None: 1, or 0
+            if H is 1.
+        mixing: alpha, what stays of a rank's own weights when a fragment arrives, 0 <= alpha < 1.
         outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
-        warmup_steps: steps with averaged gradients before; the paper begins with a model that has been trained so for a
-            quarter of all steps.
-        full_steps, quorum, grace_s: see StreamingDiLoCo.
+        codec: Q, of bagua_hvd.codecs; None: full precision. Default: 4 bits, rounded at random.
+        error_feedback: whether what encoding loses is sent later; for codecs that are biased (topk).
+        error_decay: beta, 0 < beta <= 1: what stays of it from one time to the next.
+        warmup_steps: steps with averaged gradients before.
+        hierarchical: full precision within hosts, codes between them.
+        full_steps: see LocalSteps. With a quorum there are none.
+        quorum: how many ranks an outer step waits for, or below 1 which share of them; None: all. Ranks may then make
+            different numbers of steps, and may come and go; see quorum.py.
+        grace_s: seconds that it waits for the others after that.
     """
 
-    def __init__(self, communication_interval: int = 8, outer_lr: float = 0.7, outer_momentum: float = 0.5,
-                 warmup_steps: float = 0, full_steps: int | None = None, quorum: float | None = None,
-                 grace_s: float = 1.0) -> None:
-        super().__init__(communication_interval, fragments=1, overlap_steps=0, mixing=0, outer_lr=outer_lr,
-                         outer_momentum=outer_momentum, codec=None, warmup_steps=warmup_steps, full_steps=full_steps,
-                         quorum=quorum, grace_s=grace_s)
+    uses_weights = ("before_step", "after_step")
+
+    def __init__(self, communication_interval: int = 8, fragments: int | None = None, overlap_steps: int | None = None,
+                 mixing: float = 0.0, outer_lr: float = 0.7, outer_momentum: float = 0.5,
+                 codec: Codec | None = FOUR_BITS, error_feedback: bool = False, error_decay: float = 1.0,
+                 warmup_steps: float = 0, hierarchical: bool = True, full_steps: int | None = None,
+                 quorum: float | None = None, grace_s: float = 1.0) -> None:
+        super().__init__(communication_interval, warmup_steps, 0 if quorum and full_steps is None else full_steps)
+        interval = self.communication_interval
+        self.fragments = min(4, interval) if fragments is None else positive("fragments", fragments)
+        self.overlap_steps = (min(1, interval - 1) if overlap_steps is None
+                              else not_negative("overlap_steps", overlap_steps))
+        if max(self.fragments, self.overlap_steps + 1) > interval:
+            raise ValueError(f"fragments={self.fragments}, overlap_steps={self.overlap_steps}: expected at most, and "
+                             f"below, communication_interval={interval}")
+        if error_feedback and codec is None:
+            raise ValueError("error_feedback=True: there is no error without a codec")
+        if quorum is not None:
+            _check_quorum(quorum, grace_s, self.full_steps, error_feedback)
+        self.quorum = quorum
+        self.grace_s = grace_s
+        self.asynchronous = quorum is not None      # ranks step at their own pace
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
+        self.mixing = fraction("mixing", mixing)
+        self.outer_lr = checked("outer_lr", outer_lr, lambda lr: lr > 0, "a number above 0")
+        self.outer_momentum = fraction("outer_momentum", outer_momentum)
+        self.codec = None if codec is None else valid_codec(codec)
+        self.error_feedback = error_feedback
+        self.error_decay = checked("error_decay", error_decay, lambda decay: 0 < decay <= 1, "0 < error_decay <= 1")
+        self.hierarchical = hierarchical
+
+    @property
+    def runs_alone(self) -> bool:
+        return self.outer_momentum > 0 or self.outer_lr != 1 or self.mixing > 0 or self.quorum is not None
+
+    def full_step(self, model: Model | None) -> bool:
+        if self.quorum is None:
+            return super().full_step(model)
+        return model is not None and model.step < self.warmup_steps
+
+    def prepare(self, model: Model) -> None:
+        self._models.add(model)
+
+    def abort(self) -> None:
+        """With a quorum: this rank takes part in no round until resume(); the others do not wait for it."""
+        for model in self._models:
+            if "rounds" in model.scratch:
+                model.scratch["rounds"].leave()
+
+    def resume(self) -> None:
+        """This rank takes part again from its next step on, and begins where the others are. On all ranks."""
+        for model in self._models:
+            model.scratch.pop("rounds", None)
+
+    def takes_more(self, model: Model) -> bool:
+        return "rounds" not in model.scratch or model.scratch["rounds"].has_left
+
+    def before_step(self, model: Model) -> None:
+        if model.step < self.warmup_steps:
+            return
+        if any("theta" not in bucket.state for bucket in model.weights):
+            model.scratch.pop("rounds", None)       # what they were of is gone
+        # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
+        for bucket in model.weights:
+            bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)
+        if self.quorum is not None and "rounds" not in model.scratch:
+            model.scratch["rounds"] = QuorumRounds(self, model)
+
+    def _theta(self, bucket: Bucket, group: ProcessSet) -> np.ndarray:
+        return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
+
+    def after_step(self, model: Model) -> None:
+        if "rounds" in model.scratch:
+            model.scratch["rounds"].advance()
+        if self.quorum is not None:
+            return
+        local = model.step + 1 - self.warmup_steps
+        begun = [local - (p + 1) * self.communication_interval // self.fragments for p in range(self.fragments)]
+        for act, behind in ((self._send, 0), (self._arrived, self.overlap_steps)):
+            for p, since in enumerate(begun):
+                if since >= behind and (since - behind) % self.communication_interval == 0:
+                    for bucket in model.weights:
+                        if fragment := Fragment.of(bucket, p, self.fragments):
+                            act(fragment)
+
+    def _send(self, fragment: Fragment) -> None:
+        # Asked for before the error, so that a checkpoint waits before it reads that.
+        on_its_way, x, group = _travelling(fragment), fragment.x, fragment.bucket.model.group
+        delta = fragment.outer()[0] - x.read()
+        if self.codec is None:
+            operation = c_fp_s(delta, group, average=False, name=x.name)
+        else:
+            exchange = "allgather" if self.codec.sparse else "scatter_gather"
+            operation = c_lp_s(delta, group, self.codec, self._error(fragment), average=False, exchange=exchange,
+                               seed=x.seed(fragment.bucket.step), name=x.name, hierarchical=self.hierarchical)
+        on_its_way.begin(delta, operation, group, x.name)
+
+    def _error(self, fragment: Fragment) -> ErrorState | None:
+        if not self.error_feedback:
+            return None
+        bucket = fragment.bucket
+        error = error_state(bucket, bucket.model.group, self.hierarchical, False, f"error.{fragment.p}",
+                            fragment.x.count)
+        if self.error_decay != 1:
+            error.scale(self.error_decay)
+        return error
+
+    def _arrived(self, fragment: Fragment) -> None:
+        delta = _travelling(fragment).take()
+        if delta is None:
+            error = self._error(fragment)
+            if error is not None:           # it was lost, and what it did not say is part of the next Delta_i as well
+                error.scale(0)
+            return
+        fragment.stop_frozen()
+        theta, m = fragment.outer()
+        outer_step(theta, m, delta, self.outer_lr, self.outer_momentum)
+        fragment.x.write(self.mixing * fragment.x.read() + (1 - self.mixing) * theta if self.mixing else theta)
+
+
+def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback: bool) -> None:
+    if checked("quorum", quorum, lambda part: part > 0, "an integer of 1 or more, or a part of the ranks") >= 1:
+        positive("quorum", quorum)
+    checked("grace_s", grace_s, lambda seconds: 0 <= seconds < float("inf"), "seconds, 0 or more")
+    if full_steps:
+        raise ValueError(f"full_steps={full_steps}: these need all ranks, so leave them out with a quorum")
+    if error_feedback:
+        raise ValueError("error_feedback=True: with a quorum, no rank knows what others have lost, so leave it out")
+
+
+def _travelling(fragment: Fragment) -> Travelling:
+    theta, _ = fragment.outer()
+    return travelling(fragment.bucket.state, f"travelling.{fragment.p}", theta.size, theta.dtype)

@@ -307,7 +307,7 @@ class QuorumRounds:
     """The rounds of one model, from one init() on. Collective where there is no BAGUA_HVD_QUORUM_SERVER.
 
     Args:
-        settings: a StreamingDiLoCo with a quorum.
+        settings: a DiLoCo with a quorum.
     Raises:
         HorovodInternalError: there is no such server. ValueError: it is that of another training.
     Attributes:

@@ -280,7 +280,8 @@ def added_later(kind):
     hvd.init()
     one, late = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
     early, rank = torch.nn.Parameter(torch.ones(2)), hvd.rank()
-    algorithm = Async(kind, full_steps=0, warmup_steps=2) if kind != "quorum" else DiLoCo(1, quorum=2, outer_lr=1)
+    algorithm = (DiLoCo(1, quorum=2, outer_lr=1, codec=None) if kind == "quorum"
+                 else Async(kind, full_steps=0, warmup_steps=2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one], lr=0.1), algorithm=algorithm)
     optimizer.add_param_group({"params": [early]})
 

@@ -20,7 +20,7 @@ LR, BETA1, BETA2, EPS, FULL_STEPS, STEPS = 0.01, 0.9, 0.99, 1e-8, 2, 16
 # By hand: two steps at intervals of 1, of 2, of 4, of 8.
 EXACT = {0, 1, 3, 5, 9, 13}
 EMPTIES = {3, 9}        # every other one after the warm-up
-RELAXED = ("decentralized", "low_precision_decentralized", "choco", "local_sgd", "diloco", "streaming_diloco", "topk",
+RELAXED = ("decentralized", "low_precision_decentralized", "choco", "local_sgd", "diloco", "topk",
            "powersgd", "doublesqueeze")
 ASYNCHRONOUS = ("async",)
 

@@ -1,4 +1,4 @@
-"""Local steps against the equations: local_sgd, post-local SGD, diloco, streaming_diloco."""
+"""Local steps against the equations: local_sgd, post-local SGD, diloco."""
 import itertools
 import math
 from zlib import crc32
@@ -9,7 +9,8 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import DiLoCo, LocalSGD, StreamingDiLoCo
+from bagua_hvd.algorithms import DiLoCo, LocalSGD
+from diloco import whole_diloco
 from workers import BUCKETS, COUNT, SGD, SHAPES, Errors, F, assert_trains_as, c_lp_s, gradient, seeds
 
 
@@ -28,7 +29,7 @@ def local_sgd(interval, warmup):
     return simulate
 
 
-def diloco(interval, eta, mu, warmup=0):
+def of_the_whole(interval, eta, mu, warmup=0):
     """Averaged gradients for `warmup` steps. Then every interval steps Delta = mean_i(theta - x_i); m = mu m + Delta;
     theta -= eta (Delta + mu m); x_i = theta.
     """
@@ -59,7 +60,7 @@ def fragments(count):
     return [[place for place, its in enumerate(of) if its == p] for p in range(count)], ends
 
 
-def streaming_diloco(interval, count, tau, alpha, eta, mu, codec, feedback=False, beta=1.0, warmup=0):
+def diloco(interval, count, tau, alpha, eta, mu, codec, feedback=False, beta=1.0, warmup=0):
     """Fragment p is sent (p + 1) H / P local steps after the first and then every H: Delta_i = theta - x_i. tau steps
     later m = mu m + Delta; theta -= eta (Delta + mu m); x_i = alpha x_i + (1 - alpha) theta.
     """
@@ -107,12 +108,12 @@ STREAMS = ((4, 3, 1, 0.5, 0.7, 0.9, codecs.block(4, 64)), (3, 1, 0, 0.0, 0.7, 0.
 def streams():
     hvd.init()
     for interval, count, tau, alpha, eta, mu, codec, *rest in STREAMS:
-        algorithm = StreamingDiLoCo(interval, count, tau, alpha, eta, mu, codec, *rest)
-        simulation = streaming_diloco(interval, count, tau, alpha, eta, mu, codec, *rest)
+        algorithm = DiLoCo(interval, count, tau, alpha, eta, mu, codec, *rest)
+        simulation = diloco(interval, count, tau, alpha, eta, mu, codec, *rest)
         assert_trains_as(algorithm, simulation, steps=15, apart=codec is None, exact=codec is not None)
     for wrong in ({"fragments": 5}, {"overlap_steps": 4}):
         with pytest.raises(ValueError, match="expected at most, and below, communication_interval=4"):
-            StreamingDiLoCo(4, **wrong)
+            DiLoCo(4, **wrong)
 
 
 def all_cases():
@@ -121,11 +122,11 @@ def all_cases():
         algorithm = LocalSGD(communication_interval=interval, warmup_steps=warmup)
         assert_trains_as(algorithm, local_sgd(interval, warmup), apart=warmup == 0, exact=False)
     for interval, eta, mu, warmup in ((1, 0.7, 0.9, 0), (3, 0.7, 0.9, 0), (3, 1.0, 0.0, 0), (2, 0.7, 0.9, 5)):
-        algorithm = DiLoCo(interval, outer_lr=eta, outer_momentum=mu, warmup_steps=warmup)
-        assert_trains_as(algorithm, diloco(interval, eta, mu, warmup), apart=True, exact=False)
+        algorithm = whole_diloco(interval, outer_lr=eta, outer_momentum=mu, warmup_steps=warmup)
+        assert_trains_as(algorithm, of_the_whole(interval, eta, mu, warmup), apart=True, exact=False)
     if hvd.size() == 1:     # it waits for nobody, and who comes in time makes the same steps
-        algorithm = DiLoCo(3, outer_lr=0.7, outer_momentum=0.9, quorum=0.5, warmup_steps=2)
-        assert_trains_as(algorithm, diloco(3, 0.7, 0.9, 2), exact=False)
+        algorithm = whole_diloco(3, outer_lr=0.7, outer_momentum=0.9, quorum=0.5, warmup_steps=2)
+        assert_trains_as(algorithm, of_the_whole(3, 0.7, 0.9, 2), exact=False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
@@ -136,7 +137,7 @@ def test_equal_their_equations(run_ranks, n):
 def frozen_later():
     """Frozen weights go where the ranks have brought them, and no further by momentum."""
     hvd.init()
-    for algorithm in (DiLoCo(2, full_steps=0), StreamingDiLoCo(4, codec=None, full_steps=0)):
+    for algorithm in (whole_diloco(2, full_steps=0), DiLoCo(4, codec=None, full_steps=0)):
         frozen, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([frozen, other], lr=0.1), algorithm=algorithm)
         for step in range(24):
@@ -164,7 +165,7 @@ def broadcast_late():
     hvd.init()
     weight = torch.nn.Parameter(torch.full((4,), float(hvd.rank())))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)],
-                                         algorithm=DiLoCo(4, outer_lr=1.0, outer_momentum=0.5, full_steps=0))
+                                         algorithm=whole_diloco(4, outer_lr=1.0, outer_momentum=0.5, full_steps=0))
 
     def step(size):
         optimizer.zero_grad()

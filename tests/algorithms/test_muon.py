@@ -7,6 +7,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze, PowerSGD, TopK
+from diloco import whole_diloco
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 
@@ -139,11 +140,11 @@ def inner():
                 for model in models:
                     list(model.parameters())[k].data.copy_(x)
     model = make_model()
-    wrapped = optimizers_of(model, algorithm=algorithms.DiLoCo(interval, full_steps=0, outer_lr=eta, outer_momentum=mu))
+    wrapped = optimizers_of(model, algorithm=whole_diloco(interval, full_steps=0, outer_lr=eta, outer_momentum=mu))
     train(model, wrapped, rank)
     for actual, wanted in zip(model.parameters(), outer, strict=True):
         torch.testing.assert_close(actual.detach(), wanted, rtol=2e-2, atol=2e-3)
-    for name in ("streaming_diloco", "local_sgd"):
+    for name in ("diloco", "local_sgd"):
         model = make_model()
         loss = train(model, optimizers_of(model, algorithm=name), rank)
         assert loss < loss_of(make_model(), rank, STEPS - 1).item(), name

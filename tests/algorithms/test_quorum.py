@@ -12,10 +12,11 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import DiLoCo, StreamingDiLoCo
+from bagua_hvd.algorithms import DiLoCo
 from bagua_hvd.algorithms.fragments import outer_step
 from bagua_hvd.algorithms.quorum import Contribution, Enter, QuorumServer, _Link
 from bagua_hvd.job.ports import join_address
+from diloco import whole_diloco
 from launcher import ROOT, wait_until
 from ports import has_ipv6
 from quorum_worker import make, parts_of, step
@@ -156,8 +157,8 @@ def test_grace(server):
 def one_stands_still(folder, streaming):
     """Rank 2 makes no step until the others have made rounds without it; what it finds later counts all the same."""
     hvd.init()
-    algorithm = StreamingDiLoCo(6, fragments=2, overlap_steps=2, quorum=2, grace_s=0.05, codec=codecs.block(8)) \
-        if streaming else DiLoCo(4, quorum=2, grace_s=0.05)
+    algorithm = DiLoCo(6, fragments=2, overlap_steps=2, quorum=2, grace_s=0.05, codec=codecs.block(8)) \
+        if streaming else whole_diloco(4, quorum=2, grace_s=0.05)
     model, optimizer = make(algorithm)
     generator = torch.Generator().manual_seed(hvd.rank())
     signs = Path(folder)
@@ -256,7 +257,7 @@ def test_bad_arguments():
             ({"quorum": 2, "full_steps": 64}, "full_steps=64: these need all ranks"),
             ({"quorum": 2, "error_feedback": True}, "error_feedback=True: with a quorum, no rank knows")):
         with pytest.raises(ValueError, match=sentence):
-            StreamingDiLoCo(**arguments)
+            DiLoCo(**arguments)
     assert subprocess.run([sys.executable, "-m", "bagua_hvd.runner.quorum_server"], capture_output=True, text=True,
                           env={**os.environ, "_HOROVOD_SECRET_KEY": ""}).stderr.startswith(
                               "_HOROVOD_SECRET_KEY is not set: export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32)")

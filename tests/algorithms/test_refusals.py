@@ -18,7 +18,6 @@ from bagua_hvd.algorithms import (  # noqa: E402
     PowerSGD,
     QAdam,
     Rotated,
-    StreamingDiLoCo,
     TopK,
 )
 
@@ -47,7 +46,7 @@ WRONG_ARGUMENTS = [
     (ByteGrad, {"codec": "sign"}, "codec='sign': expected a codec, such as codecs.sign"),
     (ByteGrad, {"codec": codecs.block}, "codec=<function block"),
     (DoubleSqueeze, {"codec": "block4"}, "codec='block4': expected"),
-    (StreamingDiLoCo, {"codec": "sign"}, "codec='sign': expected"),
+    (DiLoCo, {"codec": "sign"}, "codec='sign': expected"),
     (Async, {"codec": "sign"}, "codec='sign': expected"),
     (Choco, {"codec": "sign"}, "codec='sign': expected"),
     (QAdam, {"codec": "sign"}, "codec='sign': expected"),

@@ -28,13 +28,11 @@ SENT = {
     "low_precision_decentralized": lambda n: N * min(n - 1, 2),
     "choco": lambda n: N / 8 * min(n - 1, 2),
     "local_sgd": lambda n: 8 * N * (n - 1) / n / 2,
-    "diloco": lambda n: 8 * N * (n - 1) / n / 4,
-    "streaming_diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
+    "diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
     "async": lambda n: 8 * N * (n - 1) / n,
 }
 ARGUMENTS = {
-    "streaming_diloco": {"communication_interval": 4, "fragments": 1},
-    "diloco": {"communication_interval": 4}, "low_precision_decentralized": {"hierarchical": False},
+    "diloco": {"communication_interval": 4, "fragments": 1}, "low_precision_decentralized": {"hierarchical": False},
     "async": NOW,
 }
 INSTANCES = {

@@ -38,10 +38,10 @@ def main(algorithm):
     if algorithm == "async":
         # A round is always under way.
         algorithm = hvd.algorithms.get("async", sync_interval_ms=0)
-    if algorithm == "streaming_diloco":
+    if algorithm == "diloco":
         # A fragment is always under way.
-        algorithm = hvd.algorithms.StreamingDiLoCo(4, fragments=2, overlap_steps=2, mixing=0, outer_lr=1,
-                                                   outer_momentum=0, error_feedback=True)
+        algorithm = hvd.algorithms.DiLoCo(4, fragments=2, overlap_steps=2, outer_lr=1, outer_momentum=0,
+                                          error_feedback=True)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
     sampler = hvd.elastic.ElasticSampler(train_set)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0, steps=0, last=False)

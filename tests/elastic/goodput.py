@@ -34,7 +34,6 @@ KINDS = {
     "diloco": dict(kind="diloco"),
     "gradient_allreduce, every_step": dict(kind="gradient_allreduce"),
     "diloco, quorum": dict(kind="diloco quorum"),
-    "streaming_diloco, quorum": dict(kind="streaming_diloco quorum"),
 }
 
 
@@ -43,7 +42,7 @@ class Worker:
 
     def __init__(self):
         import bagua_hvd.torch as hvd
-        from bagua_hvd.algorithms import DiLoCo, StreamingDiLoCo
+        from bagua_hvd.algorithms import DiLoCo
 
         self.hvd = hvd
         self.folder, self.kind = Path(os.environ["TEST_LOG"]), os.environ["TEST_KIND"]
@@ -64,8 +63,7 @@ class Worker:
         quorum = {"quorum": 6, "grace_s": self.seconds} if "quorum" in self.kind else {}
         algorithm = self.kind.split()[0]
         if algorithm != "gradient_allreduce":
-            algorithm = DiLoCo(INTERVAL, full_steps=0, **quorum) if algorithm == "diloco" else StreamingDiLoCo(
-                INTERVAL, fragments=2, overlap_steps=OVERLAP, full_steps=0, **quorum)
+            algorithm = DiLoCo(INTERVAL, fragments=2, overlap_steps=OVERLAP, full_steps=0, **quorum)
         self.optimizer = hvd.DistributedOptimizer(torch.optim.Adam(self.model.parameters(), 0.004),
                                                   self.model.named_parameters(), algorithm=algorithm)
 

@@ -27,7 +27,7 @@ def digits(tmp_path_factory):
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "async",
                                        pytest.param("auto", marks=pytest.mark.long),
-                                       pytest.param("streaming_diloco", marks=pytest.mark.long)])
+                                       pytest.param("diloco", marks=pytest.mark.long)])
 def test_trains_on(make_job, digits, algorithm):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, "--max-np", 2, command=[WORKER, algorithm],

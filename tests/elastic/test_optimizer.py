@@ -59,7 +59,7 @@ def test_what_an_algorithm_had_begun_ends_with_the_connections(growing_job):
 
 def test_a_fragment_that_travels_is_saved_and_ends_with_the_connections(growing_job):
     def new():
-        return make(hvd.algorithms.StreamingDiLoCo(3, 1, 1, mixing=0.5, outer_lr=2.0, outer_momentum=0.5, codec=None))
+        return make(hvd.algorithms.DiLoCo(3, 1, 1, mixing=0.5, outer_lr=2.0, outer_momentum=0.5, codec=None))
 
     model, optimizer = new()
     start = model.weight.detach().clone()

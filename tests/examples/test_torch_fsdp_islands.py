@@ -1,4 +1,4 @@
-"""The example of islands: DiLoCo between them learns what averaged gradients do, and sends an eighth."""
+"""The example of islands: DiLoCo between them learns what averaged gradients do, and sends a 64th."""
 import re
 import subprocess
 import sys
@@ -25,6 +25,6 @@ def run(algorithm):
 def test_learns_as_with_averages(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     averaged, all_of_it = run("gradient_allreduce")
-    local, an_eighth = run("diloco")
+    local, sent = run("diloco")
     assert averaged < 2.6 and abs(local - averaged) < 0.1 * averaged
-    assert abs(an_eighth - all_of_it / 8) < 0.02 * all_of_it
+    assert all_of_it / 70 < sent < all_of_it / 50

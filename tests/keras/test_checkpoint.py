@@ -17,8 +17,8 @@ ALGORITHMS = {
     "low_precision_decentralized": ({}, lambda: keras.optimizers.SGD(0.05)),
     # An outer momentum, equal on all ranks, and a fragment that travels while it is saved. Its codes without chance,
     # which comes from the names of variables: Keras counts those.
-    "streaming_diloco": ({"communication_interval": 3, "fragments": 2, "overlap_steps": 2, "codec": block(4)},
-                         lambda: keras.optimizers.SGD(0.05)),
+    "diloco": ({"communication_interval": 3, "fragments": 2, "overlap_steps": 2, "codec": block(4)},
+               lambda: keras.optimizers.SGD(0.05)),
 }
 
 

@@ -13,6 +13,7 @@ sentence, or a figure within one. It reads records and nothing else.
 import argparse
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,8 @@ from bagua_hvd.bench import report
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results" / "records"
+# What was measured under a name counts as of the one that it has now, by field of a setting.
+RENAMED = {"algorithm": {"streaming_diloco": "diloco"}, "way": {"streaming_diloco, 8": "diloco"}}
 _PART = re.compile(r"(<!-- from (\w+)\.(\w+)((?: [\w-]+=\S+)*) -->)(.*?)((?:// )?<!-- end -->)", re.DOTALL)
 
 
@@ -116,7 +119,11 @@ def append(experiment: str, setting: Mapping, samples: Mapping[str, tuple[str, S
 @functools.lru_cache(maxsize=8)
 def _parsed(path, mtime_ns, nbytes):
     """The lines of a file in this state: the parts of the documentation ask for the same ones a hundred times."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for setting, (field, names) in itertools.product((fields["setting"] for fields in found), RENAMED.items()):
+        if setting.get(field) in names:
+            setting[field] = names[setting[field]]
+    return found
 
 
 def read(experiment: str, folder: str | os.PathLike = FOLDER, **setting) -> list[Record]:

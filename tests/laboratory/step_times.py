@@ -55,10 +55,10 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "low_precision_decentralized": ("low_precision_decentralized", WARM, 1), "choco": ("choco", WARM, 1),
     "local_sgd, 2": ("local_sgd", {"communication_interval": 2, **WARM}, 2),
     "local_sgd": ("local_sgd", {"communication_interval": 4, **WARM}, 4),
-    "diloco, 8": ("diloco", {"communication_interval": 8, **WARM}, 8),
-    "diloco, 16": ("diloco", {"communication_interval": 16, **WARM}, 16),
-    "streaming_diloco, 8": ("streaming_diloco", {"communication_interval": 8, "mixing": 0.0, **WARM}, 8),
-    "streaming_diloco": ("streaming_diloco", {"communication_interval": 16, "mixing": 0.5, **WARM}, 16),
+    "diloco": ("diloco", WARM, 8),
+    # As first published: all of the model at once, in full precision.
+    **{f"diloco, {steps}": ("diloco", {"communication_interval": steps, "fragments": 1, "overlap_steps": 0,
+                                       "codec": None, **WARM}, steps) for steps in (8, 16)},
     # Which have no period; but steps differ, by what arrives in them.
     "async": ("async", {"sync_interval_ms": 100, **WARM}, 4),
     "async, at once": ("async", {"sync_interval_ms": 0, **WARM}, 4),        # one round follows the other: the default
@@ -132,13 +132,14 @@ def _period(record):
     return WAYS[record.setting["way"]][2] if record.setting["way"] in WAYS else 1
 
 
-def ms(record):
-    """Of a step: by the mean of the ranks' rates, of which each has its own pace.
+def ms(record, steps=slice(None)):
+    """Of a step, or of some: by the mean of the ranks' rates, of which each has its own pace.
 
     A rank's is of its median step, since a machine that others use stops now and then; of the mean, where steps differ.
     """
     middle = statistics.median if _period(record) == 1 else statistics.fmean
-    rates = [1 / middle(samples.values) for name, samples in record.samples.items() if name.startswith("step of rank")]
+    rates = [1 / middle(samples.values[steps]) for name, samples in record.samples.items()
+             if name.startswith("step of rank")]
     return 1e3 / statistics.fmean(rates)
 
 
@@ -150,10 +151,10 @@ def slowest(record):
 
 def spread(record):
     """(shortest, longest) step of the slowest rank, in ms; of periods, where steps differ."""
-    period = _period(record)
-    steps = slowest(record)
-    means = [statistics.fmean(steps[at:at + period]) for at in range(0, len(steps), period)]
-    return 1e3 * min(means), 1e3 * max(means)
+    period, steps = _period(record), slowest(record)
+    if period > 1:
+        steps = [ms(record, slice(at, at + period)) / 1e3 for at in range(0, len(steps), period)]
+    return 1e3 * min(steps), 1e3 * max(steps)
 
 
 def nbytes(record):

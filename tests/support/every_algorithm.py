@@ -7,8 +7,8 @@ ADAM = {name for name in NAMES if algorithms.get(name).uses_adam}
 # Whose gradients stay on their ranks, but for warm-ups.
 LOCAL = {name for name in NAMES if algorithms.get(name).models_differ}
 ARGUMENTS = {
-    "powersgd": {"rank": 1, "warmup_steps": 0}, "diloco": {"communication_interval": 2, "outer_momentum": 0.5},
-    "streaming_diloco": {"communication_interval": 2, "fragments": 2, "outer_momentum": 0.5, "error_feedback": True},
+    "powersgd": {"rank": 1, "warmup_steps": 0},
+    "diloco": {"communication_interval": 2, "fragments": 2, "outer_momentum": 0.5, "error_feedback": True},
     "local_sgd": {"communication_interval": 2},
     **{name: {"sync_interval_ms": 0, "max_staleness": 2} for name in ASYNC},
 }

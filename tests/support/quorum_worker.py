@@ -9,7 +9,7 @@ import time
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import DiLoCo
+from diloco import whole_diloco
 
 
 def make(algorithm):
@@ -37,7 +37,7 @@ def parts_of(optimizer):
 
 def main(file):
     hvd.init()
-    model, optimizer = make(DiLoCo(4, quorum=0.5, grace_s=0.2))
+    model, optimizer = make(whole_diloco(4, quorum=0.5, grace_s=0.2))
     generator = torch.Generator().manual_seed(os.getpid())
     while True:
         step(model, optimizer, generator)

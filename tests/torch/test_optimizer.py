@@ -14,6 +14,7 @@ from bagua_hvd import codecs
 from bagua_hvd.algorithms import Algorithm, ByteGrad
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.torch.rank_states import kept_in
+from diloco import whole_diloco
 
 
 def make_model(seed=0):
@@ -504,7 +505,7 @@ def what_trains_one_rank_too(path):
     adam, sgd = partial(torch.optim.AdamW, lr=0.05), partial(torch.optim.SGD, lr=0.05)
     weights = {"qadam": trained(hvd.algorithms.QAdam(warmup_steps=2, codec=codecs.float16), adam)}
     weights["squeezed"] = trained(hvd.algorithms.DoubleSqueeze(codecs.float16, momentum=0.9, full_steps=0), sgd)
-    weights["diloco"] = trained(hvd.algorithms.DiLoCo(2, full_steps=0), sgd)
+    weights["diloco"] = trained(whole_diloco(2, full_steps=0), sgd)
     plain = {"adam": trained("gradient_allreduce", adam), "sgd": trained("gradient_allreduce", sgd)}
     for name, values in weights.items():
         assert not torch.allclose(values, plain["adam" if name == "qadam" else "sgd"], atol=1e-3), name

@@ -32,7 +32,7 @@ LOSSLESS = {
 }
 # The mean of weights after steps by SGD without momentum is the step by the mean gradient.
 LOCAL = {"local_sgd": lambda average: algorithms.LocalSGD(1),
-         "diloco": lambda average: algorithms.DiLoCo(1, outer_lr=1.0, outer_momentum=0.0)}
+         "diloco": lambda average: algorithms.DiLoCo(1, outer_lr=1.0, outer_momentum=0.0, codec=None)}
 MAKE = LOSSLESS | LOCAL
 SHAPES = ((), (0, 3), (1,), (5,), (3, 4), (2, 3, 2, 2), (7, 1))
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.torch.rank_states import STATE_KEY, kept_in
+from diloco import WHOLE, whole_diloco
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 SGD = torch.optim.SGD
@@ -87,7 +88,7 @@ def momentum(state):
 
 def rank0_loads():
     hvd.init()
-    for algorithm in (hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0), "gradient_allreduce",
+    for algorithm in (whole_diloco(4, full_steps=0), "gradient_allreduce",
                       hvd.algorithms.ByteGrad(error_feedback=True)):
         model = make_model()
         optimizer = wrap(model, algorithm=copy.deepcopy(algorithm))
@@ -126,7 +127,7 @@ def page(folder):
     os.chdir(f"{folder}/{hvd.rank()}")           # hosts without a common disk
     save, load, mean = [compile(code, "checkpoints.md", "exec")
                         for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    for algorithm in ("gradient_allreduce", "bytegrad", hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0)):
+    for algorithm in ("gradient_allreduce", "bytegrad", whole_diloco(4, full_steps=0)):
         model = make_model()
         optimizer = wrap(model, algorithm=algorithm)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -156,7 +157,7 @@ def names():
     hvd.init()
     for algorithm in ("diloco", "powersgd"):
         make = SGD
-        options = {"diloco": {"full_steps": 0, "communication_interval": 4}, "powersgd": {"full_steps": 0}}[algorithm]
+        options = {"full_steps": 0, **({"communication_interval": 4, **WHOLE} if algorithm == "diloco" else {})}
 
         def wrapped(model, reverse, named, make=make, algorithm=algorithm, options=options):
             parameters = list(model.parameters())[::-1 if reverse else 1]
@@ -193,7 +194,7 @@ def grown():
     def wrapped(model, first):
         return hvd.DistributedOptimizer(SGD([{"params": model[i].parameters()} for i in first], lr=0.05),
                                         [pair for pair in model.named_parameters() if int(pair[0][0]) in first],
-                                        algorithm=hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0))
+                                        algorithm=whole_diloco(4, full_steps=0))
 
     def begun():
         model = make_model()
@@ -245,7 +246,7 @@ def copies(folder):
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-    algorithm = hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0)
+    algorithm = whole_diloco(4, full_steps=0)
     optimizer = wrap(model, algorithm=algorithm)
     train(model, optimizer, range(9))
     path = f"{folder}/{hvd.rank()}"

@@ -18,12 +18,12 @@ from torch_group import start
 
 BEYOND_GRADIENTS = {
     "async", "auto", "choco", "decentralized", "diloco", "local_sgd",
-    "low_precision_decentralized", "onebit_adam", "qadam", "streaming_diloco"}
+    "low_precision_decentralized", "onebit_adam", "qadam"}
 # torch joins gloo's threads when the last DDP of a group is collected. It holds the GIL there, for which one of these
 # threads may wait: it lets go of a tensor. So a DDP stays until the process ends.
 KEPT = []
 # Whose models are not equal after each step.
-APART = {"async", "choco", "decentralized", "diloco", "local_sgd", "streaming_diloco"}
+APART = {"async", "choco", "decentralized", "diloco", "local_sgd"}
 
 
 def model(**options):

@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.torch.distributed import process_set_of
+from diloco import whole_diloco
 from torch_group import start
 
 ISLANDS, SHARDS, STEPS = 2, 2, 6
@@ -92,10 +93,10 @@ def between_islands(file, backend):
     rank, _ = start(file, backend)
     hvd.init()
     mesh, group = islands()
-    streaming = algorithms.StreamingDiLoCo(3, fragments=2, overlap_steps=0, full_steps=0)
+    streaming = algorithms.DiLoCo(3, fragments=2, overlap_steps=0, full_steps=0)
     for algorithm, passed, make, expected, near in (
             ("gradient_allreduce", False, adam, averaged, 1e-5), ("bytegrad", True, sgd, averaged, 1e-2),
-            (algorithms.DiLoCo(3, full_steps=0), True, adam, outer_steps, 1e-5), (streaming, False, sgd, None, None)):
+            (whole_diloco(3, full_steps=0), True, adam, outer_steps, 1e-5), (streaming, False, sgd, None, None)):
         model = sharded(mesh)
         options = {"process_set": process_set_of(group)} if passed else {}      # else it is found
         optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(),
@@ -121,7 +122,7 @@ def replicated_islands(file):
     mesh, group = islands()
     model = nn.parallel.DistributedDataParallel(net(), process_group=mesh.get_group())
     optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(),
-                                         algorithm=algorithms.DiLoCo(3, full_steps=0),
+                                         algorithm=whole_diloco(3, full_steps=0),
                                          process_set=process_set_of(group))
     train(model, optimizer, [rank], STEPS)
     for name, weight in outer_steps(adam).items():

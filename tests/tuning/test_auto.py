@@ -100,7 +100,7 @@ def test_classes():
     classes = {"gradient_allreduce": 0, "bytegrad": 1, "rotated": 1, "doublesqueeze": 2,
                "topk": 2, "powersgd": 2, "qadam": 2, "onebit_adam": 2,
                "decentralized": 3, "low_precision_decentralized": 3, "choco": 3, "local_sgd": 3, "diloco": 3,
-               "streaming_diloco": 3, "async": 4, "auto": 0}
+               "async": 4, "auto": 0}
     assert {name: algorithms.get(name).safety for name in algorithms.names()} == classes
     assert ByteGrad(error_feedback=True).safety == Safety.E2
     assert algorithms.Algorithm.safety == Safety.E4         # who says nothing

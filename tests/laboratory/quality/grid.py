@@ -38,7 +38,7 @@ SPLITS = ("iid", "skewed")
 FOR_ADAM = ("qadam", "onebit_adam")
 # optimizer -> what trains with it beside exact averages: MuLoCo, arXiv:2505.23725. A step's length is fixed in Muon, so
 # the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
-OWN_OPTIMIZERS = {"muon": ("local_sgd", "diloco", "streaming_diloco")}
+OWN_OPTIMIZERS = {"muon": ("local_sgd", "diloco")}
 OWN_RATES = (0.01, 0.02, 0.04, 0.08)
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 # A codec: its function in codecs, and what that is given.
@@ -49,13 +49,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "doublesqueeze block(4)": ("doublesqueeze", {"codec": ["block", 4]}),
     "topk 10 %": ("topk", {"ratio": 0.1}),
     # Chosen with the seed 1000 of the task that it is for.
-    "streaming_diloco sparing": ("streaming_diloco", {"full_steps": 2, "communication_interval": 16, "mixing": 0.0}),
+    "diloco sparing": ("diloco", {"full_steps": 2, "communication_interval": 16}),
 }
 # PyTorch's hooks of DistributedDataParallel (ddp.py): in no table of losses, but in that of time to quality.
 HOOKS = ("ddp_fp16", "ddp_powersgd")
 # Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
 OWN: dict[str, tuple[str, ...]] = {
-    "long": (REFERENCE, "streaming_diloco sparing", "streaming_diloco", "async", "choco", "bytegrad", "onebit_adam",
+    "long": (REFERENCE, "diloco sparing", "diloco", "async", "choco", "bytegrad", "rotated", "onebit_adam",
              "doublesqueeze"),
     **dict.fromkeys(("mnist1d", "book", "fine-tuned"), (REFERENCE, "bytegrad", "rotated", "powersgd", "onebit_adam",
                                                         "diloco", "async"))}

@@ -21,7 +21,7 @@ CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
     ("1 Gbit/s", "bytegrad", "bytegrad", {"rate": "1gbit"}, None),
     ("100 Mbit/s, any optimizer", "rotated", "rotated", {"rate": "100mbit"}, None),
     ("100 Mbit/s, Adam", "onebit_adam", "onebit_adam+gradients_untouched", {"rate": "100mbit"}, "adam"),
-    ("1 Gbit/s, 20 ms, short steps, Adam", "diloco", "diloco+8", {"rate": "1gbit", "delay": "20", "pace": "10"},
+    ("1 Gbit/s, 20 ms, short steps, Adam", "diloco", "diloco", {"rate": "1gbit", "delay": "20", "pace": "10"},
      "adam"),
 )
 

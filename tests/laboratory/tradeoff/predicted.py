@@ -2,13 +2,13 @@
 import math
 
 from bagua_hvd.bench import predict
-from bagua_hvd.bench.predict import HIDDEN, LATE, STEP, Network, Profile, Sends
+from bagua_hvd.bench.predict import BLOCK4, HIDDEN, LATE, STEP, Network, Profile, Sends
 
 DDP_NBYTES = 25 << 20
-BLOCK8, BLOCK4 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32       # of float32's bytes
+BLOCK8 = (8 + 32 / 256) / 32       # of float32's bytes
 # Of the menu, by name.
 WAYS = {**{name: name for name in ("gradient_allreduce", "bytegrad", "rotated", "powersgd")},
-        "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco, 8", "async": "async, at once"}
+        "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco", "async": "async, at once"}
 
 
 def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
@@ -31,10 +31,7 @@ def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
         "decentralized": Sends(exact, 2 * log), "decentralized, shift_one": Sends(4 * count, 1),
         "low_precision_decentralized": Sends(count * ring, 1, STEP), "choco": Sends(count / 8 * ring, 1, STEP),
         "local_sgd": Sends(exact, 2 * log, STEP, 4), "local_sgd, 2": Sends(exact, 2 * log, STEP, 2),
-        "diloco, 16": Sends(exact, 2 * log, STEP, 16),
-        # A quarter of the model in 4 bits every fourth step, or second, which may travel for one step.
-        "streaming_diloco": Sends(exact * BLOCK4 / 4, 2, LATE, 4),
-        "streaming_diloco, 8": Sends(exact * BLOCK4 / 4, 2, LATE, 2),
+        **{f"diloco, {steps}": Sends(exact, 2 * log, STEP, steps) for steps in (8, 16)},
         "async": Sends(0, 0, HIDDEN),
     }
     return known[way]
