@@ -20,11 +20,15 @@ from bagua_hvd.tensorflow.variables import native_variable
 
 
 class _DistributedGradientTape(tf.GradientTape):
-    """What DistributedGradientTape puts before the class of the tape it is given."""
+    """What DistributedGradientTape puts before the class of the tape it is given.
+
+    It shares the given tape's attributes, so either may end the recording; those in slots are its own.
+    """
+
+    __slots__ = ("_as_they_are", "_local_sources", "_reduction", "_weight")
 
     def __init__(self, tape, options):
-        # What has been recorded, and whether it still is, stays with the object that both share.
-        self.__dict__.update(tape.__dict__)
+        object.__setattr__(self, "__dict__", tape.__dict__)
         self._reduction = shared_reductions.get(options)
         self._local_sources = ByIdentity(native_variable)
         self._weight = None
@@ -131,10 +135,12 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
             the first. They travel until the next call, so that a whole step hides them. One call a step for each list
             of sources, all of them variables. For algorithms that communicate gradients; see docs/algorithms.md.
     Raises:
-        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. An algorithm that a tape
-            cannot serve.
+        ValueError: a wrong argument, or wrapped already; an unknown algorithm's sentence lists the known ones. An
+            algorithm that a tape cannot serve.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
+    if isinstance(gradtape, _DistributedGradientTape):
+        raise ValueError("the tape is a DistributedGradientTape already")
     options = GradientOptions(
         compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set,
         algorithm, scale_local_gradients, delay)

@@ -214,7 +214,31 @@ def jacobians(mode):
     np.testing.assert_allclose(MODES[mode](once)(), np.diag([2.0, 4.0]) * tf.reduce_sum(ranks), rtol=1e-6)
 
 
-CELLS = (training, options, sparse, jacobians)
+def wrapped_while_it_records(mode):
+    """Either tape may end the recording, and both know."""
+    weight = tf.Variable(1.0)
+
+    def gradient_after():
+        with tf.GradientTape() as tape:
+            loss = weight * (hvd.rank() + 1.0)
+            tape = hvd.DistributedGradientTape(tape)
+        return tape.gradient(loss, weight)
+
+    def gradient_within():
+        with tf.GradientTape() as tape:
+            loss = weight * (hvd.rank() + 1.0)
+            gradient = hvd.DistributedGradientTape(tape).gradient(loss, weight)
+        with pytest.raises(RuntimeError, match="only be used to"):
+            tape.gradient(loss, weight)
+        return gradient
+
+    for gradient in (gradient_after, gradient_within):
+        np.testing.assert_allclose(MODES[mode](gradient)(), (hvd.size() + 1) / 2)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
+
+
+CELLS = (training, options, sparse, jacobians, wrapped_while_it_records)
 
 
 @pytest.mark.parametrize("n", [2, 3])
