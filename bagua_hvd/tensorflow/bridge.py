@@ -40,6 +40,7 @@ from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.job import basics
 from bagua_hvd.tensorflow import xla
+from bagua_hvd.tensorflow.collective_ops import filled
 from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, order, run_independently
 from bagua_hvd.tensorflow.native_ops import ops, release
 
@@ -52,13 +53,16 @@ class Bridge:
 
     Args:
         put: put(index, view) with an in-place TensorView. wait: wait().
+        differentiate: function of the gradients of what an exchange yielded, that returns those of what it was given,
+            both in its order; what it raises ends the tape's gradient(). None: no gradient flows through.
     Attributes:
         failure: the exception that made the last exchange fail, or None.
     """
 
-    def __init__(self, put: Any, wait: Any) -> None:
+    def __init__(self, put: Any, wait: Any, differentiate: Any = None) -> None:
         self._put = put
         self._wait = wait
+        self.differentiate = differentiate or (lambda gradients: [None] * len(gradients))
         self._lock = threading.Lock()
         self.failure: BaseException | None = None
         # Graphs with an exchange in them, and those around these.
@@ -71,7 +75,7 @@ class Bridge:
         """What put() and wait() make of the tensors, as a list; runs them now in eager mode, else when the graph runs.
 
         Args:
-            tensors: a list of dense tensors; no gradient flows through.
+            tensors: a list of dense tensors.
             indices: what put() is told for each of them; None: 0, 1, ...
         """
         tensors = list(map(tf.convert_to_tensor, tensors))
@@ -84,7 +88,7 @@ class Bridge:
         graph = tf.compat.v1.get_default_graph()
         again = self._enter(graph)
         if compiled_by_xla():
-            return xla.exchange(self._id, tensors, indices, again)
+            return self._compiled(tensors, indices, again)
         buffers = []
         with tf.control_dependencies(order.write() if again else order.first(order.write)):
             for index, tensor in zip(indices, tensors, strict=True):
@@ -95,6 +99,13 @@ class Bridge:
         with tf.control_dependencies(outputs):
             order.write()
         return outputs
+
+    def _compiled(self, tensors, indices, again):
+        @tf.custom_gradient
+        def call(*tensors):
+            return xla.exchange(self._id, tensors, indices, again), lambda *gradients: self.differentiate(gradients)
+
+        return list(call(*tensors))
 
     def _enter(self, graph):
         """Notes an exchange in this graph. Returns whether there was one, here or in a condition or loop of it."""
@@ -114,6 +125,26 @@ class Bridge:
                 raise
             if function is self._wait:
                 self.failure = None
+
+
+@tf.RegisterGradient("BaguaHvdBridgeExchange")
+@tf.RegisterGradient("BaguaHvdBridgeWait")
+def _gradient(op, *gradients):
+    """Second-order gradients: a tape was open in which gradients were reduced."""
+    return _find(op.get_attr("bridge")).differentiate(filled(op.outputs, gradients))
+
+
+@tf.RegisterGradient("BaguaHvdBridgePut")
+def _gradient_of_put(op, gradient):
+    """That of Wait is of both."""
+    return gradient
+
+
+def _find(id):
+    bridge = _bridges.get(id)
+    if bridge is None:
+        raise HorovodInternalError("the optimizer or tape that this graph was traced with is gone")
+    return bridge
 
 
 def take_interruption() -> BaseException | None:
@@ -155,9 +186,7 @@ def _message(error):
 def _run(id, error, function, *arguments):
     """Calls a bridge's function, by its name, for native code: what it raises is written to the native `error`."""
     try:
-        bridge = _bridges.get(id)
-        if bridge is None:
-            raise HorovodInternalError("the optimizer or tape that this graph was traced with is gone")
+        bridge = _find(id)
         bridge._call(getattr(bridge, function), *arguments)
     except BaseException as raised:
         return native.fill_error(error, _status(raised), _message(raised))

@@ -68,7 +68,7 @@ def _register(op_type, attribute_names, gradient):
         return gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, gradients)
 
 
-def _filled(inputs, gradients):
+def filled(inputs, gradients):
     """The gradients, zeros where an output was not used: every rank communicates all of them."""
     return [
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
@@ -100,7 +100,7 @@ def allreduce(tensors: Sequence[tf.Tensor], name: str | None, op: int, prescale_
 
 def _allreduce_gradient(name, attributes, inputs, gradients):
     """The allreduce of the gradients with the same op and factors."""
-    return allreduce(_filled(inputs, gradients), f"{name}_gradient", **attributes)
+    return allreduce(filled(inputs, gradients), f"{name}_gradient", **attributes)
 
 
 _REDUCTION = ("op", "prescale_factor", "postscale_factor", "process_set_id")
@@ -108,7 +108,7 @@ _register("BaguaHvdAllreduce", _REDUCTION, _allreduce_gradient)
 
 
 def _averaged(name, inputs, gradients, process_set_id):
-    return allreduce(_filled(inputs, gradients), f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
+    return allreduce(filled(inputs, gradients), f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
 
 
 # ---------------------------------------------------------------------------------------------------- allgather ----
@@ -256,7 +256,7 @@ def _reducescatter_gradient(name, attributes, inputs, gradients):
 
 @tf.RegisterGradient("BaguaHvdReducescatter")
 def _registered_reducescatter_gradient(op, *gradients):
-    gradients = _filled(op.outputs, gradients)
+    gradients = filled(op.outputs, gradients)
     attributes = {name: op.get_attr(name) for name in _REDUCTION}
     return _reducescatter_gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, gradients)
 
@@ -292,5 +292,3 @@ def barrier(process_set_id: int) -> Any:
 
 tf.no_gradient("BaguaHvdJoin")
 tf.no_gradient("BaguaHvdFact")
-tf.no_gradient("BaguaHvdBridgePut")
-tf.no_gradient("BaguaHvdBridgeWait")

@@ -15,15 +15,22 @@ import tensorflow as tf
 
 from bagua_hvd._keras import adam
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.tensorflow.bridge import Bridge
+from bagua_hvd.tensorflow.collective_ops import allreduce
 from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.source import TensorFlowSource
 from bagua_hvd.tensorflow.variables import native_variable
 from bagua_hvd.training.buckets import Member
+
+NOT_LINEAR = (
+    "gradients that were reduced with {what} cannot be differentiated again: take them from a plain tf.GradientTape, "
+    "and reduce those of the outer tape"
+)
 
 
 class Uses:
@@ -71,7 +78,8 @@ class Step:
             self.source, members, options.algorithm, options.process_set, 1,
             options.grouped(variables, native_variable), **options.how, number=number,
         )
-        self._before = Bridge(self._put, self._synchronize)
+        self._options = options
+        self._before = Bridge(self._put, self._synchronize, self._differentiate)
         self._after = Bridge(self._keep, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
         self._weight: tuple[TensorView, Weight]     # on its way
@@ -122,6 +130,14 @@ class Step:
             return reduced
         with tf.control_dependencies(_operations(written)):
             return [tf.identity(gradient) for gradient in reduced]
+
+    def _differentiate(self, gradients):
+        """The average, or sum, of the second-order gradients, as that of the first-order ones was."""
+        algorithm, op, group = self._options.algorithm, self._options.op, self._options.process_set
+        if self._options.delay or algorithm.relaxed:
+            raise NotImplementedError(NOT_LINEAR.format(
+                what="delay=1" if self._options.delay else f"algorithm {type(algorithm).__name__}"))
+        return allreduce(gradients, None, op, 1.0, 1.0, registered_id(group), label="HorovodSecondOrder")
 
     def _assign_weights(self):
         weight = self.source.layout.weight

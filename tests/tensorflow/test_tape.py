@@ -238,7 +238,29 @@ def wrapped_while_it_records(mode):
         hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
 
 
-CELLS = (training, options, sparse, jacobians, wrapped_while_it_records)
+def second_order(mode):
+    """A penalty on the reduced gradients has a gradient: through their average, and that of the other ranks' too."""
+    weight, scale = tf.Variable([1.0, 2.0]), hvd.rank() + 1.0
+
+    def gradient(**arguments):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = scale * tf.reduce_sum(weight ** 3)
+            (first,) = hvd.DistributedGradientTape(inner, **arguments).gradient(loss, [weight])
+            penalty = tf.reduce_sum(first ** 2)
+        return outer.gradient(penalty, weight)
+
+    mean = (hvd.size() + 1) / 2
+    for op, factor in ((hvd.Average, mean * scale), (hvd.Sum, mean * scale * hvd.size() ** 2)):
+        # first = 3 mean w^2; what comes back through it is 2 first, of all ranks alike, and then 6 scale w
+        result = MODES[mode](functools.partial(gradient, op=op))()
+        np.testing.assert_allclose(result, factor * 36 * weight ** 3, rtol=1e-6)
+    for arguments, named in (({"algorithm": "bytegrad"}, "ByteGrad"), ({"delay": 1}, "delay=1")):
+        with pytest.raises(NotImplementedError, match=f"{named} cannot be differentiated again"):
+            MODES[mode](functools.partial(gradient, **arguments))()
+
+
+CELLS = (training, options, sparse, jacobians, wrapped_while_it_records, second_order)
 
 
 @pytest.mark.parametrize("n", [2, 3])
