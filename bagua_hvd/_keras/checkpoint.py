@@ -47,7 +47,7 @@ class AlgorithmState(keras.layers.Layer):
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__()
-        self._of = (optimizer.algorithm_state_dict, optimizer.load_algorithm_state_dict)
+        self._of = (optimizer.algorithm_state_dict, optimizer.load_algorithm_state_dict, optimizer.distribution)
 
     def save_own_variables(self, store: Any) -> None:
         state = self._of[0]()
@@ -59,7 +59,8 @@ class AlgorithmState(keras.layers.Layer):
             store[name] = np.frombuffer(data, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        if "tree" in store.keys():      # noqa: SIM118  # a store of Keras, which may be no dict
+        # What was kept beside Adam's moments does not go with others.
+        if "tree" in store.keys() and not self._of[2].begins_anew:      # noqa: SIM118  # a store of Keras, no dict
             tree = json.loads(store["tree"].tobytes())
             self._of[1](_from_tree(tree, lambda number: store[str(number)].tobytes()))
 

@@ -47,7 +47,10 @@ class _Distribution:
         reduction: see _keras/backend.py.
         reduced: gradients that are being applied have been reduced.
         applied: None, or a function of Keras' operations that becomes the last part of steps that are traced later.
+        begins_anew: Keras has passed over the optimizer's state in the file that is being loaded.
     """
+
+    begins_anew = False
 
     def __init__(self, optimizer, options, passes, average_aggregated):
         self.reduction = make_reduction(options, optimizer, passes)
@@ -205,6 +208,11 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
     def build(self, variables: Any) -> None:
         super().build(variables)
         self.distribution.build(variables)
+
+    def load_own_variables(self, store: Any) -> None:
+        super().load_own_variables(store)
+        # Then Keras warns, and loads nothing: most often, the optimizer has not been built.
+        self.distribution.begins_anew = len(store.keys()) != len(self.variables)
 
     @as_written
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
