@@ -53,7 +53,8 @@ class Reduction(ABC):
         self._local = ByIdentity(self.native)       # variables that are not reduced
         self._has_local = False
         self._used: Any = None      # the step under way
-        self._steps: dict[Any, Any] = {}            # ids of variables -> step, as long as all of them live
+        # ids of variables -> step, and weak references that end the entry with the first of them
+        self._steps: dict[Any, Any] = {}
         self._made: list[Any] = []             # weak references to Reducers, in the order in which they were made
         self._promised: list[int] = []         # numbers of those that are made next
         self._loaded: list[Any] = []           # their state, from a checkpoint
@@ -115,7 +116,7 @@ class Reduction(ABC):
 
     def reset(self) -> None:
         """Forgets what is pending."""
-        for step in list(self._steps.values()):
+        for step, _ in list(self._steps.values()):
             step.reducer.reset()
 
     # --------------------------------------------------------------------------------------------------- steps ----
@@ -186,13 +187,13 @@ class Reduction(ABC):
 
     def _step_of(self, variables):
         key = tuple(map(id, variables))
-        return self._steps.get(key) or self._new_step(key, variables)
+        known = self._steps.get(key)
+        return known[0] if known else self._new_step(key, variables)
 
     def _new_step(self, key, variables):
         step = self._make_step(variables, self._promised.pop(0) if self._promised else None)
-        self._steps[key] = step
-        for variable in variables:
-            weakref.finalize(variable, self._steps.pop, key, None).atexit = False
+        steps = self._steps
+        steps[key] = step, [weakref.ref(variable, lambda _: steps.pop(key, None)) for variable in variables]
         self._made = [each for each in self._made if each() is not None] + [weakref.ref(step.reducer)]
         step.reducer.observer = self._observer
         if self._loaded:

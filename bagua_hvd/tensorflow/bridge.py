@@ -49,7 +49,9 @@ _ids = itertools.count()
 
 
 class Bridge:
-    """Connects graphs to two Python functions; see the module. Must live as long as the graphs that use it.
+    """Connects graphs to two Python functions; see the module.
+
+    Must live as long as the functions that use it; graphs of tf.compat.v1 keep it alive.
 
     Args:
         put: put(index, view) with an in-place TensorView. wait: wait().
@@ -65,7 +67,7 @@ class Bridge:
         self.differentiate = differentiate or (lambda gradients: [None] * len(gradients))
         self._lock = threading.Lock()
         self.failure: BaseException | None = None
-        # Graphs with an exchange in them, and those around these.
+        # Functions with an exchange in them, and those around these.
         self._graphs: weakref.WeakSet = weakref.WeakSet()
         self._id = next(_ids)
         _bridges[self._id] = self
@@ -88,7 +90,7 @@ class Bridge:
         graph = tf.compat.v1.get_default_graph()
         again = self._enter(graph)
         if compiled_by_xla():
-            return self._compiled(tensors, indices, again)
+            return _exchange_compiled(self._id, tensors, indices, again)
         buffers = []
         with tf.control_dependencies(order.write() if again else order.first(order.write)):
             for index, tensor in zip(indices, tensors, strict=True):
@@ -100,20 +102,16 @@ class Bridge:
             order.write()
         return outputs
 
-    def _compiled(self, tensors, indices, again):
-        @tf.custom_gradient
-        def call(*tensors):
-            return xla.exchange(self._id, tensors, indices, again), lambda *gradients: self.differentiate(gradients)
-
-        return list(call(*tensors))
-
     def _enter(self, graph):
         """Notes an exchange in this graph. Returns whether there was one, here or in a condition or loop of it."""
         again = graph in self._graphs
-        # In a graph of tf.compat.v1 nothing is noted: a session may run either of two exchanges.
         while hasattr(graph, "outer_graph"):
             self._graphs.add(graph)
             graph = graph.outer_graph
+        with tf.init_scope():
+            in_session = not tf.executing_eagerly()
+        if in_session:      # which may run either of two exchanges; scripts keep nothing but what it runs
+            graph._bagua_hvd_bridges = {*getattr(graph, "_bagua_hvd_bridges", ()), self}
         return again
 
     def _call(self, function, *arguments):
@@ -125,6 +123,14 @@ class Bridge:
                 raise
             if function is self._wait:
                 self.failure = None
+
+
+def _exchange_compiled(id, tensors, indices, again):
+    @tf.custom_gradient
+    def call(*tensors):     # functions may outlive the Bridge
+        return xla.exchange(id, tensors, indices, again), lambda *gradients: _find(id).differentiate(gradients)
+
+    return list(call(*tensors))
 
 
 @tf.RegisterGradient("BaguaHvdBridgeExchange")

@@ -2,6 +2,9 @@
 
 What is expected is plain Keras on the data of all ranks.
 """
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -255,6 +258,24 @@ def windows():
 
 def test_windows(run_ranks):
     run_ranks(2, windows)
+
+
+def compiled_again():
+    """Of an optimizer that a model was compiled with before, nothing stays: no buckets, no algorithm's state."""
+    hvd.init()
+    model, gone = make_model(), []
+    for mode in MODES:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), algorithm=ByteGrad(error_feedback=True))
+        fit(model, optimizer, mode, epochs=1)
+        gone += map(weakref.ref, optimizer.distribution.reduction.reducers())
+        del optimizer
+    fit(model, keras.optimizers.SGD(0.01), mode, epochs=1)
+    gc.collect()
+    assert len(gone) == len(MODES) and not any(reference() for reference in gone)
+
+
+def test_compiled_again(run_ranks):
+    run_ranks(2, compiled_again)
 
 
 def as_keras_chooses():
