@@ -71,19 +71,37 @@ class Descriptor:
 
 
 class TextStream:
-    """Writes to a text stream of Python, such as a notebook's or a StringIO; bytes that are not UTF-8 become U+FFFD."""
+    """Writes to a text stream of Python, such as a notebook's or a StringIO. Bytes that are not UTF-8 become U+FFFD,
+    characters that the stream's encoding lacks become escapes.
+    """
 
     is_terminal = False
 
     def __init__(self, stream):
         self._stream = stream
+        self._broken = False
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.while_blocked = lambda: False
 
     def write(self, data):
-        """All of data, flushed."""
-        self._stream.write(self._decode(data))
-        self._stream.flush()
+        """All of data, flushed. A stream that is closed, or whose disk is full, swallows everything.
+
+        Raises:
+            BrokenPipeError: as Descriptor's.
+        """
+        if self._broken:
+            return
+        text = self._decode(data)
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:
+                self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._broken = True
+            if isinstance(error, BrokenPipeError):
+                raise
 
 
 class Console:

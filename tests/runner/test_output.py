@@ -1,3 +1,4 @@
+import io
 import os
 import pty
 import re
@@ -6,7 +7,7 @@ import time
 
 import pytest
 
-from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
+from bagua_hvd.runner.output import Console, Descriptor, LineForwarder, TextStream
 
 
 class Sink:
@@ -103,6 +104,25 @@ def test_a_full_disk_costs_the_copy_only():
     forwarder.close()
     assert sink.data == (b"baguarun: no longer writing /dev/full: No space left on device\n"
                          b"[0]<stderr>:a\n[0]<stderr>:b\n")
+
+
+def test_characters_that_a_stream_cannot_encode_are_escaped():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    TextStream(stream).write("\u00e9 \u2713\n".encode())
+    assert stream.buffer.getvalue() == b"\xe9 \\u2713\n"
+
+
+def _closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("make", [_closed, lambda: open("/dev/full", "w")])
+def test_a_stream_that_cannot_be_written_costs_the_output_only(make):
+    stream = TextStream(make())
+    stream.write(b"x\n")
+    stream.write(b"x\n")
 
 
 def test_descriptor_waits_for_its_reader():
