@@ -2,7 +2,7 @@
 import base64
 import os
 import shlex
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bagua_hvd.core import variables
@@ -130,16 +130,19 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         if not files and failed is not None:
             reports.repeat_traceback(console, failed)
         for host in hosts if files else ():
-            _receive(files, host, slots)
+            _receive(files, host, slots, outcome)
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
     if failed is not None:
         raise failed
 
 
-def _receive(files, host, slots):
-    with suppress(ConnectionError):     # what there is says that a rank failed
+def _receive(files, host, slots, outcome):
+    try:
         files.receive(host, [(slot.rank, slot.rank) for slot in slots if slot.hostname == host.name])
+    except ConnectionError as error:
+        if outcome.failed is None and outcome.signum is None:   # else it is that which is told
+            raise RuntimeError(f"results are lost: {error}") from None
 
 
 def describe(slot):

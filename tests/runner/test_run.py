@@ -20,7 +20,9 @@ import pytest
 
 import bagua_hvd
 from bagua_hvd.runner import launch
+from bagua_hvd.runner.run_files import Files
 from bagua_hvd.runner.run_function import _HorovodArgs
+from bagua_hvd.runner.ssh import frames
 from launcher import MARK, ROOT, processes_of, wait_until
 
 
@@ -259,6 +261,22 @@ def test_clocks_of_two_hosts_are_not_compared(tmp_path, fake_hosts):
 
     with pytest.raises(RuntimeError, match="Process name: 0, Exit code: 1(?s:.*)ValueError: cause"):
         bagua_hvd.run(function, num_proc=2, hosts="far1:1,far2:1")
+
+
+def test_functions_and_results_are_larger_than_a_frame(fake_hosts, monkeypatch):
+    monkeypatch.setattr(frames, "_PAYLOAD_MAX_NBYTES", 17 << 20)
+    sent = os.urandom(18 << 20)
+    assert bagua_hvd.run(lambda given: given + given[:1], (sent,), hosts="far1:1") == [sent + sent[:1]]
+
+
+def test_a_host_that_is_lost_with_its_results(fake_hosts, monkeypatch):
+    def receive(files, host, processes, receive=Files.receive):
+        host._ssh.signal(signal.SIGKILL)
+        receive(files, host, processes)
+
+    monkeypatch.setattr(Files, "receive", receive)
+    with pytest.raises(RuntimeError, match="results are lost: the connection to host far1 was lost"):
+        bagua_hvd.run(os.getpid, hosts="far1:1")
 
 
 def test_the_cause_on_another_host_is_named_though_it_does_not_end(tmp_path, fake_hosts, monkeypatch):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
@@ -18,7 +19,7 @@ from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.processes import Guard
-from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.ssh.frames import MAGIC, PIECE_NBYTES, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _FIRST_SECONDS = 30.0        # until the launcher has said how long it may be silent
@@ -211,27 +212,25 @@ class Agent:
     # ---- files --------------------------------------------------------------------------------------------------
 
     def _on_put(self, number, payload):
-        name, _, content = payload.partition(b"\0")
+        name, _, piece = payload.partition(b"\0")
         try:
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
                 guard = self._folder_guard = Guard()
                 guard.watch_folder(self._folder)
                 self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
-            with open(os.path.join(self._folder, os.path.basename(name.decode())), "wb") as file:
-                file.write(content)
+            with open(os.path.join(self._folder, os.path.basename(name.decode())), "ab") as file:
+                file.write(piece)
         except OSError as error:
             self._not_stored = self._not_stored or error
 
     def _on_get(self, number, name):
-        content = b""
-        try:
+        with suppress(OSError):
             if self._folder is not None:
                 with open(os.path.join(self._folder, os.path.basename(name)), "rb") as file:
-                    content = b"\1" + file.read()
-        except OSError:
-            pass
-        self._send(Kind.CONTENT, number, content)
+                    while piece := file.read(PIECE_NBYTES):
+                        self._send(Kind.CONTENT, number, piece)
+        self._send(Kind.CONTENT, number, b"")
 
 
 def main():

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.processes import Process
-from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.ssh.frames import PIECE_NBYTES, Begin, Kind, Reader, Ready, Start, pack
 
 LOST = 255      # the exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
@@ -183,6 +184,7 @@ class RemoteHost:
         self._environment = forwarded(environment)
         self._processes = {}
         self._requests = {}
+        self._contents = defaultdict(bytearray)     # request -> what has come of a file
         self._lock = threading.Lock()
         self._count = 0
         self._words = b""           # what ssh and the agent wrote to stderr
@@ -250,10 +252,11 @@ class RemoteHost:
 
     def put(self, name, content):
         """Stores a file in a folder of the job on the host, BAGUA_HVD_RUN_FOLDER of what is started later."""
-        self.send(Kind.PUT, 0, name.encode() + b"\0" + content)
+        for begin in range(0, len(content), PIECE_NBYTES):
+            self.send(Kind.PUT, 0, name.encode() + b"\0" + content[begin:begin + PIECE_NBYTES])
 
     def get(self, name):
-        """A Future of the bytes of such a file; None: there is none."""
+        """A Future of the bytes of such a file; None: there is none, or it is empty."""
         return self._ask(Kind.GET, name)
 
     def _ask(self, kind, payload):
@@ -334,7 +337,10 @@ class RemoteHost:
             said = payload.decode(errors="replace").rstrip("\n").removeprefix("baguarun: ")
             self._say(f"host {self.name}: {said}")
         elif kind == Kind.CONTENT:
-            self._requests.pop(number).set_result(payload[1:] if payload else None)
+            if payload:
+                self._contents[number] += payload
+            else:
+                self._requests.pop(number).set_result(self._contents.pop(number, None))
         elif kind == Kind.ANSWER:
             self._requests.pop(number).set_result(json.loads(payload))
         elif kind == Kind.REFUSAL:

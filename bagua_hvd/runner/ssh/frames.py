@@ -11,6 +11,7 @@ from dataclasses import dataclass, is_dataclass
 MAGIC = b"\0bagua_hvd agent 1\n"
 _HEAD = struct.Struct("!BII")
 _PAYLOAD_MAX_NBYTES = 1 << 30
+PIECE_NBYTES = 1 << 24      # of a file
 
 
 class Kind(enum.IntEnum):
@@ -23,7 +24,7 @@ class Kind(enum.IntEnum):
     FINISH = 5          # launcher: end when no process runs any more
     PING = 6            # launcher: is alive
     REQUEST = 7         # launcher, request; [function's name, arguments]
-    PUT = 8             # launcher; bytes: name, zero byte, content of a file
+    PUT = 8             # launcher; bytes: name, zero byte, the next piece of a file
     GET = 9             # launcher, request; name of a file
     READY = 32          # agent, answers BEGIN; Ready
     STDOUT = 33         # agent, process; bytes, none: closed
@@ -31,7 +32,7 @@ class Kind(enum.IntEnum):
     EXIT = 35           # agent, process; exit code
     SAY = 36            # agent; bytes for the launcher's stderr
     ANSWER = 37         # agent, request; what the function returned
-    CONTENT = 38        # agent, request; bytes: of the file; none: there is no such file
+    CONTENT = 38        # agent, request; bytes: the next piece of the file; none: it has ended
     REFUSAL = 39        # agent, request; why there is no answer
 
 
