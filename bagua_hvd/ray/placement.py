@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -79,7 +80,14 @@ class Actors:
             self.workers = [
                 actor.options(**resources.options(), scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=place)).remote() for place in places]
-            nodes = ray.get([worker.node_id.remote() for worker in self.workers])
+            # What the caller's group still holds is known when the actors are there.
+            nodes = ray.get([worker.node_id.remote() for worker in self.workers],
+                            timeout=None if self._own else timeout_s)
+        except GetTimeoutError:
+            self.close()
+            raise TimeoutError(
+                f"the current placement group has had no room for {sum(counts)} workers ({resources.bundle()} each) "
+                f"for {timeout_s:g} s: give it more, ask for less, or set use_current_placement_group=False") from None
         except BaseException:
             self.close()
             raise

@@ -1,6 +1,8 @@
 """From the ranks to the driver while they run: log() there, the callbacks of run() here."""
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 _state: dict[str, Any] = {"queue": None}
 
 
@@ -12,4 +14,7 @@ def configure(queue: Any) -> None:
 def log(info_dict: dict[str, Any]) -> None:
     """Sends a dict to the callbacks of the run() that this rank is part of; lost when it has none."""
     if _state["queue"] is not None:
-        _state["queue"].put(info_dict)
+        try:
+            _state["queue"].put(info_dict)
+        except RayActorError:           # that run() has ended
+            configure(None)

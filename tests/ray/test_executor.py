@@ -3,6 +3,9 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
 
+from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
+
 from bagua_hvd.ray import Coordinator, ElasticRayExecutor, RayExecutor  # noqa: E402
 from bagua_hvd.ray.messages import _cause  # noqa: E402
 
@@ -71,6 +74,20 @@ def test_messages_of_the_ranks_reach_the_callbacks(executor):
     got = []
     executor.run(main, callbacks=[got.append])
     assert sorted((message["rank"], message["step"]) for message in got) == [(r, s) for r in (0, 1) for s in range(3)]
+
+
+def test_messages_after_the_run_with_callbacks_are_lost(executor):
+    def main(executable=None):
+        from bagua_hvd.ray import ray_logger
+
+        ray_logger.log({"step": 0})
+        return True
+
+    executor.start()
+    got = []
+    assert executor.run(main, callbacks=[got.append]) == [True] * 2
+    assert ray.get(executor.run_remote(main)) == [True] * 2 and executor.execute_single(main)
+    assert got == [{"step": 0}] * 2
 
 
 def test_a_rank_that_raises_does_not_hold_up_the_others(executor):
@@ -190,6 +207,22 @@ def test_no_room():
     settings = RayExecutor.create_settings(placement_group_timeout_s=1)
     with pytest.raises(TimeoutError, match="no room for 9 workers"):
         RayExecutor(settings, num_workers=9).start()
+
+
+def test_no_room_in_the_callers_placement_group():
+    @ray.remote(num_cpus=1)
+    def start():
+        settings = RayExecutor.create_settings(placement_group_timeout_s=1)
+        with pytest.raises(TimeoutError, match="the current placement group has had no room for 2 workers"):
+            RayExecutor(settings, num_workers=2).start()
+        return True
+
+    group = placement_group([{"CPU": 1}])
+    try:
+        inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+        assert ray.get(start.options(scheduling_strategy=inside).remote(), timeout=START_SECONDS)
+    finally:
+        remove_placement_group(group)
 
 
 @pytest.mark.parametrize("arguments, words", [
