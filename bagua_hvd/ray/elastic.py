@@ -198,6 +198,7 @@ class _Crew:
         self._lock = threading.Lock()
         self._actors = {}
         self._stopped = set()
+        self._closed = False
         self._results = {}
 
     def start(self, number, host, slot):
@@ -232,7 +233,7 @@ class _Crew:
         if node is None:
             raise RuntimeError(f"Ray has no living node {host}")
         with self._lock:
-            if number in self._stopped:
+            if self._closed or number in self._stopped:
                 raise RuntimeError("not started")
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             actor = ray.remote(BaseHorovodWorker).options(
@@ -267,5 +268,7 @@ class _Crew:
         return [self._results[rank] for rank in sorted(self._results)]
 
     def close(self):
+        with self._lock:
+            self._closed = True     # a thread may be about to make one more
         for number in list(self._actors):
             self.stop(number)

@@ -6,6 +6,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bagua_hvd.core import variables
 from bagua_hvd.ray.worker import BECAUSE_OF
@@ -25,7 +26,9 @@ class Messages:
 
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]] | None) -> None:
         self._callbacks = list(callbacks or ())
-        self.queue = Queue(actor_options={"num_cpus": 0}) if self._callbacks else None
+        # On the node of the driver, for Ray may choose one that goes.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}) if self._callbacks else None
 
     def deliver(self) -> None:
         """Calls the callbacks with what has come since."""

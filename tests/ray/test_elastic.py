@@ -1,11 +1,14 @@
 """Elastic jobs on a Ray of several nodes: a rank dies, and the others go on from the last commit."""
+import threading
+
 import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from bagua_hvd.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery  # noqa: E402
+from bagua_hvd.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery, elastic  # noqa: E402
+from bagua_hvd.ray.messages import Messages  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 BATCHES = 30
@@ -105,6 +108,42 @@ def test_a_node_that_comes_is_used(nodes):
     assert results[0][3][0] == 2.0 and results[0][3][-1] == 3.0
     with pytest.raises(NotImplementedError, match="come and go"):
         executor.execute_single(lambda _: None)
+
+
+def test_the_queue_of_the_messages_is_on_the_drivers_node(nodes):
+    """It would go with another node, and the job with it."""
+    for _ in range(6):
+        with Messages([print]) as messages:
+            assert messages.queue.empty()
+            actor = ray._private.state.actors(messages.queue.actor._actor_id.hex())
+            assert actor["Address"]["NodeID"] == ray.get_runtime_context().get_node_id()
+
+
+def test_no_rank_is_made_after_the_end(nodes, monkeypatch):
+    """Ctrl-C comes while the first one is about to be made."""
+    asked, ended = threading.Event(), threading.Event()
+
+    def living(original=elastic._nodes):
+        if threading.current_thread().name == "elastic worker":
+            asked.set()
+            ended.wait()
+        return original()
+
+    def interrupted(messages):
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(elastic, "_nodes", living)
+    monkeypatch.setattr(Messages, "deliver", interrupted)
+    executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=1))
+    executor.start()
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(lambda: None)
+    ended.set()
+    for thread in threading.enumerate():
+        if thread.name == "elastic worker":
+            thread.join()
+    assert not ray._private.state.actors()
 
 
 def test_what_all_ranks_raise_ends_the_job(nodes):
