@@ -31,7 +31,7 @@ from bagua_hvd.runner.run_files import with_report, write_function
 from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
 
 _POLL_SECONDS = 0.1
-_ARRIVAL_SECONDS = 5        # what ranks sent before they ended arrives
+_ARRIVAL_SECONDS = 5        # what ranks sent before they ended arrives, the next piece within this time
 _END_SECONDS = 20           # Spark's tasks end
 _NOTICE_SECONDS = 10        # the user is told what is waited for
 
@@ -115,7 +115,8 @@ class _SparkDesk(Desk):
         desk to task    begin; or it hangs up, and the process is to be killed
 
     Attributes:
-        exit_codes: {rank: of its process}. begun: ranks that have.
+        exit_codes: {rank: of its process}. begun: ranks that have. printing: streams of ranks that have not ended.
+        heard: when something came from one last.
     """
 
     def __init__(self, secret, function, host, console, timestamp, rank_ended):
@@ -124,6 +125,10 @@ class _SparkDesk(Desk):
         self._console = console
         self._timestamp = timestamp
         self._rank_ended = rank_ended
+        self._tasks = []        # the StreamWriters that lead to them
+        self._ending = False
+        self.printing = 0
+        self.heard = 0.0
         super().__init__(secret, function, host)
 
     first_words = (Hello, Task, Output)
@@ -133,18 +138,29 @@ class _SparkDesk(Desk):
             await self._watch_task(said.worker, reader, writer)
         elif said.stream in ("stdout", "stderr"):
             forwarder = LineForwarder(self._console, said.worker, said.stream, self._timestamp)
+            self.printing += 1
             try:
                 while data := await reader.read(1 << 16):
                     forwarder.feed(data)
+                    self.heard = time.monotonic()
             finally:
+                self.printing -= 1
                 forwarder.close()
+
+    def end(self):
+        """Has what is left of the ranks killed, so that their output ends."""
+        self._ending = True
+        self.loop.call_soon_threadsafe(lambda: [writer.close() for writer in self._tasks])
 
     async def _watch_task(self, rank, reader, writer):
         if rank in self.begun:
             return      # Spark has lost an executor, and tries the stage again: a job that has begun is not repeated
         self.begun.add(rank)
         writer.write(channel.encode(Begin()))
+        self._tasks.append(writer)
         line = await reader.readline()
+        if not line and self._ending:
+            return
         host = writer.get_extra_info("peername")[0].removeprefix("::ffff:")
         said = channel.decode(line, Ended) if line else Ended(
             1, f"Spark's task on {host} is gone, and the rank with it: the executor was killed or lost, or the Spark "
@@ -203,8 +219,11 @@ class _Stage:
                       f"{self._context.defaultParallelism}", file=stderr, flush=True)
         if self._error is not None and not desk.failures:
             raise RuntimeError(f"Spark has ended the job: {self._reason()}") from self._error
-        limit = time.monotonic() + _ARRIVAL_SECONDS
-        while desk.talking and not desk.failures and time.monotonic() < limit:
+        if desk.failures:
+            desk.end()
+        began = time.monotonic()
+        while (desk.printing or desk.talking and not desk.failures) and (
+                time.monotonic() < max(began, desk.heard) + _ARRIVAL_SECONDS):
             time.sleep(_POLL_SECONDS)
 
     def _reason(self):

@@ -1,4 +1,5 @@
 """spark.run() on local[2]: results, output, failures; nothing is left behind, and Spark repeats nothing."""
+import contextlib
 import io
 import os
 import sys
@@ -37,6 +38,23 @@ def test_results_output_and_environment(spark):
     assert results == [(rank, 2, rank, 2, [31.0] * 3, "x") for rank in range(2)]
     assert sorted(stdout.getvalue().splitlines()) == ["[0]<stdout>:out of 0", "[1]<stdout>:out of 1"]
     assert {"[0]<stderr>:err of 0", "[1]<stderr>:err of 1"} <= set(stderr.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_slow_stream_gets_all_output(spark, fails):
+    class Slow(io.StringIO):
+        def write(self, text):
+            time.sleep(0.05)
+            return super().write(text)
+
+    def main():
+        print(f"{'x' * 99}\n" * 60_000, flush=True)
+        assert not fails
+
+    stdout = Slow()
+    with pytest.raises(RuntimeError, match="AssertionError") if fails else contextlib.nullcontext():
+        bagua_hvd.spark.run(main, num_proc=1, stdout=stdout)
+    assert stdout.getvalue().count(f"{'x' * 99}\n") == 60_000
 
 
 def test_as_many_ranks_as_spark_has_slots(spark):
