@@ -54,6 +54,14 @@ def test_results_are_those_of_the_last_ranks(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"done.0", "done.1"}
 
 
+def test_output_files_are_of_one_job(launcher):
+    for word in ("first", "second"):
+        done = launcher.run("-np", 2, "--min-np", 1, "-H", "localhost:1,127.0.0.2:1", "--output-filename", "logs", "sh",
+                            "-c", f"echo {word}")
+        assert done.returncode == 0
+    assert (launcher.folder / "logs/rank.0/stdout").read_text() == "second\n"
+
+
 def test_on_hosts_over_ssh(far, tmp_path):
     """Of those left, the ranks 0 and 1 come to lie on hosts that had other ranks."""
     done = tmp_path / "done"

@@ -66,6 +66,7 @@ class Crew:
         self._files = files
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
+        self._written = set()   # paths of output files
         self._stopped = set()   # numbers of those that are not to be started any more
 
     def start(self, number, host, slot):
@@ -117,12 +118,13 @@ class Crew:
     def _forwarder(self, number, rank, stream):
         file = None
         if self._output.directory is not None:
-            folder = os.path.join(self._output.directory, f"rank.{rank}")
+            path = os.path.join(self._output.directory, f"rank.{rank}", stream)
             try:
-                os.makedirs(folder, exist_ok=True)
-                file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes in turn
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                file = open(path, "ab" if path in self._written else "wb")  # a rank may have several processes in turn
+                self._written.add(path)
             except OSError as error:
-                self.say(f"baguarun: not writing {folder}/{stream}: {error.strerror}")
+                self.say(f"baguarun: not writing {path}: {error.strerror}")
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
         return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
 
