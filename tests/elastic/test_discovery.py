@@ -6,6 +6,7 @@ import time
 import pytest
 
 from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.elastic import run
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.placement import assign, fit
@@ -123,6 +124,26 @@ def test_closing_ends_a_script_that_hangs(tmp_path):
     discovery.close()
     thread.join(60)
     assert not thread.is_alive() and len(failures) == 1
+
+
+def test_a_script_serves_one_job_after_the_other(tmp_path):
+    discovery = HostDiscoveryScript(script(tmp_path, "echo a:1"))
+    for _ in range(2):
+        assert discovery.find_available_hosts_and_slots() == {"a": 1}
+        found = threading.Event()
+        with run.Search(discovery, lambda hosts, found=found: found.set(), print):
+            assert found.wait(60)
+
+
+def test_a_search_that_begins_at_the_end_of_the_job_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_DISCOVERY_SECONDS", 0)
+    discovery = HostDiscoveryScript(script(tmp_path, "exec sleep 600"))
+    find, close, closed = discovery.find_available_hosts_and_slots, discovery.close, threading.Event()
+    monkeypatch.setattr(discovery, "find_available_hosts_and_slots", lambda: closed.wait() and find())
+    monkeypatch.setattr(discovery, "close", lambda: (close(), closed.set()))
+    with run.Search(discovery, print, print) as search:
+        pass
+    assert not search._thread.is_alive()
 
 
 def test_fit_prefers_old_workers():

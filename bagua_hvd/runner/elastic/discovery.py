@@ -23,7 +23,7 @@ class HostDiscovery:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends a search that is under way. Any thread."""
+        """Ends a search that is under way; another job may begin the next one. Any thread."""
 
 
 class FixedHosts(HostDiscovery):
@@ -61,7 +61,6 @@ class HostDiscoveryScript(HostDiscovery):
         self._slots = slots
         self._lock = threading.Lock()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._closed = False
         self._mark = secrets.token_hex(16)
         self._unguard: weakref.finalize[[], HostDiscoveryScript] | None = None
 
@@ -69,8 +68,6 @@ class HostDiscoveryScript(HostDiscovery):
         """As the base class's. RuntimeError: the script cannot be run, fails, or prints something else."""
         try:
             with self._lock:
-                if self._closed:
-                    raise RuntimeError("the job has ended")
                 self._popen = self._start()
             try:
                 stdout, stderr = self._popen.communicate(timeout=self.limit_seconds)
@@ -121,11 +118,11 @@ class HostDiscoveryScript(HostDiscovery):
         return info.hostname, info.slots
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
         self._end()
-        if self._unguard is not None:
-            self._unguard()
+        with self._lock:
+            if self._unguard is not None:
+                self._unguard()
+                self._unguard = None
 
     def _end(self):
         """Of a script whose output has not ended, whether it hangs or Ctrl-C came; with what it started."""

@@ -64,8 +64,9 @@ class Search:
 
     def __exit__(self, *exception):
         self._ended.set()
-        self._discovery.close()
-        self._thread.join(_GIVE_UP_SECONDS)     # a search of the user's own may hang, and know no close()
+        for _ in range(2):      # the last search may begin only after the first close()
+            self._discovery.close()
+            self._thread.join(_GIVE_UP_SECONDS)     # a search of the user's own may hang, and know no close()
 
 
 def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
