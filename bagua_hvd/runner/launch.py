@@ -14,7 +14,7 @@ from contextlib import suppress
 from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
-from bagua_hvd.runner.flags import USAGE_ERROR, build_parser
+from bagua_hvd.runner.flags import TABLE, USAGE_ERROR, build_parser
 from bagua_hvd.runner.job import (
     Interrupted,
     OutputOptions,
@@ -173,6 +173,10 @@ def _run_mpi(args):
         command = mpi_run.command(args, _hosts(args), env)
     except FileNotFoundError as error:
         raise ValueError(str(error)) from None
+    without_effect = [TABLE[name].name for name in ("dashboard", "prefix_output_with_timestamp", "grace_seconds")
+                      if getattr(args, name) is not None]
+    if without_effect:
+        _warn(f"with --mpi these flags have no effect: {', '.join(without_effect)}")
     if args.dry_run:
         print(shlex.join(command))
         return

@@ -47,6 +47,12 @@ def test_hydra(launcher):
     assert "PYTHON" not in names and (train, flag) == ("train", "--flag")
 
 
+def test_flags_without_effect(launcher):
+    done = launcher.run("--mpi", "--dry-run", "-np", 1, "--dashboard", "--grace-seconds", 0, "true",
+                        env={"PATH": fake_mpirun(launcher.folder, "HYDRA")})
+    assert "warning: with --mpi these flags have no effect: --dashboard, --grace-seconds\n" in done.stderr
+
+
 @pytest.mark.parametrize("version, arguments, words", [
     ("something else", [], "is neither Open MPI's nor MPICH's"),
     ("HYDRA", ["-p", "22"], "MPICH's mpirun has no --ssh-port"),
