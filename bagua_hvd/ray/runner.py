@@ -255,7 +255,7 @@ class _FixedJob:
 
     def _results(self, callbacks, begin):
         with Messages(callbacks) as messages:
-            ray.get([worker.set_queue.remote(messages.queue) for worker in self._workers])
+            messages.results([worker.set_queue.remote(messages.queue) for worker in self._workers])
             return messages.results(begin())
 
     def execute_single(self, fn):

@@ -192,6 +192,8 @@ def test_a_rank_that_dies_is_an_error_that_names_it(executor, monkeypatch):
     executor.start()
     with pytest.raises(ray.exceptions.RayActorError, match="^rank 1 died. The actor died unexpectedly"):
         executor.run(main)
+    with pytest.raises(ray.exceptions.RayActorError, match="^rank 1 died. The actor died"):
+        executor.run(main)
 
 
 def test_start_again_after_shutdown_and_nothing_is_left(executor):
