@@ -42,6 +42,11 @@ def test_parse_host_files(tmp_path):
     path.write_text("# ours\na slots=2\n\nb  slots = 4  # big\nc\nd:3\ne slots=2 max_slots=4\nf max-slots=8\n"
                     "[fd00::2] slots=2\n[fd00::3]:4\n[fd00::4]\n")
     assert parse_host_files(path) == "a:2,b:4,c:1,d:3,e:2,f:1,[fd00::2]:2,[fd00::3]:4,[fd00::4]:1"
+    path.write_text("a slots=2\n", encoding="utf-8-sig")
+    assert parse_host_files(path) == "a:2"
+    path.write_bytes(b"\xe9 slots=2\n")
+    with pytest.raises(ValueError, match="hosts is not text in UTF-8: save it so"):
+        parse_host_files(path)
     path.write_text("a slots=2\nb slots two\n")
     with pytest.raises(ValueError, match="line 2"):
         parse_host_files(path)

@@ -78,11 +78,15 @@ def parse_host_files(filename):
     """`h1:2,h2:4` from a file with lines `h1 slots=2`. Empty lines and what follows a # are skipped.
 
     Raises:
-        ValueError: a malformed line, with its number, or no host. OSError: the file cannot be read.
+        ValueError: a malformed line, with its number, no host, or no text. OSError: the file cannot be read.
     """
     hosts = []
-    with open(filename) as file:
-        for number, text in enumerate(file, 1):
+    with open(filename, encoding="utf-8-sig") as file:
+        try:
+            lines = list(file)
+        except UnicodeDecodeError:
+            raise ValueError(f"{filename} is not text in UTF-8: save it so, with lines `name slots=N`") from None
+        for number, text in enumerate(lines, 1):
             line = text.partition("#")[0].strip()
             if line:
                 match = _HOST_FILE_LINE.fullmatch(line)
