@@ -35,7 +35,7 @@ def seen(launcher, ssh_hosts, *arguments, **options):
 def test_ranks_of_two_hosts(launcher, ssh_hosts):
     ranks = seen(launcher, ssh_hosts, "-np", 5, "-H", "far1:3,far2:3", env={
         "MINE": "kept $HOME 'x' \u00e9", "UNDECODABLE": os.fsdecode(b"\xff"), "CUDA_VISIBLE_DEVICES": "7",
-        "BASH_FUNC_f%%": "() { :; }", "SSH_AUTH_SOCK": "/launcher/only", "NCCL_SOCKET_IFNAME": "mine0",
+        "BASH_FUNC_f%%": "() { :; }", "SSH_AUTH_SOCK": "/launcher/only", "BAGUA_HVD_HOST_ID": "mine", "NCCL_SOCKET_IFNAME": "mine0",
         "LOCAL_RANK": "9", "RANK": "9", "TORCHELASTIC_RUN_ID": "x", "OMPI_COMM_WORLD_RANK": "9", "SLURM_PROCID": "9",
         "BAGUA_HVD_EXCLUDE_ENV": "TOKEN_*,ALONE", "TOKEN_A": "x", "ALONE": "x", "ALONE_TOO": "x"})
     names = ("HOSTNAME", "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -48,8 +48,8 @@ def test_ranks_of_two_hosts(launcher, ssh_hosts):
         assert env["MINE"] == "kept $HOME 'x' \u00e9" and env["UNDECODABLE"] == "\udcff"
         assert env["PYTHONPATH"] and env["PYTHONUNBUFFERED"] == "1" and env["HOROVOD_CONTROLLER"] == "gloo"
         assert env["NCCL_SOCKET_IFNAME"] == "mine0" and env["ALONE_TOO"] == "x"
-        assert not env.keys() & {"CUDA_VISIBLE_DEVICES", "SSH_AUTH_SOCK", "LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID",
-                                 "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "TOKEN_A", "ALONE"}
+        assert not env.keys() & {"CUDA_VISIBLE_DEVICES", "SSH_AUTH_SOCK", "BAGUA_HVD_HOST_ID", "LOCAL_RANK", "RANK",
+                                 "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "TOKEN_A", "ALONE"}
         assert not any(name.startswith("BASH_FUNC_") for name in env)
         secrets.add(env["_HOROVOD_SECRET_KEY"])
     assert len(secrets) == 1

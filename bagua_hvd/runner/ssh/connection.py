@@ -37,8 +37,8 @@ _ROOT = str(Path(__file__).resolve().parents[3])
 _AGENT = "import sys; sys.path[0] = {root!r}; from bagua_hvd.runner.ssh.agent import main; main()"
 # Of the launcher's host, or its process in another launcher's job, alone: patterns of names.
 _NOT_FORWARDED = (
-    "BASH_FUNC_*", "SSH_*", "OLDPWD", "PWD", "HOSTNAME", "*CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "BASH_FUNC_*", "SSH_*", "OLDPWD", "PWD", "HOSTNAME", "BAGUA_HVD_HOST_ID", "*CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_*", "OMPI_*", "PMI_*", "PMIX_*", "MPI_LOCAL*",
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS", "SLURMD_NODENAME")
 EXCLUDE = "BAGUA_HVD_EXCLUDE_ENV"
