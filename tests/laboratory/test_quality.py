@@ -60,8 +60,8 @@ def test_goes_on_where_it_was(tmp_path):
     # A task of its own is for its rows only, and these are for no other.
     every = list(grid.rows())
     own = grid.cells(["long"], every, 4, ["iid"], [0], [])
-    assert {"bytegrad", "streaming_diloco"} < {cell.algorithm for cell in own} and len(own) == len(grid.OWN["long"])
-    sparing = grid.VARIANTS["streaming_diloco sparing"][1]
+    assert {"bytegrad", "diloco"} < {cell.algorithm for cell in own} and len(own) == len(grid.OWN["long"])
+    sparing = grid.VARIANTS["diloco sparing"][1]
     code = grid.cells(["code"], every, 4, ["iid"], [0], [])
     assert sparing in [cell.arguments for cell in own] and sparing not in [cell.arguments for cell in code]
     assert any(cell.algorithm == "bytegrad" for cell in code)
@@ -190,13 +190,13 @@ def test_a_longer_interval(tmp_path, monkeypatch):
 
 def test_a_task_of_its_own(tmp_path, monkeypatch):
     for seed, (loss, nbytes) in enumerate(((1.02, 4.0), (1.03, 5.0), (1.04, 4.0))):
-        rows = [grid.REFERENCE, "streaming_diloco sparing"]
+        rows = [grid.REFERENCE, "diloco sparing"]
         exact, mine = grid.cells(["long"], rows, 4, ["iid"], [seed], [])
         append(tmp_path, exact, 1.0, nbytes=200.0)
         append(tmp_path, mine, loss, nbytes=nbytes)
     read = grid.recorded
     monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
-    assert page.own("long").splitlines()[-1] == "| `streaming_diloco sparing` | +2.0, +3.0, +4.0 | +3.0 | within | 40 |"
+    assert page.own("long").splitlines()[-1] == "| `diloco sparing` | +2.0, +3.0, +4.0 | +3.0 | within | 40 |"
     assert page.losses() == "No trainings yet." and not page.verdicts(4, "iid")
 
 

@@ -17,6 +17,13 @@ def test_what_is_appended_is_read_back(tmp_path):
     assert first.shared and first.command and first.machine["cores"] and first.machine["memory_gib"]
 
 
+def test_what_was_measured_under_an_earlier_name_counts(tmp_path):
+    records.append("trial", {"algorithm": "streaming_diloco", "way": "streaming_diloco"}, {}, folder=tmp_path)
+    record, = records.read("trial", tmp_path, algorithm="diloco")
+    assert record.setting == {"algorithm": "diloco", "way": "streaming_diloco"}
+    assert "streaming_diloco" in (tmp_path / "trial.jsonl").read_text()         # which is never edited
+
+
 def test_a_part_is_made_from_records(tmp_path, monkeypatch):
     module = types.ModuleType("tests.laboratory.trial")
     module.figure = lambda times: str(2 * int(times))
