@@ -120,7 +120,7 @@ def allgather(tensors: Sequence[tf.Tensor], name: str | None, process_set_id: in
     names = _names(label, name, tensors[0], ignore_name_scope)
     if compiled_by_xla():
         size = basics.context().process_set_size(process_set_id)
-        shapes = [[size * dim for dim in tensor.shape[:1]] + [*tensor.shape[1:]] for tensor in tensors]
+        shapes = [[size * dim for dim in shape[:1]] + shape[1:] for shape in map(xla.static_shape, tensors)]
         return _compiled(native.ALLGATHER, _compiled_allgather_gradient, tensors, shapes, names[0],
                          {"process_set_id": process_set_id})
     return _run(ops.bagua_hvd_allgather, names, tensors=tensors, process_set_id=process_set_id)
@@ -226,8 +226,8 @@ def _own_shape(tensor, process_set_id):
     """The shape of this rank's rows, as it is now."""
     context = basics.context()
     size, rank = context.process_set_size(process_set_id), context.process_set_rank(process_set_id)
-    rows = tensor.shape[0]
-    return [rows // size + (rank < rows % size), *tensor.shape[1:]]
+    return [rows // size + (rank < rows % size) if axis == 0 else rows
+            for axis, rows in enumerate(xla.static_shape(tensor))]
 
 
 def _compiled_reducescatter_gradient(name, attributes, inputs, gradients):

@@ -35,12 +35,13 @@ def _call(target, text, operands, dtypes, shapes):
 
 def _describe(tensor):
     """dtype ndim dims bytes, as xla.c reads them."""
-    shape = _static_shape(tensor)
+    shape = static_shape(tensor)
     dtype = native_dtype(tensor.dtype)
     return " ".join(map(str, (dtype, len(shape), *shape, _nbytes(dtype, shape))))
 
 
-def _static_shape(tensor):
+def static_shape(tensor: tf.Tensor) -> list[int]:
+    """The shape. ValueError: it is not known."""
     if not tensor.shape.is_fully_defined():
         raise ValueError(
             f"{tensor.name} has the shape {tensor.shape}: a function compiled by XLA communicates tensors of known "
@@ -93,7 +94,7 @@ def exchange(bridge_id: int, tensors: Sequence[tf.Tensor], indices: Iterable[int
         _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor, *after], [tf.int64, tf.int64], [[1], [1]])[0]
         for index, tensor in zip(indices, tensors, strict=True)
     ]
-    shapes = [_static_shape(tensor) for tensor in tensors]
+    shapes = [static_shape(tensor) for tensor in tensors]
     return _wait("finish", f"{bridge_id} {len(tensors)}", running, [tensor.dtype for tensor in tensors], shapes)
 
 

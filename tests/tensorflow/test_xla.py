@@ -98,6 +98,13 @@ def refusals():
         compiled(lambda x: hvd.alltoall(x, splits=[1, 1]))(tf.ones([2]))
     with pytest.raises(tf.errors.InternalError, match="rank-zero"):
         compiled(hvd.allgather)(tf.ones([]))
+    with pytest.raises(tf.errors.InternalError, match="rank-zero"):
+        compiled(hvd.reducescatter)(tf.ones([]))
+    for collective in (hvd.allgather, hvd.reducescatter, hvd.allreduce, hvd.alltoall):
+        function = tf.function(collective, jit_compile=True, input_signature=[tf.TensorSpec([None, 3])])
+        with pytest.raises(ValueError, match="has the shape .None, 3.: a function compiled by XLA communicates tensors "
+                                             "of known shapes only; use jit_compile=False"):
+            function(tf.ones([4, 3]))
 
     def uneven(x):
         with tf.GradientTape() as tape:
