@@ -113,14 +113,16 @@ def allreduce(value: Any, name: str | None = None, average: bool | None = None, 
         average: deprecated: True for op=Average, False for op=Sum.
         prescale_factor, postscale_factor: multiply before and after the reduction.
         op: Average (default), Sum, Min, Max, Product, or Adasum.
-        compression: Compression.fp16: floating values travel as float16.
+        compression: Compression.none, or Compression.fp16: floating values travel as float16.
     Returns:
         A Value: a NumPy array with a method numpy().
     Raises:
-        ValueError: a dtype that cannot travel, a name still in flight, or both op and average.
+        ValueError: a dtype that cannot travel, a name still in flight, another compression, or both op and average.
         NotImplementedError: Adasum over a number of ranks that is no power of 2.
         HorovodInternalError: ranks disagree about the operation, the job goes on; or a rank was lost.
     """
+    if compression not in (Compression.none, Compression.fp16):
+        raise ValueError(f"compression={compression!r}: values take Compression.none or Compression.fp16")
     op = rules.handle_average_backwards_compatibility(op, average)
     array = values.to_array(value)
     dtype = array.dtype

@@ -59,8 +59,8 @@ def PartialDistributedOptimizer(optimizer: _types.OptimizerT, name: str | None =
 def allreduce(value: Any, name: str | None = None, average: bool | None = True, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, op: int | None = None,
               compression: type[Compressor] = Compression.none) -> _api.Value:
-    # Horovod's default makes `op=` alone an error here; an op that is given is meant.
-    average = None if op is not None and average is True else average
+    # Horovod's default, which makes `op=` alone an error there. It says nothing: None is the average, too.
+    average = None if average is True else average
     return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 

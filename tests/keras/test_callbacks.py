@@ -1,6 +1,7 @@
 """Callbacks, saving and loading, and the state of elastic jobs, on two ranks."""
 import os
 import types
+import warnings
 
 import keras
 import numpy as np
@@ -93,7 +94,11 @@ def plain_values():
     """NumPy arrays, or eager tensors: scripts take them for either."""
     rank = hvd.rank()
     for functions in (hvd, hvd_keras):
-        mean = functions.allreduce(float(rank))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")          # of what the script has not said
+            mean = functions.allreduce(float(rank))
+        with pytest.raises(ValueError, match="compression='fp16'"):
+            functions.allreduce(1.0, compression="fp16")
         assert f"{mean:.2f}" == "0.50" and mean == float(mean) == mean.numpy() == tf.constant(mean).numpy() == 0.5
         assert type(mean.numpy()) is np.float64 and functions.broadcast(rank, 1).numpy() == 1
         gathered = functions.allgather([rank])
