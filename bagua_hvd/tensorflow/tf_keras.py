@@ -84,8 +84,10 @@ class _Distributed(HasDistribution, _Wrapped):
 
     @as_written
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        distribution, base = self.distribution, super().apply_gradients
-        gradients, variables = zip(*grads_and_vars, strict=True)
+        distribution, base, pairs = self.distribution, super().apply_gradients, list(grads_and_vars)
+        if not pairs:
+            return base(pairs, *args, **kwargs)
+        gradients, variables = zip(*pairs, strict=True)
         reduced = distribution.is_reduced(variables)
         as_given = not reduced and (kwargs.get("skip_gradients_aggregation", False)
                                     or not kwargs.get("experimental_aggregate_gradients", True))
