@@ -47,6 +47,9 @@ def _check_op(op, process_set_id):
 
 
 def _dense(tensor):
+    if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(f"collectives take dense tensors, not a {type(tensor).__name__}: send its parts, such as "
+                        "values, one by one")
     return tf.convert_to_tensor(native_order(tensor))       # TensorFlow takes the bytes as they are
 
 

@@ -179,6 +179,9 @@ def wrong_calls():
     for dtype in (tf.bool, tf.complex64, tf.string):
         check((TypeError, ValueError, tf.errors.InvalidArgumentError), "", lambda dtype=dtype: hvd.allreduce(
             tf.constant(["a"]) if dtype == tf.string else tf.zeros([2], dtype)))
+    for parts in (tf.ragged.constant([[1.0], []]), tf.sparse.from_dense(x)):
+        for collective in (hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0)):
+            check(TypeError, f"not a {type(parts).__name__}", lambda call=collective, parts=parts: call(parts))
     unknown = tf.TensorSpec([None])
     check(ValueError, "known shapes", lambda: tf.function(
         lambda x: hvd.allreduce(x), jit_compile=True, input_signature=[unknown])(x[:, 0]), (lambda f: f,))
