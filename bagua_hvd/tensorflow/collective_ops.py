@@ -54,7 +54,7 @@ def _compiled(kind, gradient, tensors, shapes, name, attributes):
     @tf.custom_gradient
     def call(*tensors):
         outputs = xla.collective(kind, tensors, shapes, name, **attributes)
-        return outputs, lambda *gradients: gradient(name, attributes, tensors, gradients)
+        return outputs, lambda *gradients: gradient(name, attributes, tensors, filled(outputs, gradients))
 
     return list(call(*tensors))
 
@@ -65,14 +65,14 @@ def _register(op_type, attribute_names, gradient):
     @tf.RegisterGradient(op_type)
     def registered(op, *gradients):
         attributes = {name: op.get_attr(name) for name in attribute_names}
-        return gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, gradients)
+        return gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, filled(op.outputs, gradients))
 
 
-def filled(inputs, gradients):
+def filled(outputs, gradients):
     """The gradients, zeros where an output was not used: every rank communicates all of them."""
     return [
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
-        for tensor, gradient in zip(inputs, gradients, strict=True)
+        for tensor, gradient in zip(outputs, gradients, strict=True)
     ]
 
 
@@ -100,15 +100,15 @@ def allreduce(tensors: Sequence[tf.Tensor], name: str | None, op: int, prescale_
 
 def _allreduce_gradient(name, attributes, inputs, gradients):
     """The allreduce of the gradients with the same op and factors."""
-    return allreduce(filled(inputs, gradients), f"{name}_gradient", **attributes)
+    return allreduce(gradients, f"{name}_gradient", **attributes)
 
 
 _REDUCTION = ("op", "prescale_factor", "postscale_factor", "process_set_id")
 _register("BaguaHvdAllreduce", _REDUCTION, _allreduce_gradient)
 
 
-def _averaged(name, inputs, gradients, process_set_id):
-    return allreduce(filled(inputs, gradients), f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
+def _averaged(name, gradients, process_set_id):
+    return allreduce(gradients, f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
 
 
 # ---------------------------------------------------------------------------------------------------- allgather ----
@@ -126,19 +126,21 @@ def allgather(tensors: Sequence[tf.Tensor], name: str | None, process_set_id: in
     return _run(ops.bagua_hvd_allgather, names, tensors=tensors, process_set_id=process_set_id)
 
 
-@tf.RegisterGradient("BaguaHvdAllgather")
-def _allgather_gradient(op, *gradients):
+def _allgather_gradient(name, attributes, inputs, gradients):
     """This rank's slices of the averaged gradients."""
-    name, process_set_id = op.get_attr("tensor_name").decode(), op.get_attr("process_set_id")
-    reduced = _averaged(name, op.outputs, gradients, process_set_id)
-    rows = [tf.shape(tensor)[0] for tensor in op.inputs]
+    process_set_id = attributes["process_set_id"]
+    reduced = _averaged(name, gradients, process_set_id)
+    rows = [tf.shape(tensor)[0] for tensor in inputs]
     by_rank = allgather([tf.expand_dims(tf.stack(rows), 0)], f"{name}_gradient_rows", process_set_id)[0]
     begins = tf.reduce_sum(by_rank[:fact("process_set_rank", process_set_id)], axis=0)
     return [tensor[begins[i]:begins[i] + count] for i, (tensor, count) in enumerate(zip(reduced, rows, strict=True))]
 
 
+_register("BaguaHvdAllgather", ("process_set_id",), _allgather_gradient)
+
+
 def _compiled_allgather_gradient(name, attributes, inputs, gradients):
-    reduced = _averaged(name, gradients, gradients, attributes["process_set_id"])
+    reduced = _averaged(name, gradients, attributes["process_set_id"])
     rank = fact("process_set_rank", attributes["process_set_id"])
     return [
         tf.slice(tensor, tf.stack([rank * part.shape[0], *[0] * (len(part.shape) - 1)]), part.shape)
@@ -162,7 +164,7 @@ def broadcast(tensors: Sequence[tf.Tensor], root_rank: int, name: str | None, pr
 
 def _broadcast_gradient(name, attributes, inputs, gradients):
     """The averaged gradients on the root, zeros elsewhere."""
-    reduced = _averaged(name, inputs, gradients, attributes["process_set_id"])
+    reduced = _averaged(name, gradients, attributes["process_set_id"])
     is_root = tf.equal(fact("rank"), attributes["root_rank"])
     return [tf.where(is_root, tensor, tf.zeros_like(tensor)) for tensor in reduced]
 
@@ -254,11 +256,7 @@ def _reducescatter_gradient(name, attributes, inputs, gradients):
     return results
 
 
-@tf.RegisterGradient("BaguaHvdReducescatter")
-def _registered_reducescatter_gradient(op, *gradients):
-    gradients = filled(op.outputs, gradients)
-    attributes = {name: op.get_attr(name) for name in _REDUCTION}
-    return _reducescatter_gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, gradients)
+_register("BaguaHvdReducescatter", _REDUCTION, _reducescatter_gradient)
 
 
 # --------------------------------------------------------------------------------------------- join and barrier ----
