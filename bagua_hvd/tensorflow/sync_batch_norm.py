@@ -20,8 +20,10 @@ from bagua_hvd.tensorflow import collective_ops
 # What tf.keras is; not by that name, since TensorFlow asks the environment but once.
 if legacy.in_use():
     from tf_keras.layers import BatchNormalization
+    from tf_keras.saving import register_keras_serializable
 else:
     from keras.layers import BatchNormalization
+    from keras.saving import register_keras_serializable
 
 
 def _of_all_ranks(inputs, axes, mask, mean, variance):
@@ -43,10 +45,12 @@ def _of_all_ranks(inputs, axes, mask, mean, variance):
     return tuple(tf.reshape(tf.cast(value, dtype), shape) for value in (mu, var))
 
 
+@register_keras_serializable("bagua_hvd")
 class SyncBatchNormalization(BatchNormalization):
     """Batch normalization over the batches of all ranks in training; otherwise Keras' own.
 
-    All ranks must run it equally often. Works in eager mode, in tf.function and compiled by XLA.
+    All ranks must run it equally often. Works in eager mode, in tf.function and compiled by XLA. To load a saved model
+    that has it, import bagua_hvd.tensorflow.
 
     Args:
         fused: False. kwargs: as tf.keras.layers.BatchNormalization takes them.

@@ -293,6 +293,7 @@ def synchronized_statistics():
         with pytest.raises(ValueError, match=next(iter(wrong))):
             layer_of(**wrong)
 
+    assert type(tf_keras.layers.deserialize(tf_keras.layers.serialize(layer_of()))) is layer_of
     tf_keras.utils.set_random_seed(0)
     model = tf_keras.Sequential([tf_keras.layers.Dense(8, input_shape=(6,)), layer_of(), tf_keras.layers.Dense(3)])
     assert model.layers[1].name.startswith("sync_batch_normalization")

@@ -137,6 +137,9 @@ def batch_norm():
         else:
             raise AssertionError("no error")
     assert hvd.SyncBatchNormalization().name.startswith("sync_batch_normalization")
+    saved = keras.saving.serialize_keras_object(hvd.SyncBatchNormalization(epsilon=0.5))
+    loaded = keras.saving.deserialize_keras_object(saved)
+    assert type(loaded) is hvd.SyncBatchNormalization and loaded.epsilon == 0.5
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
