@@ -1,38 +1,60 @@
-// Who asks: connections. What they wait for is in scopes.h.
-// The server is one thread around poll(). The handshake server lets in who has proven the secret; from there a connection passes
-// through the stages below and waits in none of them for longer than its deadline, so the thread itself never waits for one
-// peer. All of the server's state but its port, wake_fd, closing and the ranks that ended belongs to that thread.
+// The server is one thread around poll(). The handshake server lets in who has proven the secret and sent the head of its request;
+// from there a connection passes through the stages below and waits in none of them for longer than its deadline, so the thread
+// itself never waits for one peer. All of the server's state but its port, wake_fd, closing and the ranks that ended belongs to
+// that thread.
 #include <errno.h>
-#include <stddef.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "transport/handshake_server.h"
-#include "transport/scopes.h"
+#include "transport/rendezvous_wire.h"
 #include "transport/socket.h"
+#include "transport/transport.h"
 
 enum {
-    REQUEST_TIME_MS = 5000,     // from the proof to its complete request
+    REQUEST_TIME_MS = 5000,     // from the head of its request to the end
     REPLY_TIME_MS = 30000,      // without a byte of the reply being taken
     WRITE_BATCH = 65536,        // bytes of one reply at a time; then the others have their turn
 };
 
-enum stage { HEAD, BODY, WAITING, REPLYING };
+// One for all ranks of a scope, which may be many megabytes in all.
+struct reply {
+    int holders;
+    struct bytes bytes;
+};
+
+enum stage { BODY, WAITING, REPLYING };
 
 struct connection {
     int fd;                     // -1: dropped, to be freed at the end of the turn
     enum stage stage;
     int64_t deadline_ns;        // dropped then; WAITING: answered then
-    struct bytes in;            // the stage's message as far as it has come: `wanted` bytes in the end
-    size_t wanted;
-    struct guest guest;         // its request from BODY on; in a scope: WAITING
+    struct rendezvous_request request;
+    struct scope *scope;        // WAITING: in this one
     struct reply *reply;        // REPLYING
-    size_t reply_sent;
+    size_t moved;               // of the body, then of the reply
+    unsigned char body[];       // the scope's name, and the blob
+};
+
+// The ranks that wait under one name; lives as long as there are any.
+struct scope {
+    struct bhvd_rendezvous *server;
+    struct scope *next;
+    char name[RENDEZVOUS_SCOPE_MAX + 1];
+    uint32_t size, arrived;
+    struct connection *ranks[];         // NULL: not here
+};
+
+struct ended_rank {
+    struct ended_rank *next;
+    uint32_t rank;
+    int exit_code;
+    char scope[RENDEZVOUS_SCOPE_MAX + 1];       // in which it had this rank; "": in any
 };
 
 struct bhvd_rendezvous {
@@ -46,17 +68,68 @@ struct bhvd_rendezvous {
     struct connection **connections;
     struct pollfd *polls;               // wake_fd, one per connection, then the handshake server's
     size_t count, capacity;
-    struct scopes scopes;
+    struct scope *scopes;
+    struct ended_rank *_Atomic ended;   // only grows; the last to end comes first
 };
+
+static struct reply *reply_create(bhvd_status status, struct bytes *body)
+{
+    struct reply *reply = calloc(1, sizeof *reply);
+    if (reply) {
+        bytes_put_u32(&reply->bytes, REPLY_MAGIC);
+        bytes_put_u32(&reply->bytes, (uint32_t)status);
+        bytes_put_u32(&reply->bytes, (uint32_t)body->size);
+        bytes_put(&reply->bytes, body->data, body->size);
+        reply->bytes.failed |= body->failed;
+        reply->holders = 1;
+    }
+    bytes_fini(body);
+    return reply;
+}
+
+static struct reply *reply_sentence(const struct bhvd_error *error)
+{
+    struct bytes body = {0};
+    bytes_put(&body, error->message, strlen(error->message));
+    return reply_create(error->status, &body);
+}
+
+static void reply_drop(struct reply *reply)
+{
+    if (reply && --reply->holders == 0) {
+        bytes_fini(&reply->bytes);
+        free(reply);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- connections
+
+static void scope_destroy(struct scope *scope)
+{
+    struct scope **link = &scope->server->scopes;
+    while (*link != scope)
+        link = &(*link)->next;
+    *link = scope->next;
+    free(scope);
+}
+
+static void scope_leave(struct connection *c)
+{
+    struct scope *scope = c->scope;
+    if (!scope)
+        return;
+    c->scope = NULL;
+    scope->ranks[c->request.rank] = NULL;
+    if (--scope->arrived == 0)
+        scope_destroy(scope);
+}
 
 static void connection_drop(struct connection *c)
 {
     if (c->fd < 0)
         return;
-    close(c->fd);
-    c->fd = -1;
-    scopes_leave(&c->guest);
-    bytes_fini(&c->in);
+    fd_close(&c->fd);
+    scope_leave(c);
     reply_drop(c->reply);
     c->reply = NULL;
 }
@@ -66,91 +139,180 @@ static void connection_write(struct connection *c)
     if (c->fd < 0 || !c->reply)
         return;
     const struct bytes *b = &c->reply->bytes;
-    size_t moved, left = b->size - c->reply_sent, batch = left < WRITE_BATCH ? left : WRITE_BATCH;
-    bhvd_status status = socket_write(c->fd, b->data + c->reply_sent, batch, &moved);
-    c->reply_sent += moved;
+    size_t moved, left = b->size - c->moved, batch = left < WRITE_BATCH ? left : WRITE_BATCH;
+    bhvd_status status = socket_write(c->fd, b->data + c->moved, batch, &moved);
+    c->moved += moved;
     if (moved > 0)
         c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
-    if (status || c->reply_sent == b->size)
+    if (status || c->moved == b->size)
         connection_drop(c);
 }
 
-// The connection no longer waits. reply stays the caller's to drop.
-static void connection_answer(struct guest *guest, struct reply *reply)
+// It no longer waits. reply stays the caller's to drop; NULL: no memory for one, and the client reports the lost connection.
+static void connection_answer(struct connection *c, struct reply *reply)
 {
-    struct connection *c = (struct connection *)(void *)((char *)guest - offsetof(struct connection, guest));
+    c->scope = NULL;
     c->stage = REPLYING;
     c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
-    bytes_fini(&c->in);
-    if (!reply || reply->bytes.failed) {        // no memory for the reply: the client reports the lost connection
+    if (!reply || reply->bytes.failed) {
         connection_drop(c);
         return;
     }
     reply->holders++;
     c->reply = reply;
+    c->moved = 0;
     connection_write(c);
 }
 
-static void connection_expect(struct connection *c, enum stage stage, size_t wanted)
+// -------------------------------------------------------------------------------------------------------------- scopes
+
+static void scope_answer(struct scope *scope, struct reply *reply)
 {
-    c->stage = stage;
-    c->in.size = 0;
-    c->wanted = wanted;
+    for (uint32_t i = 0; i < scope->size; i++) {
+        if (scope->ranks[i])
+            connection_answer(scope->ranks[i], reply);
+    }
+    scope_destroy(scope);
+    reply_drop(reply);
 }
 
-// The stage's message is complete.
-static void connection_advance(struct bhvd_rendezvous *server, struct connection *c)
+static struct reply *scope_all_blobs(const struct scope *scope)
 {
-    struct bytes_reader reader = {c->in.data, c->in.data + c->in.size, false};
-    switch (c->stage) {
-    case HEAD:
-        if (!rendezvous_request_take(&reader, &c->guest.request))
-            goto drop;
-        connection_expect(c, BODY, c->guest.request.scope_size + c->guest.request.blob_size);
-        return;
-    case BODY:
-        if (memchr(c->in.data, '\0', c->guest.request.scope_size))
-            goto drop;
-        c->stage = WAITING;
-        c->deadline_ns = c->guest.request.patience_ms == UINT32_MAX
-                             ? CLOCK_NEVER : clock_now_ns() + (int64_t)c->guest.request.patience_ms * 1000000;
-        scopes_join(&server->scopes, &c->guest, c->in.data);
-        return;
-    case WAITING: case REPLYING:
-        return;
+    struct bytes body = {0};
+    for (uint32_t i = 0; i < scope->size; i++) {
+        const struct connection *c = scope->ranks[i];
+        bytes_put_u32(&body, c->request.blob_size);
+        bytes_put(&body, c->body + c->request.scope_size, c->request.blob_size);
     }
-drop:
-    connection_drop(c);
+    return reply_create(BHVD_OK, &body);
 }
+
+static bhvd_status scope_missing_ranks(const struct scope *scope, uint32_t limit_ms, struct bhvd_error *error)
+{
+    enum { NAMED_MAX = 8 };
+    char names[NAMED_MAX * 16] = "";
+    uint32_t missing = scope->size - scope->arrived, named = 0;
+    size_t length = 0;
+    for (uint32_t i = 0; i < scope->size && named < NAMED_MAX; i++)
+        if (!scope->ranks[i])
+            length += (size_t)snprintf(names + length, sizeof names - length, "%s%u", named++ ? ", " : "", i);
+    if (missing > named)
+        snprintf(names + length, sizeof names - length, " and %u more", missing - named);
+    return error_set(error, BHVD_ERR_TIMEOUT, "rank%s %s of %u did not arrive within %s (HOROVOD_START_TIMEOUT; scope %s)",
+                     missing == 1 ? "" : "s", names, scope->size, rendezvous_duration(limit_ms).text, scope->name);
+}
+
+static struct scope *scope_find_or_create(struct bhvd_rendezvous *server, const char *name, uint32_t size)
+{
+    for (struct scope *s = server->scopes; s; s = s->next)
+        if (strcmp(s->name, name) == 0)
+            return s;
+    struct scope *s = calloc(1, sizeof *s + size * sizeof s->ranks[0]);
+    if (s) {
+        snprintf(s->name, sizeof s->name, "%s", name);
+        s->server = server;
+        s->size = size;
+        s->next = server->scopes;
+        server->scopes = s;
+    }
+    return s;
+}
+
+static bhvd_status scope_check(const struct scope *scope, const struct rendezvous_request *r, struct bhvd_error *error)
+{
+    if (r->size != scope->size)
+        return error_set(error, BHVD_ERR_MISMATCH, "rank %u counts %u ranks in the job, others count %u (scope %s)",
+                         r->rank, r->size, scope->size, scope->name);
+    if (r->rank >= scope->size)
+        return error_set(error, BHVD_ERR_MISMATCH, "a process says it is rank %u of %u; ranks are 0 to %u (scope %s)",
+                         r->rank, r->size, r->size - 1, scope->name);
+    if (scope->ranks[r->rank])
+        return error_set(error, BHVD_ERR_MISMATCH, "two processes say they are rank %u of %u (scope %s): one that a rank starts "
+                         "and that calls init() itself must not inherit HOROVOD_RANK and HOROVOD_SIZE", r->rank, r->size, scope->name);
+    return BHVD_OK;
+}
+
+// Its request is complete. The last of a scope's ranks, or one that does not belong there, answers all.
+static void scope_join(struct bhvd_rendezvous *server, struct connection *c)
+{
+    const struct rendezvous_request *r = &c->request;
+    char name[RENDEZVOUS_SCOPE_MAX + 1] = {0};
+    memcpy(name, c->body, r->scope_size);
+    struct scope *scope = scope_find_or_create(server, name, r->size);
+    struct bhvd_error error;
+    if (!scope) {
+        connection_answer(c, NULL);
+    } else if (scope_check(scope, r, &error)) {
+        struct reply *reply = reply_sentence(&error);
+        connection_answer(c, reply);
+        scope_answer(scope, reply);
+    } else {
+        c->scope = scope;
+        scope->ranks[r->rank] = c;
+        if (++scope->arrived == scope->size)
+            scope_answer(scope, scope_all_blobs(scope));
+    }
+}
+
+// Of the ranks that have ended and never came to the scope, the one that ended first: the others may have ended because of it.
+static const struct ended_rank *first_missing(const struct scope *scope)
+{
+    const struct ended_rank *first = NULL;
+    for (const struct ended_rank *ended = atomic_load(&scope->server->ended); ended; ended = ended->next)
+        if (ended->rank < scope->size && !scope->ranks[ended->rank] && (!*ended->scope || strcmp(ended->scope, scope->name) == 0))
+            first = ended;
+    return first;
+}
+
+// Where somebody waits for a rank whose process has ended; looked for after all that may have made one so.
+static void answer_hopeless(struct bhvd_rendezvous *server)
+{
+    for (struct scope *scope = server->scopes, *next; scope; scope = next) {
+        next = scope->next;
+        const struct ended_rank *missing = first_missing(scope);
+        if (!missing)
+            continue;
+        struct bhvd_error error;
+        error_set(&error, BHVD_ERR_PEER_LOST, "rank %u of %u has ended, with exit code %d, and did not come to init() "
+                  "(scope %s)", missing->rank, scope->size, missing->exit_code, scope->name);
+        scope_answer(scope, reply_sentence(&error));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- turns
 
 static void connection_read(struct bhvd_rendezvous *server, struct connection *c)
 {
-    unsigned char buffer[REQUEST_BODY_MAX];
+    const struct rendezvous_request *r = &c->request;
+    unsigned char nonsense;
     size_t moved;
-    while (c->fd >= 0 && c->stage < WAITING) {
-        if (socket_read(c->fd, buffer, c->wanted - c->in.size, &moved)) {
+    if (c->fd >= 0 && c->stage == BODY) {
+        bhvd_status status = socket_read_part(c->fd, c->body, r->scope_size + r->blob_size, &c->moved);
+        if (status == BHVD_IN_PROGRESS)
+            return;
+        if (status || memchr(c->body, '\0', r->scope_size)) {
             connection_drop(c);
             return;
         }
-        if (moved == 0)
-            return;
-        bytes_put(&c->in, buffer, moved);
-        if (c->in.failed)
-            connection_drop(c);
-        else if (c->in.size == c->wanted)
-            connection_advance(server, c);
+        c->stage = WAITING;
+        c->deadline_ns = r->patience_ms == UINT32_MAX ? CLOCK_NEVER : clock_now_ns() + (int64_t)r->patience_ms * 1000000;
+        scope_join(server, c);
     }
     // Who waits has said everything: what comes is the end of the connection, or nonsense.
-    if (c->fd >= 0 && c->stage == WAITING && (socket_read(c->fd, buffer, 1, &moved) || moved > 0))
+    if (c->fd >= 0 && c->stage == WAITING && (socket_read(c->fd, &nonsense, 1, &moved) || moved > 0))
         connection_drop(c);
 }
 
+// A rank that gave up ends its scope: the others could only wait in vain, and would then name that rank as missing.
 static void connection_expire(struct connection *c)
 {
-    if (c->stage == WAITING)
-        scopes_give_up(&c->guest);
-    else
+    struct bhvd_error error;
+    if (c->stage != WAITING) {
         connection_drop(c);
+        return;
+    }
+    scope_missing_ranks(c->scope, c->request.limit_ms, &error);
+    scope_answer(c->scope, reply_sentence(&error));
 }
 
 static bool reserve_connection(struct bhvd_rendezvous *server)
@@ -175,14 +337,16 @@ static void let_in(struct bhvd_rendezvous *server, size_t polls)
 {
     struct authenticated peer;
     while (!handshake_server_next(server->handshakes, server->polls + polls, &peer)) {
-        struct connection *c = reserve_connection(server) ? calloc(1, sizeof *c) : NULL;
+        struct bytes_reader head = {peer.name, peer.name + REQUEST_HEAD_SIZE, false};
+        struct rendezvous_request request;
+        struct connection *c = NULL;
+        if (rendezvous_request_take(&head, &request) && reserve_connection(server))
+            c = malloc(sizeof *c + request.scope_size + request.blob_size);
         if (!c) {
-            close(peer.fd);
+            fd_close(&peer.fd);
             continue;
         }
-        c->fd = peer.fd;
-        c->deadline_ns = clock_deadline_ns(REQUEST_TIME_MS);
-        connection_expect(c, HEAD, REQUEST_HEAD_SIZE);
+        *c = (struct connection){.fd = peer.fd, .deadline_ns = clock_deadline_ns(REQUEST_TIME_MS), .request = request};
         server->connections[server->count++] = c;
     }
 }
@@ -220,10 +384,8 @@ static void *serve(void *arg)
     struct bhvd_rendezvous *server = arg;
     for (;;) {
         wait_for_events(server);
-        if (server->polls[0].revents) {
-            eventfd_t count;
-            eventfd_read(server->wake_fd, &count);
-        }
+        if (server->polls[0].revents)
+            eventfd_read(server->wake_fd, &(eventfd_t){0});
         if (server->closing)            // looked at after the reading, which may have taken what told of it
             return NULL;
         size_t polled = server->count;
@@ -239,7 +401,7 @@ static void *serve(void *arg)
             if (server->connections[i]->fd >= 0 && server->connections[i]->deadline_ns <= now)
                 connection_expire(server->connections[i]);
         let_in(server, 1 + polled);
-        scopes_answer_hopeless(&server->scopes);
+        answer_hopeless(server);
         free_dropped(server);
     }
 }
@@ -250,14 +412,15 @@ static void server_free(struct bhvd_rendezvous *server)
     for (size_t i = 0; i < server->count; i++)
         connection_drop(server->connections[i]);
     free_dropped(server);
-    scopes_fini(&server->scopes);
+    for (struct ended_rank *ended = server->ended, *next; ended; ended = next) {
+        next = ended->next;
+        free(ended);
+    }
     handshake_server_destroy(server->handshakes);
     free(server->connections);
     free(server->polls);
-    if (server->listen_fd >= 0)
-        close(server->listen_fd);
-    if (server->wake_fd >= 0)
-        close(server->wake_fd);
+    fd_close(&server->listen_fd);
+    fd_close(&server->wake_fd);
     if (server->secret)
         explicit_bzero(server->secret, server->secret_size);
     free(server->secret);
@@ -277,7 +440,6 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, int last_port, co
     if (!server)
         return error_set(error, status, "out of memory for the rendezvous server");
     server->listen_fd = server->wake_fd = -1;
-    server->scopes.answer = connection_answer;
     server->secret = malloc(secret_size);
     if (!server->secret || !reserve_connection(server)) {
         error_set(error, status, "out of memory for the rendezvous server");
@@ -296,7 +458,7 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, int last_port, co
 
     server->handshakes = handshake_server_create(&(struct handshake_server_options){
         .listeners = {server->listen_fd, -1}, .bindings = {{AUTH_RENDEZVOUS, AUTH_NO_RANK, AUTH_NO_RANK, server->port}},
-        .secret = server->secret, .secret_size = secret_size});
+        .secret = server->secret, .secret_size = secret_size, .name_size = REQUEST_HEAD_SIZE});
     if (!server->handshakes) {
         status = error_set(error, BHVD_ERR_SYSTEM, "out of memory for the rendezvous server");
         goto fail;
@@ -317,10 +479,16 @@ fail:
 
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous) { return rendezvous->port; }
 
-void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, const char *scope, int rank, int exit_code)
+void bhvd_rendezvous_rank_ended(bhvd_rendezvous *server, const char *scope, int rank, int exit_code)
 {
-    scopes_rank_ended(&rendezvous->scopes, scope, rank, exit_code);
-    eventfd_write(rendezvous->wake_fd, 1);
+    struct ended_rank *ended = malloc(sizeof *ended);
+    if (!ended)
+        return;                     // they wait until their time is over, as without this
+    *ended = (struct ended_rank){atomic_load(&server->ended), (uint32_t)rank, exit_code, ""};
+    snprintf(ended->scope, sizeof ended->scope, "%s", scope);
+    while (!atomic_compare_exchange_weak(&server->ended, &ended->next, ended)) {
+    }
+    eventfd_write(server->wake_fd, 1);
 }
 
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous)

@@ -1,4 +1,4 @@
-// What client (rendezvous.c) and server (rendezvous_server.c, scopes.c) say to each other, and the words both say to people.
+// What client (rendezvous_client.c) and server (rendezvous_server.c) say to each other, and the words both say to people.
 //
 //     both ways          the handshake (auth.h)
 //     client to server   magic, rank, size, patience_ms, limit_ms, scope_size, blob_size (u32 each), scope, blob
