@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 
-void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, void *owner)
+void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, bhvd_context *owner)
 {
     run->callbacks = callbacks;
     run->owner = owner;

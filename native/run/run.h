@@ -28,15 +28,15 @@ struct executor {
     struct stillness still;
 };
 
-// What goes on above while something here waits. `owner` is the run's.
+// What goes on above while something here waits. `owner` is the run's, of which nothing is known here.
 struct executor_callbacks {
-    link_frame_fn on_frame;                             // a peer's control frame; its first argument is the owner
-    bool (*poll)(void *owner, bool look_at_sockets);    // one look at everything that can move, links included; did something?
-    void (*keep_alive)(void *owner);                    // after looking: who is to be told that this rank lives, who was silent?
-    void (*look_around)(void *owner);                   // at the clock: that, and whatever else is due
-    bool (*needs_looking)(void *owner);                 // would a thread that sleeps in poll() miss something? MPI and GPUs have no descriptor
-    bool (*others_are_earlier)(void *owner);            // may those that are waited for still be busy with something else?
-    void (*failed)(void *owner, const struct bhvd_error *error);    // the first error, once
+    link_frame_fn on_frame;                                     // a peer's control frame; its first argument is the owner
+    bool (*poll)(bhvd_context *owner, bool look_at_sockets);    // one look at everything that can move, links included; did something?
+    void (*keep_alive)(bhvd_context *owner);                    // after looking: who is to be told that this rank lives, who was silent?
+    void (*look_around)(bhvd_context *owner);                   // at the clock: that, and whatever else is due
+    bool (*needs_looking)(bhvd_context *owner);                 // would a thread that sleeps in poll() miss something? MPI and GPUs have no descriptor
+    bool (*others_are_earlier)(const bhvd_context *owner);    // may those that are waited for still be busy with something else?
+    void (*failed)(bhvd_context *owner, const struct bhvd_error *error);    // the first error, once
 };
 
 // How this rank writes what others read in memory that they share: through its caches, or past them (shared.c).
@@ -63,7 +63,7 @@ struct executor_context {
     struct wire wire;                   // of the execution that was started last
     int timeout_ms;                     // without progress inside an execution
     const struct executor_callbacks *callbacks;
-    void *owner;
+    bhvd_context *owner;
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // why nothing can be executed any more
     struct writes writes;
@@ -82,7 +82,7 @@ struct executor_context {
 };
 
 // Of a run that is all zeros; not its connections, which are the owner's to open and to close.
-void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, void *owner);
+void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, bhvd_context *owner);
 void run_fini(struct executor_context *run);  // after executor_fini
 // In a forked child: fresh locks.
 void run_after_fork(struct executor_context *run);

@@ -12,7 +12,7 @@
 #include "core/context/context.h"
 #include "core/api/context.h"
 #include "core/context/operation.h"
-#include "core/execution/dispatch.h"
+#include "core/execution/engine.h"
 #include "core/execution/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
@@ -151,7 +151,7 @@ static void look_at_relay(const bhvd_context *ctx)
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
 {
     bhvd_context *ctx = arg;
-    bhvd_status status = dispatch_frame(ctx, link, type, payload);
+    bhvd_status status = engine_callbacks.on_frame(ctx, link, type, payload);
     look_at_executions(ctx);
     for (const struct bhvd_handle *op = ctx->posted.head; op; op = op->next)
         REQUIRE(!operation_is_over(op));

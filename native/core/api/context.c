@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "collective/collective.h"
 #include "core/context/context.h"
-#include "core/execution/dispatch.h"
 #include "core/execution/engine.h"
 #include "core/health/heartbeat.h"
 #include "core/message/frame.h"
@@ -95,7 +94,7 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
 
 bhvd_status context_prepare(bhvd_context *ctx)
 {
-    return coordinator_init(ctx) || relay_init(ctx, &dispatch_receivers) || heartbeat_init(ctx) ? BHVD_ERR_SYSTEM : BHVD_OK;
+    return coordinator_init(ctx) || relay_init(ctx, &engine_receivers) || heartbeat_init(ctx) ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
 bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd_context **out,

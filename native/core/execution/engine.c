@@ -6,7 +6,6 @@
 #include "base/fifo.h"
 #include "base/status.h"
 #include "core/execution/communicators.h"
-#include "core/execution/dispatch.h"
 #include "core/execution/select.h"
 #include "core/health/heartbeat.h"
 #include "core/health/stall.h"
@@ -14,7 +13,6 @@
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
-#include "core/negotiation/relay.h"
 #include "gpu/staging.h"
 #include "run/pause.h"
 #include "run/plan.h"
@@ -266,14 +264,50 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     return progress;
 }
 
-// ---------------------------------------------------------------------------------------- what a run asks of its owner
+// -------------------------------------------------------------------------------------------------------------- frames
 
-static bhvd_status on_frame(void *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
 {
-    return dispatch_frame(ctx, link, type, payload);
+    return type == FRAME_RESPONSE ? member_take_response(ctx, payload)
+           : type == FRAME_STALE  ? member_take_stale(ctx, payload)
+                                  : BHVD_ERR_SYSTEM;
 }
 
-static void failed(void *ctx, const struct bhvd_error *error)
+const struct relay_receivers engine_receivers = {.up = coordinator_take_bundled, .down = take_down};
+
+// Frames of negotiation proper.
+static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    ctx->counters.negotiation_messages++;
+    if (type == FRAME_UP)
+        return relay_take_up(ctx, link, payload);
+    if (type == FRAME_DOWN)
+        return relay_take_down(ctx, link, payload);
+    return type == FRAME_CLOSING ? departure_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
+}
+
+// Control frames of peers, to whom they concern.
+static bhvd_status on_frame(void *owner, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    bhvd_context *ctx = owner;
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
+    if (type == FRAME_GOODBYE)
+        return departure_take_goodbye(ctx, link, payload);
+    if (type == FRAME_HEARTBEAT)
+        return heartbeat_take(ctx, link, payload);
+    if (type == FRAME_LATE)
+        return stall_take_late(ctx, link, payload);
+    if (type == FRAME_PAIRWISE_READY)
+        return pairwise_take_ready(ctx, link, payload);
+    if (type == FRAME_PAIRWISE_REVOKE)
+        return pairwise_take_revoke(ctx, link, payload);
+    return take_negotiation(ctx, link, type, payload);
+}
+
+// ---------------------------------------------------------------------------------------- what a run asks of its owner
+
+static void failed(bhvd_context *ctx, const struct bhvd_error *error)
 {
     context_end_all(ctx, error);
     if (error->status != BHVD_ERR_SHUTDOWN) {
@@ -282,18 +316,12 @@ static void failed(void *ctx, const struct bhvd_error *error)
     }
 }
 
-static bool poll_engine(void *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets); }
-static void keep_alive(void *ctx) { heartbeat_look(ctx); }
-static void look_around(void *ctx) { engine_look_around(ctx); }
-static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
-static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }
-
 const struct executor_callbacks engine_callbacks = {
     .on_frame = on_frame,
-    .poll = poll_engine,
-    .keep_alive = keep_alive,
-    .look_around = look_around,
-    .needs_looking = needs_looking,
-    .others_are_earlier = others_are_earlier,
+    .poll = engine_poll,
+    .keep_alive = heartbeat_look,
+    .look_around = engine_look_around,
+    .needs_looking = engine_needs_looking,
+    .others_are_earlier = heartbeat_others_are_earlier,
     .failed = failed,
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/context/context.h"
+#include "core/negotiation/relay.h"
 
 // One look at everything that can move, and every so often at the clock. True when something did. Never blocks, executes nothing.
 bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
@@ -13,6 +14,8 @@ void engine_look_around(bhvd_context *ctx);
 
 // What a context's run asks of it.
 extern const struct executor_callbacks engine_callbacks;
+// What the tree brings: requests to the coordinator, responses to members.
+extern const struct relay_receivers engine_receivers;
 
 // Is there an execution that may start now: those that must be over before it are?
 bool engine_has_next(const bhvd_context *ctx);
