@@ -19,13 +19,18 @@ struct event {
     int execution, rank, step;
 };
 
+// A step of it.
+struct step_state {
+    int waits, first, next[STEP_WAITS];     // edges as in the executor
+    int mate;                               // of a receive: the peer's send. Of a send: the peer's receive
+    double time;                            // of a send: when its last byte leaves. Of a receive: when it came, -1: not yet
+    bool begun;
+};
+
 // One rank's part of an execution, from its start to its end.
 struct part_of_run {
     struct schedule schedule;
-    int *waits, *edge, *next_edge;          // edges as in the executor
-    int *mate;                              // of a receive: the peer's send. Of a send: the peer's receive
-    double *time;                           // of a send: when its last byte leaves. Of a receive: when it came, -1: not yet
-    bool *begun;
+    struct step_state *steps;
     int left;
     double combined;                        // codes that a STEP_COMBINE adds, its own included
     bool started;
@@ -91,22 +96,12 @@ static struct event next_event(struct simulator *s)
 
 // ---------------------------------------------------------------------------------------------------------- executions
 
-static void part_free(struct part_of_run *part)
-{
-    schedule_fini(&part->schedule);
-    free(part->waits);
-    free(part->edge);
-    free(part->next_edge);
-    free(part->mate);
-    free(part->time);
-    free(part->begun);
-}
-
 static void execution_free(struct simulator *s, int execution)
 {
     for (int r = 0; s->runs[execution] && r < s->what->size; r++) {
         s->steps -= (uint64_t)s->runs[execution][r].schedule.count;
-        part_free(&s->runs[execution][r]);
+        schedule_fini(&s->runs[execution][r].schedule);
+        free(s->runs[execution][r].steps);
     }
     free(s->runs[execution]);
     s->runs[execution] = NULL;
@@ -126,27 +121,21 @@ static double codes_combined(const struct schedule *schedule)
 static bool part_init(struct part_of_run *part)
 {
     const struct schedule *schedule = &part->schedule;
-    const size_t count = (size_t)schedule->count + 1;
     part->left = schedule->count;
     part->combined = codes_combined(schedule);
-    part->waits = calloc(count, sizeof *part->waits);
-    part->edge = malloc(count * sizeof *part->edge);
-    part->next_edge = malloc(STEP_WAITS * count * sizeof *part->next_edge);
-    part->mate = malloc(count * sizeof *part->mate);
-    part->time = malloc(count * sizeof *part->time);
-    part->begun = calloc(count, sizeof *part->begun);
-    if (schedule->failed || !part->waits || !part->edge || !part->next_edge || !part->mate || !part->time || !part->begun)
+    part->steps = malloc(((size_t)schedule->count + 1) * sizeof *part->steps);
+    if (schedule->failed || !part->steps)
         return false;
     for (int i = 0; i < schedule->count; i++) {
-        part->edge[i] = part->mate[i] = STEP_NONE;
-        part->time[i] = -1;
+        struct step_state *state = &part->steps[i];
+        *state = (struct step_state){.first = STEP_NONE, .mate = STEP_NONE, .time = -1};
         for (int w = 0; w < STEP_WAITS; w++) {
             const int after = schedule->steps[i].after[w];
             if (after == STEP_NONE)
                 continue;
-            part->waits[i]++;
-            part->next_edge[STEP_WAITS * i + w] = part->edge[after];
-            part->edge[after] = STEP_WAITS * i + w;
+            state->waits++;
+            state->next[w] = part->steps[after].first;
+            part->steps[after].first = STEP_WAITS * i + w;
         }
     }
     return true;
@@ -195,8 +184,8 @@ static bool match(struct part_of_run *runs, int size)
             if (at[to] == counts[to] || receives[to][at[to]].peer != r)
                 continue;
             const int receive = receives[to][at[to]++].step;
-            runs[r].mate[sends[i].step] = receive;
-            runs[to].mate[receive] = sends[i].step;
+            runs[r].steps[sends[i].step].mate = receive;
+            runs[to].steps[receive].mate = sends[i].step;
         }
         free(sends);
     }
@@ -279,17 +268,16 @@ static void begin(struct simulator *s, int execution, int rank, int index, doubl
     struct part_of_run *part = &s->runs[execution][rank];
     const struct step *step = &part->schedule.steps[index];
     struct host *host = &s->hosts[rank];
+    struct step_state *state = &part->steps[index];
     const double core = on_core(s->network, step, part);
-    part->begun[index] = true;
+    state->begun = true;
     if (step->kind == STEP_SEND) {
         const double start = fmax(host->out_free, use_core(s, rank, now, core));
-        host->out_free = part->time[index] = start + on_line(s->network, rank, step->nbytes);
-        plan(s, part->time[index], EVENT_DONE, execution, rank, index);
-        if (part->mate[index] != STEP_NONE)
-            plan(s, start + latency(s->network, rank, step->peer), EVENT_FIRST_BYTE, execution, step->peer, part->mate[index]);
-    } else if (step->kind != STEP_RECEIVE) {
-        plan(s, use_core(s, rank, now, core), EVENT_DONE, execution, rank, index);
-    } else if (part->time[index] >= 0) {
+        host->out_free = state->time = start + on_line(s->network, rank, step->nbytes);
+        plan(s, state->time, EVENT_DONE, execution, rank, index);
+        if (state->mate != STEP_NONE)
+            plan(s, start + latency(s->network, rank, step->peer), EVENT_FIRST_BYTE, execution, step->peer, state->mate);
+    } else if (step->kind != STEP_RECEIVE || state->time >= 0) {
         plan(s, use_core(s, rank, now, core), EVENT_DONE, execution, rank, index);
     }
 }
@@ -300,16 +288,16 @@ static void first_byte(struct simulator *s, const struct event *event)
     const struct step *step = &part->schedule.steps[event->step];
     struct host *host = &s->hosts[event->rank];
     const double line = fmax(host->in_free, event->time) + on_line(s->network, event->rank, step->nbytes);
-    const double left = runs[step->peer].time[part->mate[event->step]] + latency(s->network, event->rank, step->peer);
+    const double left = runs[step->peer].steps[part->steps[event->step].mate].time + latency(s->network, event->rank, step->peer);
     host->in_free = fmax(line, left);
     plan(s, host->in_free, EVENT_CAME, event->execution, event->rank, event->step);
 }
 
 static void came(struct simulator *s, const struct event *event)
 {
-    struct part_of_run *part = &s->runs[event->execution][event->rank];
-    part->time[event->step] = event->time;
-    if (part->begun[event->step])
+    struct step_state *state = &s->runs[event->execution][event->rank].steps[event->step];
+    state->time = event->time;
+    if (state->begun)
         plan(s, use_core(s, event->rank, event->time, s->network->message_s), EVENT_DONE, event->execution, event->rank,
              event->step);
 }
@@ -341,7 +329,7 @@ static void start(struct simulator *s, int rank, double now)
         struct part_of_run *part = &s->runs[execution][rank];
         const int count = part->schedule.count;
         for (int i = 0; i < count; i++)
-            if (part->waits[i] == 0)
+            if (part->steps[i].waits == 0)
                 begin(s, execution, rank, i, now);
         if (count == 0) {
             part_over(s, execution, rank, now);
@@ -354,9 +342,12 @@ static void done(struct simulator *s, const struct event *event)
 {
     struct part_of_run *part = &s->runs[event->execution][event->rank];
     part->left--;
-    for (int edge = part->edge[event->step]; edge != STEP_NONE; edge = part->next_edge[edge])
-        if (--part->waits[edge / STEP_WAITS] == 0)
+    for (int edge = part->steps[event->step].first; edge != STEP_NONE;) {
+        struct step_state *waiting = &part->steps[edge / STEP_WAITS];
+        if (--waiting->waits == 0)
             begin(s, event->execution, event->rank, edge / STEP_WAITS, event->time);
+        edge = waiting->next[edge % STEP_WAITS];
+    }
     if (part->left == 0)
         part_over(s, event->execution, event->rank, event->time);
 }
