@@ -32,16 +32,6 @@ bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error 
     return run->failure.status;
 }
 
-bhvd_status run_fail(struct executor_context *run, bhvd_status status, const char *format, ...)
-{
-    struct bhvd_error error;
-    va_list args;
-    va_start(args, format);
-    error_vset(&error, status, format, args);
-    va_end(args);
-    return run_fail_with(run, &error);
-}
-
 bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
 {
     struct bhvd_error error;

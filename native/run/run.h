@@ -87,11 +87,12 @@ void run_fini(struct executor_context *run);  // after executor_fini
 // In a forked child: fresh locks.
 void run_after_fork(struct executor_context *run);
 
-// Nothing can be executed any more. The first failure stays, since later ones are consequences: returns its status.
-bhvd_status run_fail(struct executor_context *run, bhvd_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-// The same, as another rank's doing.
+// Nothing can be executed any more, by another rank's doing. The first failure stays, since later ones are consequences: returns its
+// status.
 bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+// The same, as nobody's doing.
+#define run_fail(run, status, ...) run_blame(run, status, BHVD_CAUSE_NONE, -1, __VA_ARGS__)
 bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error *error);
 // A peer sent something that makes no sense.
 bhvd_status run_fail_protocol(struct executor_context *run, int rank);
@@ -132,7 +133,5 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
 bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg);
 enum { GPU_TIMEOUTS = 20 };
 int64_t run_gpu_timeout_ns(const struct executor_context *run);
-// Moves what can be moved now. Never blocks.
-void run_look(struct executor_context *run);
 // Fails the run when nothing has moved for too long that the schedules under way wait for.
 void run_look_at_schedules(struct executor_context *run);

@@ -88,8 +88,10 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
         int is_ready = ready(run, arg);
         if (is_ready > 0) {
             // Who never has to wait, since it is always the last to come, must still be heard by the others.
-            if (rounds == 0 && ++run->waits_for_nothing % WAITS_PER_POLL == 0)
-                run_look(run);
+            if (rounds == 0 && ++run->waits_for_nothing % WAITS_PER_POLL == 0) {
+                run->callbacks->poll(run->owner, true);
+                run->callbacks->keep_alive(run->owner);
+            }
             return BHVD_OK;
         }
         if (run->failure.status)
@@ -111,10 +113,4 @@ bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void
     bhvd_status status = run_until(run, ready, arg, -1);
     run->waits_for_gpu = false;
     return status;
-}
-
-void run_look(struct executor_context *run)
-{
-    run->callbacks->poll(run->owner, true);
-    run->callbacks->keep_alive(run->owner);
 }

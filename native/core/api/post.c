@@ -5,7 +5,6 @@
 #include "base/pages.h"
 #include "base/status.h"
 #include "core/api/arguments.h"
-#include "core/api/progress.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/frame.h"
@@ -200,7 +199,8 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
         operation_drop(op);
         return status;
     }
-    progress_posted(ctx, args->blocking != 0);
+    if (!args->blocking)                        // else the caller waits at once, and makes the progress itself
+        doorbell_ring(&ctx->run.connections.doorbell, 0);
     *out = op;
     error_clear(error);
     return BHVD_OK;

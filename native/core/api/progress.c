@@ -186,12 +186,6 @@ void progress_wait(struct bhvd_handle *op, int64_t deadline_ns)
     atomic_fetch_sub(&op->ctx->run.waiting, 1);
 }
 
-void progress_posted(bhvd_context *ctx, bool blocking)
-{
-    if (!blocking)
-        doorbell_ring(&ctx->run.connections.doorbell, 0);
-}
-
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
 {
     pause_init(&ctx->run);

@@ -9,7 +9,5 @@ bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error);
 // Ends it: says goodbye to all peers, ends what is in progress.
 void progress_stop(bhvd_context *ctx);
 
-// After an operation was put into the posted list. blocking: its caller waits at once, and makes the progress itself.
-void progress_posted(bhvd_context *ctx, bool blocking);
 // Waits for the end of the operation, making progress on this thread when nobody else does.
 void progress_wait(struct bhvd_handle *operation, int64_t deadline_ns);
