@@ -1,7 +1,7 @@
 // How values of several ranks become one.
 #pragma once
 
-#include "kernel/kernel.h"
+#include "run/run.h"
 
 struct reduction {
     bhvd_dtype dtype;
@@ -16,7 +16,13 @@ static inline struct reduction reduction_of(const struct kernel_table *kernels, 
     return (struct reduction){dtype, kernels->reduce[kind][dtype], kernels->scale[dtype], prescale, postscale};
 }
 
-struct executor_context;
-struct work;
-// How the values of so many ranks become one.
-struct reduction reduction_by(const struct executor_context *run, const struct work *op, bhvd_dtype dtype, int size);
+// How the values of so many ranks become one. Average is a sum, with the size taken out of the second factor (one multiplication, not
+// two).
+static inline struct reduction reduction_by(const struct executor_context *run, const struct work *op, bhvd_dtype dtype, int size)
+{
+    const enum kernel_reduction kind = op->op == BHVD_OP_MIN       ? KERNEL_MIN
+                                       : op->op == BHVD_OP_MAX     ? KERNEL_MAX
+                                       : op->op == BHVD_OP_PRODUCT ? KERNEL_PRODUCT
+                                                                   : KERNEL_SUM;
+    return reduction_of(&run->kernels, kind, dtype, op->prescale_factor, work_sum_factor(op, size));
+}

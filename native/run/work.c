@@ -1,6 +1,6 @@
 #include "run/work.h"
 
-#include "run/result_memory.h"
+struct block_pool result_memory = BLOCK_POOL(RESULT_MEMORY_KEPT);
 
 size_t work_nbytes(const struct work *work)
 {
@@ -16,7 +16,7 @@ bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0)
     tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
     if (tensor->dst || tensor->result_nbytes == 0)
         return BHVD_OK;
-    tensor->result = result_memory_acquire(tensor->result_nbytes);
+    tensor->result = block_pool_acquire(&result_memory, tensor->result_nbytes);
     tensor->dst = tensor->result;
     return tensor->result ? BHVD_OK : BHVD_ERR_SYSTEM;
 }

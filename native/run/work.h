@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "bagua_hvd.h"
+#include "base/block_pool.h"
 
 enum { REPLICAS = 3 };                  // own, left, right
 
@@ -69,6 +70,10 @@ static inline double work_sum_factor(const struct work *work, int size)
 {
     return work->postscale_factor / (work->op == BHVD_OP_AVERAGE ? size : 1);
 }
+
+// Memory of the results that the core allocates.
+extern struct block_pool result_memory;
+enum { RESULT_MEMORY_KEPT = 32 << 20 };     // bytes of freed blocks that a process keeps, at most
 
 // Allocates the result of a tensor posted with dst NULL and points dst at it.
 bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0);

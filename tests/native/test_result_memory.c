@@ -1,5 +1,5 @@
 // Memory of results: what is freed serves the next of its size, and no more than promised is kept.
-#include "run/result_memory.h"
+#include "run/work.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -10,61 +10,61 @@
 
 TEST(a_freed_block_serves_the_next_of_its_size)
 {
-    char *first = result_memory_acquire(1 << 20);
+    char *first = block_pool_acquire(&result_memory, 1 << 20);
     CHECK(first && (uintptr_t)first % BLOCK_ALIGNMENT == 0);
     memset(first, 7, 1 << 20);
-    char *second = result_memory_acquire(1 << 20);
+    char *second = block_pool_acquire(&result_memory, 1 << 20);
     CHECK(second && second != first);
-    result_memory_release(first);
-    char *other_size = result_memory_acquire(4 << 20);
+    block_pool_release(&result_memory, first);
+    char *other_size = block_pool_acquire(&result_memory, 4 << 20);
     CHECK(other_size && other_size != first);
-    char *smaller = result_memory_acquire((1 << 20) - 1000);
+    char *smaller = block_pool_acquire(&result_memory, (1 << 20) - 1000);
     CHECK(smaller == first);
-    result_memory_release(smaller);
-    char *much_smaller = result_memory_acquire(200 << 10);
+    block_pool_release(&result_memory, smaller);
+    char *much_smaller = block_pool_acquire(&result_memory, 200 << 10);
     CHECK(much_smaller && much_smaller != first);
-    CHECK(result_memory_acquire(1 << 20) == first);
-    result_memory_release(first);
-    result_memory_release(second);
-    result_memory_release(other_size);
-    result_memory_release(much_smaller);
-    result_memory_release(NULL);
+    CHECK(block_pool_acquire(&result_memory, 1 << 20) == first);
+    block_pool_release(&result_memory, first);
+    block_pool_release(&result_memory, second);
+    block_pool_release(&result_memory, other_size);
+    block_pool_release(&result_memory, much_smaller);
+    block_pool_release(&result_memory, NULL);
 }
 
 TEST(no_more_is_kept_than_promised)
 {
-    CHECK(result_memory_acquire(SIZE_MAX - 10) == NULL);
-    char *small = result_memory_acquire(1);
+    CHECK(block_pool_acquire(&result_memory, SIZE_MAX - 10) == NULL);
+    char *small = block_pool_acquire(&result_memory, 1);
     CHECK(small);
     small[0] = 1;
-    result_memory_release(small);
-    char *too_large = result_memory_acquire(RESULT_MEMORY_KEPT + 1);
+    block_pool_release(&result_memory, small);
+    char *too_large = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT + 1);
     CHECK(too_large);
-    result_memory_release(too_large);           // the sanitizer's leak check sees whether it is kept
+    block_pool_release(&result_memory, too_large);           // the sanitizer's leak check sees whether it is kept
     char *blocks[20];
     for (int i = 0; i < 20; i++) {
-        blocks[i] = result_memory_acquire(RESULT_MEMORY_KEPT / 4);
+        blocks[i] = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT / 4);
         CHECK(blocks[i]);
     }
     for (int i = 0; i < 20; i++)
-        result_memory_release(blocks[i]);
+        block_pool_release(&result_memory, blocks[i]);
     int again = 0;
     for (int i = 0; i < 4; i++) {
-        char *block = result_memory_acquire(RESULT_MEMORY_KEPT / 4);
+        char *block = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT / 4);
         for (int j = 16; j < 20; j++)
             again += block == blocks[j];
         blocks[i] = block;
     }
     CHECK(again == 4);                          // the last four that were freed
     for (int i = 0; i < 4; i++)
-        result_memory_release(blocks[i]);
-    result_memory_trim();
-    char *fresh = result_memory_acquire(RESULT_MEMORY_KEPT / 4);
+        block_pool_release(&result_memory, blocks[i]);
+    block_pool_trim(&result_memory);
+    char *fresh = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT / 4);
     CHECK(fresh);
     memset(fresh, 1, RESULT_MEMORY_KEPT / 4);
-    result_memory_release(fresh);
-    result_memory_trim();
-    result_memory_trim();
+    block_pool_release(&result_memory, fresh);
+    block_pool_trim(&result_memory);
+    block_pool_trim(&result_memory);
 }
 
 TEST(sizes_that_nobody_asks_for_any_more_make_room)
@@ -89,14 +89,14 @@ static void *use(void *arg)
     unsigned seed = (unsigned)(uintptr_t)arg;
     for (int i = 0; i < 2000; i++) {
         size_t size = (size_t)(seed = seed * 1103515245 + 12345) % (1 << 20) + 1;
-        char *data = result_memory_acquire(size);
+        char *data = block_pool_acquire(&result_memory, size);
         if (!data)
             return "no memory";
         memset(data, (int)seed, size < 64 ? size : 64);
         data[size - 1] = (char)seed;
         if (data[0] != (char)seed && size > 1)
             return "shared by two threads";
-        result_memory_release(data);
+        block_pool_release(&result_memory, data);
     }
     return NULL;
 }

@@ -14,7 +14,6 @@
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
 #include "run/plan.h"
-#include "run/result_memory.h"
 #include "transport/listener.h"
 
 // What the strings and the secret say is needed only while connecting, so they are not kept.
@@ -131,7 +130,7 @@ void bhvd_context_shutdown(bhvd_context *ctx)
 {
     progress_stop(ctx);
     log_close(&ctx->log);
-    result_memory_trim();
+    block_pool_trim(&result_memory);
 }
 
 void bhvd_context_destroy(bhvd_context *ctx)

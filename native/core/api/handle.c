@@ -7,7 +7,6 @@
 #include "core/context/operation.h"
 #include "device/buffer.h"
 #include "gpu/staging.h"
-#include "run/result_memory.h"
 
 bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 {
@@ -52,7 +51,7 @@ bhvd_status bhvd_result_take(bhvd_handle *op, size_t index, struct bhvd_result *
     return status;
 }
 
-void bhvd_result_free(void *data) { result_memory_release(data); }
+void bhvd_result_free(void *data) { block_pool_release(&result_memory, data); }
 
 bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
 {

@@ -10,7 +10,6 @@
 #include "core/context/context.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
-#include "run/result_memory.h"
 
 static bool operation_has_key(const struct table_node *node, const void *arg)
 {
@@ -107,7 +106,7 @@ void operation_drop(struct bhvd_handle *op)
     if (!op || atomic_fetch_sub(&op->references, 1) != 1)
         return;
     for (size_t t = 0; t < op->work.tensor_count; t++)
-        result_memory_release(op->work.tensors[t].result);
+        block_pool_release(&result_memory, op->work.tensors[t].result);
     staged_codes_destroy(&op->work);
     staging_destroy(op->work.staging);
     bytes_fini(&op->request);

@@ -11,7 +11,6 @@
 #include "core/negotiation/relay.h"
 #include "core/negotiation/response_check.h"
 #include "core/negotiation/response_cache.h"
-#include "run/result_memory.h"
 
 // The operation in progress under this agreement; NULL: none.
 static struct bhvd_handle *user_of(const struct cache_entry *entry)
@@ -149,7 +148,7 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
         for (int d = 0; d < request->tensors[t].ndim; d++)
             tensor->count *= (size_t)request_dim(&request->tensors[t], d);
         tensor->nbytes = tensor->count * bhvd_dtype_size(tensor->dtype);
-        tensor->result = result_memory_acquire(tensor->nbytes + 1);
+        tensor->result = block_pool_acquire(&result_memory, tensor->nbytes + 1);
         if (!tensor->result) {
             operation_drop(op);
             return NULL;
