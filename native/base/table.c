@@ -53,14 +53,18 @@ void table_remove(struct table *t, struct table_node *node)
     t->count--;
 }
 
-void table_clear(struct table *t, void (*visit)(struct table_node *node, void *arg), void *arg)
+struct table_node *table_next(const struct table *t, const struct table_node *node)
 {
-    for (size_t i = 0; i < t->bucket_count; i++) {
-        for (struct table_node *node = t->buckets[i], *next; node; node = next) {
-            next = node->next;
-            visit(node, arg);
-        }
-    }
+    if (node && node->next)
+        return node->next;
+    size_t i = node ? (node->hash & (t->bucket_count - 1)) + 1 : 0;
+    while (i < t->bucket_count && !t->buckets[i])
+        i++;
+    return i < t->bucket_count ? t->buckets[i] : NULL;
+}
+
+void table_fini(struct table *t)
+{
     free(t->buckets);
     *t = (struct table){0};
 }

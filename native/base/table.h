@@ -23,8 +23,10 @@ typedef bool (*table_equal_fn)(const struct table_node *node, const void *key);
 bool table_insert(struct table *t, struct table_node *node, uint64_t hash);
 struct table_node *table_find(const struct table *t, uint64_t hash, table_equal_fn equal, const void *key);
 void table_remove(struct table *t, struct table_node *node);
-// Calls visit for every node; visit may free the node, and must not touch the table.
-void table_clear(struct table *t, void (*visit)(struct table_node *node, void *arg), void *arg);
+// The node after this one; NULL: the first. One that is asked for before `node` is removed or freed stays good. NULL: there is none.
+struct table_node *table_next(const struct table *t, const struct table_node *node);
+// Nodes are the user's to free, before or after.
+void table_fini(struct table *t);
 
 // FNV-1a.
 static inline uint64_t table_hash(const void *data, size_t size, uint64_t seed)

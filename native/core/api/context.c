@@ -52,7 +52,7 @@ void context_free(bhvd_context *ctx)
     timeline_close(&ctx->timeline);
     log_fini(&ctx->log);
     free(ctx->stalled.ranks);
-    free(ctx->names.buckets);
+    table_fini(&ctx->names);
     pthread_mutex_destroy(&ctx->post_lock);
     pthread_mutex_destroy(&ctx->engine_lock);
     pthread_mutex_destroy(&ctx->sets_lock);

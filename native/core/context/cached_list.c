@@ -1,6 +1,5 @@
 #include "core/context/cached_list.h"
 
-#include <stdlib.h>
 
 static uint64_t id_hash(uint32_t id) { return id * 0x9e3779b97f4a7c15u >> 16; }
 
@@ -88,6 +87,6 @@ void cached_list_fini(struct cached_list *list)
 {
     while (list->oldest)
         cached_list_forget(list, list->oldest);
-    free(list->by_name.buckets);
-    free(list->by_id.buckets);
+    table_fini(&list->by_name);
+    table_fini(&list->by_id);
 }

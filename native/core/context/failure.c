@@ -33,25 +33,15 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
             atomic_fetch_add(&ctx->posted_count, 1);
         }
     }
-    for (size_t i = 0; i < ctx->names.bucket_count; i++) {
-        for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
-            struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
-            if (unanswered_only ? needs_coordinator(ctx, op) : op->phase < OPERATION_EXECUTING) {
-                op->next = list;
-                list = op;
-            }
+    for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
+        struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+        if (unanswered_only ? needs_coordinator(ctx, op) : op->phase < OPERATION_EXECUTING) {
+            op->next = list;
+            list = op;
         }
     }
     pthread_mutex_unlock(&ctx->post_lock);
     return list;
-}
-
-static void end_in_flight(bhvd_context *ctx, bool unanswered_only, const struct bhvd_error *error)
-{
-    for (struct bhvd_handle *op = take_in_flight(ctx, unanswered_only), *next; op; op = next) {
-        next = op->next;
-        operation_end(op, error);
-    }
 }
 
 // The first reason stays: later ones are consequences. False when there was one.
@@ -68,7 +58,7 @@ static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct 
 void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 {
     if (set_once(ctx, &ctx->closing, error))
-        end_in_flight(ctx, true, error);
+        operation_end_list(take_in_flight(ctx, true), error);
 }
 
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
@@ -86,5 +76,5 @@ void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
         }
         free(execution);
     }
-    end_in_flight(ctx, false, error);
+    operation_end_list(take_in_flight(ctx, false), error);
 }

@@ -71,34 +71,36 @@ bool operation_awaits_response(bhvd_context *ctx)
 {
     bool found = false;
     pthread_mutex_lock(&ctx->post_lock);
-    for (size_t i = 0; i < ctx->names.bucket_count && !found; i++) {
-        for (struct table_node *node = ctx->names.buckets[i]; node && !found; node = node->next)
-            found = awaits_response(TABLE_CONTAINER(node, struct bhvd_handle, by_name));
-    }
+    for (struct table_node *node = NULL; !found && (node = table_next(&ctx->names, node));)
+        found = awaits_response(TABLE_CONTAINER(node, struct bhvd_handle, by_name));
     pthread_mutex_unlock(&ctx->post_lock);
     return found;
+}
+
+void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error)
+{
+    for (struct bhvd_handle *op = list, *next; op; op = next) {
+        next = op->next;
+        operation_end(op, error);
+    }
 }
 
 void operation_end_set(bhvd_context *ctx, uint32_t process_set)
 {
     // Those that have their answer lie in the list of executions, and find the set gone when their turn comes.
+    struct bhvd_handle *list = NULL;
     struct bhvd_error error;
     error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
-    for (;;) {
-        struct bhvd_handle *found = NULL;
-        pthread_mutex_lock(&ctx->post_lock);
-        for (size_t i = 0; i < ctx->names.bucket_count && !found; i++) {
-            for (struct table_node *node = ctx->names.buckets[i]; node && !found; node = node->next) {
-                struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
-                if (op->process_set == process_set && op->phase == OPERATION_ANNOUNCED)
-                    found = op;
-            }
+    pthread_mutex_lock(&ctx->post_lock);
+    for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
+        struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+        if (op->process_set == process_set && op->phase == OPERATION_ANNOUNCED) {
+            op->next = list;
+            list = op;
         }
-        pthread_mutex_unlock(&ctx->post_lock);
-        if (!found)
-            return;
-        operation_end(found, &error);
     }
+    pthread_mutex_unlock(&ctx->post_lock);
+    operation_end_list(list, &error);
 }
 
 void operation_drop(struct bhvd_handle *op)

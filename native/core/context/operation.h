@@ -65,6 +65,7 @@ static inline struct bhvd_handle *operation_of(struct work *work)
 
 // Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
 void operation_end(struct bhvd_handle *operation, const struct bhvd_error *error);
+void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error);     // all of a list linked by `next`
 void operation_drop(struct bhvd_handle *operation);
 // From when this is true, `error` is final.
 static inline bool operation_is_over(const struct bhvd_handle *operation)

@@ -60,12 +60,10 @@ static bool is_complete(const bhvd_context *ctx, const struct pending *pending, 
 
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
 {
-    struct table *table = &ctx->coordinator->pending;
-    for (size_t i = 0; i < table->bucket_count; i++) {
-        for (struct table_node *node = table->buckets[i], *next; node; node = next) {
-            next = node->next;
-            visit(ctx, TABLE_CONTAINER(node, struct pending, by_name), arg);
-        }
+    const struct table *table = &ctx->coordinator->pending;
+    for (struct table_node *node = table_next(table, NULL), *next; node; node = next) {
+        next = table_next(table, node);
+        visit(ctx, TABLE_CONTAINER(node, struct pending, by_name), arg);
     }
 }
 
@@ -461,10 +459,10 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
     return BHVD_OK;
 }
 
-static void free_pending_node(struct table_node *node, void *arg)
+static void visit_to_free(bhvd_context *ctx, struct pending *pending, void *arg)
 {
-    (void)arg;
-    pending_free(TABLE_CONTAINER(node, struct pending, by_name));
+    (void)ctx, (void)arg;
+    pending_free(pending);
 }
 
 void coordinator_fini(bhvd_context *ctx)
@@ -472,7 +470,8 @@ void coordinator_fini(bhvd_context *ctx)
     struct coordinator *c = ctx->coordinator;
     if (!c)
         return;
-    table_clear(&c->pending, free_pending_node, NULL);
+    coordinator_visit(ctx, visit_to_free, NULL);
+    table_fini(&c->pending);
     ready_fini(c);
     for (struct unexpected_request *early = c->unexpected.head, *next; early; early = next) {
         next = early->next;

@@ -28,18 +28,16 @@ static bool process_has_key(const struct table_node *node, const void *arg)
     return operation_key_equals(&TABLE_CONTAINER(node, struct process, by_name)->key, arg);
 }
 
-static void free_process(struct table_node *node, void *arg)
-{
-    (void)arg;
-    free(TABLE_CONTAINER(node, struct process, by_name));
-}
-
 void timeline_close(struct timeline *t)
 {
     if (t->open)
         close(t->fd);
     t->open = false;
-    table_clear(&t->processes, free_process, NULL);
+    for (struct table_node *node = table_next(&t->processes, NULL), *next; node; node = next) {
+        next = table_next(&t->processes, node);
+        free(TABLE_CONTAINER(node, struct process, by_name));
+    }
+    table_fini(&t->processes);
     free(t->path);
     t->path = NULL;
 }
