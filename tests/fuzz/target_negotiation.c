@@ -159,7 +159,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.
     if (!status && link->state == LINK_LEFT && needed)
-        REQUIRE(ctx->closing.status || ctx->coordinator->left[link->rank] || ctx->relay->closing_by_ns);
+        REQUIRE(ctx->closing.status || ctx->coordinator->seen[link->rank].left || ctx->relay->closing_by_ns);
     return status;
 }
 

@@ -242,8 +242,8 @@ static uint64_t state_hash(void)
     uint64_t pending = 0;
     coordinator_visit(ranks[COORDINATOR].ctx, mix_pending, &pending);
     mix_number(&hash, pending);
-    mix(&hash, c->joined, (size_t)rank_count * sizeof *c->joined);
-    mix(&hash, c->left, (size_t)rank_count * sizeof *c->left);
+    for (int r = 0; r < rank_count; r++)
+        mix(&hash, (bool[]){c->seen[r].joined, c->seen[r].left}, 2 * sizeof(bool));
     mix_number(&hash, (uint64_t)c->last_joined);
     return hash | 1;
 }

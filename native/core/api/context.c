@@ -43,7 +43,7 @@ void context_free(bhvd_context *ctx)
     executor_fini(&ctx->run);
     coordinator_fini(ctx);
     relay_fini(ctx);
-    heartbeat_fini(ctx);
+    free(ctx->heartbeat);
     pairwise_destroy(ctx->pairwise);
     response_cache_destroy(ctx->cache);
     process_set_table_fini(&ctx->sets);

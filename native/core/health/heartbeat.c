@@ -16,7 +16,7 @@ enum {
 
 bhvd_status heartbeat_init(bhvd_context *ctx)
 {
-    struct heartbeat *h = ctx->heartbeat = calloc(1, sizeof *h);
+    struct heartbeat *h = ctx->heartbeat = calloc(1, sizeof *h + (size_t)ctx->options.size * sizeof h->ranks[0]);
     if (!h)
         return BHVD_ERR_SYSTEM;
     int timeout_ms = ctx->options.heartbeat_timeout_ms;
@@ -27,19 +27,10 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     int64_t limit_ns = (int64_t)ctx->options.timeout_ms * 1000000;
     h->away_ns = (h->silence_ns && h->silence_ns < limit_ns ? h->silence_ns : limit_ns) / 2;
     ctx->run.sleep_ms = h->interval_ms;
-    h->ranks = calloc((size_t)ctx->options.size, sizeof *h->ranks);
     h->looked_ns = clock_now_ns();
-    for (int rank = 0; h->ranks && rank < ctx->options.size; rank++)
+    for (int rank = 0; rank < ctx->options.size; rank++)
         h->ranks[rank].at_ns = h->looked_ns;
-    return h->ranks ? BHVD_OK : BHVD_ERR_SYSTEM;
-}
-
-void heartbeat_fini(bhvd_context *ctx)
-{
-    if (ctx->heartbeat)
-        free(ctx->heartbeat->ranks);
-    free(ctx->heartbeat);
-    ctx->heartbeat = NULL;
+    return BHVD_OK;
 }
 
 // The oldest that is under way; 0: none is.
@@ -93,7 +84,7 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
 // Both the operations' messages and the frames of negotiation are told of.
 static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 {
-    const struct heartbeat *h = ctx->heartbeat;
+    struct heartbeat *h = ctx->heartbeat;
     struct link *link = &ctx->run.connections.links[rank];
     struct heard *heard = &h->ranks[rank];
     uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;

@@ -28,15 +28,15 @@ struct heard {
 };
 
 struct heartbeat {
-    struct heard *ranks;            // by global rank
     int interval_ms;
     int64_t silence_ns;             // of another rank, until it is lost; 0: never
     int64_t away_ns;                // not having looked for so long says that this rank was stopped itself
     int64_t looked_ns, next_ns;
+    struct heard ranks[];           // by global rank
 };
 
+// Freed with the context. BHVD_ERR_SYSTEM: no memory.
 bhvd_status heartbeat_init(bhvd_context *ctx);
-void heartbeat_fini(bhvd_context *ctx);
 
 // Sends what is due, and fails the context when a rank is lost. After the engine has read what came.
 void heartbeat_look(bhvd_context *ctx);

@@ -54,7 +54,7 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
     for (int i = 0; i < pending->size; i++) {
         if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
             continue;
-        if (!pending->requests[i] && !ctx->coordinator->joined[set->group.ranks[i]])
+        if (!pending->requests[i] && !ctx->coordinator->seen[set->group.ranks[i]].joined)
             note_missing(&stall->late[set->group.ranks[i]], pending, over_limit);
     }
 }

@@ -17,7 +17,7 @@
 
 bhvd_status coordinator_init(bhvd_context *ctx)
 {
-    struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c);
+    struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c + (size_t)ctx->options.size * sizeof c->seen[0]);
     if (!c)
         return BHVD_ERR_SYSTEM;
     c->wire.byte_ps = ctx->run.connections.byte_ps;
@@ -26,17 +26,14 @@ bhvd_status coordinator_init(bhvd_context *ctx)
         if (c->wire.hop_ns < hop_ns)
             c->wire.hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
     }
-    c->joined = calloc((size_t)ctx->options.size, sizeof *c->joined);
-    c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
-    c->seen = calloc((size_t)ctx->options.size, sizeof *c->seen);
-    return c->joined && c->left && c->seen ? BHVD_OK : BHVD_ERR_SYSTEM;
+    return BHVD_OK;
 }
 
 static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
     const struct coordinator *c = ctx->coordinator;
     for (int i = 0; c->left_count && i < set->group.size; i++) {
-        if (c->left[set->group.ranks[i]]) {
+        if (c->seen[set->group.ranks[i]].left) {
             reason_left(error, set->group.ranks[i]);
             return true;
         }
@@ -45,7 +42,7 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
 }
 
 // It asks for nothing any more.
-static bool has_joined(const struct coordinator *c, int rank) { return c->joined[rank] && !c->seen[rank].stale; }
+static bool has_joined(const struct coordinator *c, int rank) { return c->seen[rank].joined && !c->seen[rank].stale; }
 
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
@@ -113,7 +110,8 @@ static bhvd_status end_join(bhvd_context *ctx)
     bhvd_status status = ready_respond(ctx);
     if (status)
         return status;
-    memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
+    for (int rank = 0; rank < ctx->options.size; rank++)
+        c->seen[rank].joined = false;
     c->joined_count = 0;
     response_begin(c, key.process_set, 1, 0, true);
     response_put_head(&c->out, &key, 0, BHVD_OK);
@@ -126,9 +124,9 @@ static bhvd_status end_join(bhvd_context *ctx)
 static bhvd_status take_join(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
-    if (c->joined[rank])
+    if (c->seen[rank].joined)
         return BHVD_OK;
-    c->joined[rank] = true;
+    c->seen[rank].joined = true;
     c->joined_count++;
     c->last_joined = rank;
     coordinator_visit(ctx, visit_joined, NULL);
@@ -303,7 +301,7 @@ static bhvd_status take_renewed(bhvd_context *ctx, const int *ranks, int count, 
         if (!c->seen[ranks[i]].stale)
             return BHVD_ERR_SYSTEM;
         c->seen[ranks[i]].stale--;
-        any_joined |= c->joined[ranks[i]];
+        any_joined |= c->seen[ranks[i]].joined;
     }
     bhvd_status status = size ? take_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;
     if (any_joined)
@@ -390,9 +388,9 @@ static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
 void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
-    if (c->left[rank])
+    if (c->seen[rank].left)
         return;                         // it had to stay, and goes now
-    c->left[rank] = true;
+    c->seen[rank].left = true;
     if (c->left_count++ == 0)
         c->first_left = rank;
     coordinator_visit(ctx, visit_left, NULL);
@@ -402,9 +400,9 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
         struct bhvd_error error;
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {
-            if (c->joined[i])
+            if (c->seen[i].joined)
                 response_refuse(ctx, i, &key, &error);
-            c->joined[i] = false;
+            c->seen[i].joined = false;
         }
         c->joined_count = 0;
     }
@@ -479,11 +477,8 @@ void coordinator_fini(bhvd_context *ctx)
         free(early);
     }
     bytes_fini(&c->out);
-    for (int rank = 0; c->seen && rank < ctx->options.size; rank++)
+    for (int rank = 0; rank < ctx->options.size; rank++)
         request_drop(c->seen[rank].last);
-    free(c->seen);
-    free(c->joined);
-    free(c->left);
     free(c);
     ctx->coordinator = NULL;
 }

@@ -16,6 +16,7 @@ struct seen {
     int64_t at_ns;                              // when it did last
     struct request *last;                       // for what; NULL: nothing yet
     int stale;                                  // STALEs to it without a reply: of operations that come before its join
+    bool joined, left;                          // left: it said goodbye
     _Atomic uint64_t last_asked, waited_ns;     // operations that it was the last to ask for; how long after the last but one
 };
 
@@ -30,13 +31,10 @@ struct coordinator {
     struct table pending;
     struct FIFO(struct pending) ready;         // complete, in the order of completion, not yet answered
     struct FIFO(struct pending) refused;        // before members asked that still will (ready.h)
-    bool *joined;                               // by global rank
     int joined_count, last_joined;
-    bool *left;                                 // by global rank: said goodbye
     int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...
     struct FIFO(struct unexpected_request) unexpected;  // ... and requests for them from ranks that are ahead
-    struct seen *seen;                          // by global rank
     int asking;                                 // whose request is being looked at
     int64_t next_stall_check_ns;
     uint64_t response_number;                   // of the response that was begun last
@@ -44,6 +42,7 @@ struct coordinator {
     size_t nbytes_of[LINK_LANES];               // of the last ones, by number
     struct bytes out;                           // the frame being written
     struct id_range range;                      // at its end
+    struct seen seen[];                         // by global rank
 };
 
 // What it takes the coordinator is measured, where that was asked for: from here (0: it is not) ...
