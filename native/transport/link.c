@@ -346,8 +346,9 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
         stream->is_early = false;
         return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_SYSTEM;
     }
-    const bool seen_before = stream->is_early;
-    stream->is_early = !seen_before;            // what goes on between two looks may be all that it takes
+    // What goes on between two looks may be all that it takes. Where the peer has left, a look that moves nothing is the last.
+    const bool seen_before = stream->is_early || link->state != LINK_OPEN;
+    stream->is_early = !seen_before;
     if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, lane))
         return BHVD_OK;
     struct transfer *unexpected = malloc(sizeof *unexpected + header->size);

@@ -151,6 +151,29 @@ TEST(what_is_early_lets_others_pass)
     pair_fini(&pair);
 }
 
+// A look that moves nothing says that nothing will come any more (run/links.c).
+TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
+{
+    struct pair pair;
+    struct transfer sends[2], receives[2];
+    unsigned char out[2][LENGTH], in[2][LENGTH];
+    bool progress = false;
+    pair_init(&pair, 4, 4);
+    post_send(&pair.a.link, 4, &sends[0], filled(out[0], 4), LENGTH);
+    post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
+    link_number_recv(&pair.b.link, 4);          // posted later
+    post_recv(&pair.b.link, 4, &receives[0], in[0], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    if (pair.b.link.streams[0].is_early)
+        CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
+    pair.b.link.state = LINK_LEFT;
+    post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
+    progress = false;
+    CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
+    CHECK(progress && receives[1].done && in[1][0] == 3);
+    pair_fini(&pair);
+}
+
 // Nobody is behind it, so it stays where it is: no memory, no copy.
 TEST(what_is_early_alone_stays_in_its_socket)
 {
