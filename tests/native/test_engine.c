@@ -167,6 +167,25 @@ static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
 }
 
+// A join ends all agreements, so that new ones can be made.
+static void agrees_before_each_join(struct job *job, int rank, bhvd_context *ctx)
+{
+    float x[4] = {0};
+    (void)job;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 4; i++)
+            finish(average(ctx, "x", x, 4), BHVD_OK);
+        finish(post(ctx, BHVD_JOIN, "join", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+        if (rank == 0) {
+            pthread_mutex_lock(&ctx->engine_lock);
+            CHECK_EQ(ctx->pairwise->agreed, 0);
+            CHECK_EQ(process_set_get(&ctx->sets, 0)->persistent, 0);
+            pthread_mutex_unlock(&ctx->engine_lock);
+        }
+        finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+    }
+}
+
 // What starts alone does not wait until no average is under way.
 static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ctx)
 {
@@ -248,6 +267,7 @@ TEST(a_late_rank_is_refused_what_the_others_were)
 }
 
 TEST(a_pairwise_average_that_changes_is_given_back) { run_job("tcp", "", NULL, agrees_again_and_again); }
+TEST(pairwise_averages_are_given_back_in_a_join) { run_job("tcp", "", NULL, agrees_before_each_join); }
 TEST(pairwise_averages_do_not_keep_others_from_starting) { run_job("tcp", "", NULL, averages_without_a_pause); }
 
 TEST(mixed_operations_on_every_path) { on_every_path(mixed_operations); }

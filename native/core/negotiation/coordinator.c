@@ -113,6 +113,11 @@ static bhvd_status end_join(bhvd_context *ctx)
     for (int rank = 0; rank < ctx->options.size; rank++)
         c->seen[rank].joined = false;
     c->joined_count = 0;
+    for (int id = 0; id < ctx->sets.high; id++) {       // all have revoked what was persistent, and ask for it as for something new
+        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        if (set)
+            pairwise_release(ctx, set, set->persistent);
+    }
     response_begin(c, key.process_set, 1, 0, true);
     response_put_head(&c->out, &key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
