@@ -38,7 +38,8 @@ def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
                                         dualstack_ipv6=by_6)
         except OSError as error:
             failure = error
-    why = failure.strerror
-    if failure.errno == errno.EADDRINUSE and port > 0:
-        why = f"none of the ports {min(ports)}-{max(ports)} (BAGUA_HVD_PORTS) is free: widen the range or unset it"
-    raise OSError(f"cannot listen on {join_address(host, port)}: {why}") from failure
+    where, why = join_address(host, port), failure.strerror
+    if failure.errno == errno.EADDRINUSE and port > 0:      # as native/transport/socket.c says it
+        where = join_address(host, min(ports)) + (f"-{max(ports)}" if len(ports) > 1 else "")
+        why = "no port of BAGUA_HVD_PORTS is free: widen the range or unset it"
+    raise OSError(f"cannot listen on {where}: {why}") from failure

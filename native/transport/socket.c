@@ -106,9 +106,10 @@ static bhvd_status listen_on(const char *host, int port, int *fd, int *bound_por
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     socklen_t length = sizeof address;
     if (bind(s, &address.any, address_size(&address)) || listen(s, SOMAXCONN) || getsockname(s, &address.any, &length)) {
-        status = error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s: %m%s", socket_name(host, port).text, socket_remedy(errno));
+        const int failure = errno;
         close(s);
-        return status;
+        errno = failure;
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s: %m%s", socket_name(host, port).text, socket_remedy(failure));
     }
     *fd = s;
     *bound_port = ntohs(address.v4.sin_port);
@@ -117,14 +118,18 @@ static bhvd_status listen_on(const char *host, int port, int *fd, int *bound_por
 
 bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, int *bound_port, struct bhvd_error *error)
 {
-    int first = port;
+    const int first = port;
     bhvd_status status;
     do
         status = listen_on(host, port, fd, bound_port, error);
     while (status == BHVD_ERR_SYSTEM && port++ < last_port);
-    if (status == BHVD_ERR_SYSTEM && errno == EADDRINUSE && first > 0)
-        return error_set(error, status, "cannot listen on %s: none of the ports %d-%d (BAGUA_HVD_PORTS) is free: widen the range or "
-                         "unset it", socket_name(host, last_port).text, first, last_port);
+    if (status == BHVD_ERR_SYSTEM && errno == EADDRINUSE && first > 0) {
+        char to_last[16] = "";
+        if (last_port > first)
+            snprintf(to_last, sizeof to_last, "-%d", last_port);
+        return error_set(error, status, "cannot listen on %s%s: no port of BAGUA_HVD_PORTS is free: widen the range or unset it",
+                         socket_name(host, first).text, to_last);
+    }
     return status;
 }
 
