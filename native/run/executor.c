@@ -1,13 +1,5 @@
 #include "run/executor.h"
 
-static void unlink_task(struct executor *executor, const struct task *task)
-{
-    struct task **at = &executor->tasks.head;
-    while (*at != task)
-        at = &(*at)->next;
-    fifo_remove(&executor->tasks, at, next);
-}
-
 static void end(struct executor_context *run, struct task *task, bhvd_status status)
 {
     void (*ended)(void *, bhvd_status) = task->ended;
@@ -27,7 +19,10 @@ void task_start(struct executor_context *run, struct task *task, void (*ended)(v
 
 void task_drop(struct executor_context *run, struct task *task)
 {
-    unlink_task(&run->executor, task);
+    struct task **at = &run->executor.tasks.head;
+    while (*at != task)
+        at = &(*at)->next;
+    fifo_remove(&run->executor.tasks, at, next);
     task->destroy(run, task);
 }
 

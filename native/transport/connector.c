@@ -72,20 +72,15 @@ static int patience_ms(const struct arrival *call, bhvd_status status, int failu
     return is_somebody_else(status, failure) ? REFUSED_MS : SYSTEM_MS;
 }
 
-static void pause_until(struct attempt *a, int64_t wake_ns)
-{
-    fd_close(&a->fd);
-    a->stage = PAUSED;
-    a->wake_ns = wake_ns;
-}
-
 // What went wrong is tried again after a pause, or the call ends with it. failure: an errno, or 0. Returns whether it has ended.
 static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd_error *error)
 {
     const int patience = patience_ms(a->call, error->status, failure);
     const int64_t now_ns = clock_now_ns();
     a->failing_since_ns = a->failing_since_ns ? a->failing_since_ns : now_ns;
-    pause_until(a, now_ns + CONNECTOR_RETRY_MS * INT64_C(1000000));
+    fd_close(&a->fd);
+    a->stage = PAUSED;
+    a->wake_ns = now_ns + CONNECTOR_RETRY_MS * INT64_C(1000000);
     const int64_t end_ns = failure ? a->call->connect_deadline_ns : a->call->deadline_ns;
     if (now_ns < end_ns && (patience < 0 || now_ns < a->failing_since_ns + (int64_t)patience * 1000000))
         return false;

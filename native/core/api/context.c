@@ -38,6 +38,14 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
     return !status;
 }
 
+static void init_locks(bhvd_context *ctx)
+{
+    pthread_mutex_init(&ctx->post_lock, NULL);
+    pthread_mutex_init(&ctx->engine_lock, NULL);
+    pthread_mutex_init(&ctx->sets_lock, NULL);
+    pthread_mutex_init(&ctx->stalled.lock, NULL);
+}
+
 void context_free(bhvd_context *ctx)
 {
     executor_fini(&ctx->run);
@@ -66,10 +74,7 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
     if (!ctx)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a context");
     ctx->options = *options;
-    pthread_mutex_init(&ctx->post_lock, NULL);
-    pthread_mutex_init(&ctx->engine_lock, NULL);
-    pthread_mutex_init(&ctx->sets_lock, NULL);
-    pthread_mutex_init(&ctx->stalled.lock, NULL);
+    init_locks(ctx);
     log_init(&ctx->log);
     ctx->timeline.log = &ctx->log;
     run_init(&ctx->run, &engine_callbacks, ctx);
@@ -147,10 +152,7 @@ void bhvd_context_destroy(bhvd_context *ctx)
 void bhvd_context_after_fork(bhvd_context *ctx)
 {
     // The threads did not come along, and a lock may have been held by one of them: fresh locks, and no engine.
-    pthread_mutex_init(&ctx->post_lock, NULL);
-    pthread_mutex_init(&ctx->engine_lock, NULL);
-    pthread_mutex_init(&ctx->sets_lock, NULL);
-    pthread_mutex_init(&ctx->stalled.lock, NULL);
+    init_locks(ctx);
     ctx->stalled.count = 0;
     run_after_fork(&ctx->run);
     log_after_fork(&ctx->log);

@@ -144,17 +144,12 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
     return false;
 }
 
-// What is kept from one operation to the next, errors and replicas, only one may use at a time.
-static bool waits_for_state(const bhvd_context *ctx, const struct work *work)
-{
-    return executor_has_state(&ctx->run, work_state(work));
-}
-
 bool engine_has_next(const bhvd_context *ctx)
 {
     const struct execution *next = ctx->executions.head;
     const uint64_t oldest = executor_oldest(&ctx->run);
-    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]);
+    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) &&
+           !executor_has_state(&ctx->run, work_state(next->works[0]));
 }
 
 bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions.head || executor_is_busy(&ctx->run); }

@@ -49,18 +49,6 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
-// ------------------------------------------------------------------------------------------------------------ plans
-
-// Takes the list.
-static bhvd_status plan_allreduce(struct plan *plan, struct executor_context *run, const struct group *group,
-                                  const struct reduction *reduction, struct span_list *list)
-{
-    plan->list = *list;
-    *list = (struct span_list){0};
-    allreduce_plan(plan, run, group, reduction, &plan->list);
-    return BHVD_OK;
-}
-
 static bhvd_status plan_reducescatter(struct plan *plan, const struct group *group, const struct reduction *reduction,
                                       const struct tensor *tensor, const size_t *part)
 {
@@ -90,8 +78,14 @@ static bhvd_status allreduce_run(struct executor_context *run, struct group *gro
     if (use_shared(run, group))
         return allreduce_shared(run, group, &reduction, list);
     struct plan own = {0}, *made = plan ? plan : &own;
-    bhvd_status status = use_hierarchy(run, group) ? allreduce_hierarchical(made, run, group, &reduction, list)
-                                                   : plan_allreduce(made, run, group, &reduction, list);
+    bhvd_status status = BHVD_OK;
+    if (use_hierarchy(run, group)) {
+        status = allreduce_hierarchical(made, run, group, &reduction, list);
+    } else {
+        made->list = *list;
+        *list = (struct span_list){0};
+        allreduce_plan(made, run, group, &reduction, &made->list);
+    }
     return status || plan ? status : plan_execute(run, &own);
 }
 

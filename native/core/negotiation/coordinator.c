@@ -344,19 +344,14 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
     return status;
 }
 
-static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader payload)
-{
-    const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody asks
-    for (int i = 0; i < count; i++)
-        ctx->coordinator->seen[ranks[i]].at_ns = now_ns;
-    return take_items(ctx, ranks, count, payload);
-}
-
 bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
     ctx->coordinator->asking = ranks[0];
     const int64_t begin_ns = ranks[0] == COORDINATOR ? coordinator_time_begin(ctx) : 0;    // of others' requests relay.c measures more
-    bhvd_status status = take_requests(ctx, ranks, count, items);
+    const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody asks
+    for (int i = 0; i < count; i++)
+        ctx->coordinator->seen[ranks[i]].at_ns = now_ns;
+    bhvd_status status = take_items(ctx, ranks, count, items);
     coordinator_time_end(ctx, begin_ns);
     if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status && ranks[0] != COORDINATOR)
         return run_fail_protocol(&ctx->run, ctx->coordinator->asking);

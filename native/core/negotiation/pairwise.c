@@ -327,12 +327,13 @@ bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set)
 
 // -------------------------------------------------------------------------------------------------------------- starts
 
-static bool all_are_there(const struct persistent *persistent)
+// The rank of a neighbor that has not asked yet; -1: all have.
+static int first_missing(const struct persistent *persistent)
 {
     for (int i = 0; i < persistent->count; i++)
         if (persistent->neighbors[i].said < persistent->number)
-            return false;
-    return true;
+            return persistent->neighbors[i].rank;
+    return -1;
 }
 
 struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire)
@@ -340,7 +341,7 @@ struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *
     bool waits = false;
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
         const bool is_over = operation_is_over(persistent->op);
-        if (!is_over && !all_are_there(persistent))
+        if (!is_over && first_missing(persistent) >= 0)
             continue;
         if (!is_over && executor_has_state(&ctx->run, work_state(&persistent->op->work))) {
             waits = true;                       // once more when that is over
@@ -356,14 +357,6 @@ struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *
 }
 
 // ------------------------------------------------------------------------------------------------------------- waiting
-
-static int first_missing(const struct persistent *persistent)
-{
-    for (int i = 0; i < persistent->count; i++)
-        if (persistent->neighbors[i].said < persistent->number)
-            return persistent->neighbors[i].rank;
-    return -1;
-}
 
 void pairwise_check_stalls(bhvd_context *ctx)
 {
