@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/fifo.h"
+#include "base/futex.h"
 #include "base/status.h"
 
 struct completion {
@@ -18,7 +19,7 @@ struct completion {
 struct bhvd_completions {
     atomic_int references;
     pthread_mutex_t lock;
-    pthread_cond_t added;
+    _Atomic uint32_t added;             // numbers; the sleepers' futex
     int sleepers;                       // threads that wait until the list is not empty
     struct FIFO(struct completion) ended;
 };
@@ -30,11 +31,6 @@ bhvd_completions *bhvd_completions_create(void)
         return NULL;
     atomic_init(&list->references, 1);
     pthread_mutex_init(&list->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&list->added, &monotonic);
-    pthread_condattr_destroy(&monotonic);
     return list;
 }
 
@@ -44,7 +40,6 @@ static void drop(bhvd_completions *list)
         return;
     for (struct completion *completion; (completion = fifo_take(&list->ended, next));)
         free(completion);
-    pthread_cond_destroy(&list->added);
     pthread_mutex_destroy(&list->lock);
     free(list);
 }
@@ -54,9 +49,11 @@ static void put(struct completion *completion)
     bhvd_completions *list = completion->list;
     pthread_mutex_lock(&list->lock);
     fifo_put(&list->ended, completion, next);
-    if (list->sleepers)
-        pthread_cond_signal(&list->added);
+    list->added++;
+    const bool has_sleepers = list->sleepers;
     pthread_mutex_unlock(&list->lock);
+    if (has_sleepers)
+        futex_wake_all(&list->added);
     drop(list);
 }
 
@@ -100,22 +97,17 @@ bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number)
     return BHVD_OK;
 }
 
-// Returns false at the deadline. The lock is held.
-static bool sleep_until(bhvd_completions *list, int64_t deadline_ns)
-{
-    if (deadline_ns == CLOCK_NEVER)
-        return pthread_cond_wait(&list->added, &list->lock) == 0;
-    const struct timespec deadline = {deadline_ns / 1000000000, deadline_ns % 1000000000};
-    return pthread_cond_timedwait(&list->added, &list->lock, &deadline) == 0;
-}
-
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
 {
     const int64_t deadline_ns = clock_deadline_ns(timeout_ms);
     pthread_mutex_lock(&list->lock);
     list->sleepers++;
-    while (!list->ended.head && sleep_until(list, deadline_ns))
-        ;
+    while (!list->ended.head && clock_now_ns() < deadline_ns) {
+        const uint32_t added = list->added;
+        pthread_mutex_unlock(&list->lock);
+        futex_wait(&list->added, added, deadline_ns);
+        pthread_mutex_lock(&list->lock);
+    }
     list->sleepers--;
     struct completion *completion = fifo_take(&list->ended, next);
     pthread_mutex_unlock(&list->lock);
