@@ -1,6 +1,6 @@
 #include "run/schedule.h"
 
-#include <stdlib.h>
+#include "base/array.h"
 
 void schedule_init(struct schedule *schedule, int size, int rank)
 {
@@ -21,15 +21,9 @@ static void reach(struct schedule *schedule, struct place place, size_t nbytes)
 
 static int append(struct schedule *schedule, struct step step)
 {
-    if (schedule->count == schedule->capacity) {
-        const int capacity = schedule->capacity ? 2 * schedule->capacity : 32;
-        struct step *grown = realloc(schedule->steps, (size_t)capacity * sizeof *grown);
-        if (!grown) {
-            schedule->failed = true;
-            return STEP_NONE;
-        }
-        schedule->steps = grown;
-        schedule->capacity = capacity;
+    if (!array_reserve(schedule->steps, schedule->count, schedule->capacity, 32)) {
+        schedule->failed = true;
+        return STEP_NONE;
     }
     reach(schedule, step.to, step.nbytes);
     reach(schedule, step.from, step.nbytes);

@@ -1,17 +1,11 @@
 #include "run/span.h"
 
-#include <stdlib.h>
+#include "base/array.h"
 
 bool span_list_add(struct span_list *list, const struct tensor *tensor)
 {
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 64;
-        struct span *grown = realloc(list->spans, capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        list->spans = grown;
-        list->capacity = capacity;
-    }
+    if (!array_reserve(list->spans, list->count, list->capacity, 64))
+        return false;
     list->spans[list->count++] = (struct span){tensor->src, tensor->dst, tensor->nbytes};
     list->nbytes += tensor->nbytes;
     return true;

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/array.h"
+
 // What a message has besides its payload: its header, and of each packet those of Ethernet, IP and TCP.
 enum { HEADER_NBYTES = 16, PACKET_PAYLOAD = 1448, PACKET_OVERHEAD = 66 };
 
@@ -63,15 +65,9 @@ static bool is_before(const struct event *one, const struct event *other)
 
 static void plan(struct simulator *s, double time, enum event_kind kind, int execution, int rank, int step)
 {
-    if (s->count == s->capacity) {
-        const size_t capacity = s->capacity ? 2 * s->capacity : 1024;
-        struct event *grown = realloc(s->events, capacity * sizeof *grown);
-        if (!grown) {
-            s->status = BHVD_ERR_SYSTEM;
-            return;
-        }
-        s->events = grown;
-        s->capacity = capacity;
+    if (!array_reserve(s->events, s->count, s->capacity, 1024)) {
+        s->status = BHVD_ERR_SYSTEM;
+        return;
     }
     const struct event event = {time, s->planned++, kind, execution, rank, step};
     size_t at = s->count++;

@@ -1,7 +1,6 @@
 #include "core/message/bundle.h"
 
-#include <stdlib.h>
-
+#include "base/array.h"
 #include "core/message/id_range.h"
 #include "core/message/frame.h"
 
@@ -33,15 +32,9 @@ static bool insert_run(struct bundle *bundle, int at, uint64_t id, uint64_t coun
     if (!rank_set_init(&run.ranks, ranks->size))
         return false;
     rank_set_copy(&run.ranks, ranks);
-    if (bundle->run_count == bundle->run_capacity) {
-        int capacity = bundle->run_capacity ? 2 * bundle->run_capacity : 16;
-        struct bundle_run *runs = realloc(bundle->runs, (size_t)capacity * sizeof *runs);
-        if (!runs) {
-            rank_set_fini(&run.ranks);
-            return false;
-        }
-        bundle->runs = runs;
-        bundle->run_capacity = capacity;
+    if (!array_reserve(bundle->runs, bundle->run_count, bundle->run_capacity, 16)) {
+        rank_set_fini(&run.ranks);
+        return false;
     }
     memmove(&bundle->runs[at + 1], &bundle->runs[at], (size_t)(bundle->run_count - at) * sizeof run);
     bundle->runs[at] = run;

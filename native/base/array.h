@@ -1,0 +1,20 @@
+// Arrays that grow by doubling.
+#pragma once
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+// Room for one more behind the `count` items, of which there is memory for `capacity`: both may change. least: items at first. False: no
+// memory, and nothing has changed.
+#define array_reserve(items, count, capacity, least) __extension__({        \
+    bool there_ = (count) < (capacity);                                     \
+    if (!there_) {                                                          \
+        const size_t grown_ = (capacity) ? 2 * (size_t)(capacity) : (least); \
+        __auto_type moved_ = realloc((items), grown_ * sizeof *(items));    \
+        if ((there_ = moved_)) {                                            \
+            (items) = moved_;                                               \
+            (capacity) = (__typeof__(capacity))grown_;                      \
+        }                                                                   \
+    }                                                                       \
+    there_;                                                                 \
+})
