@@ -57,8 +57,7 @@ void allgather_begin(struct allgather_pipeline *g, struct executor_context *run,
     g->part = part;
     g->copy = shared_copy(run, total);
     put(g->copy, dst, my_place, src, part[group->rank]);
-    run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1));
-    run->payload_received += total - part[group->rank];
+    run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
     pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS, g);
 }
 

@@ -105,9 +105,9 @@ static void collect(void *arg, size_t block)
             put(a, shared_staging_buffer(a->run, a->pipeline.group, i, block) + begin, chunk);
     }
     // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
-    size_t own = chunk_begin(nbytes, a->pipeline.group->rank + 1, size) - chunk_begin(nbytes, a->pipeline.group->rank, size);
-    run_shared_bytes(a->run, nbytes - own + ((size_t)size - 1) * own);
-    a->run->payload_received += nbytes - own + ((size_t)size - 1) * own;
+    const size_t own = chunk_begin(nbytes, a->pipeline.group->rank + 1, size) - chunk_begin(nbytes, a->pipeline.group->rank, size);
+    const size_t read = nbytes - own + ((size_t)size - 1) * own;
+    run_shared_bytes(a->run, read, read);
 }
 
 static const struct shared_steps AT_ONCE = {.stage = stage, .collect = reduce_all};
@@ -125,8 +125,7 @@ void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run,
         pipeline_begin(&a->pipeline, group, lane, shared_blocks(list->nbytes), &BY_CHUNKS, a);
         return;
     }
-    run_shared_bytes(run, ((size_t)group->size - 1) * list->nbytes);
-    run->payload_received += ((size_t)group->size - 1) * list->nbytes;
+    run_shared_bytes(run, ((size_t)group->size - 1) * list->nbytes, ((size_t)group->size - 1) * list->nbytes);
     pipeline_begin(&a->pipeline, group, lane, list->nbytes > 0, &AT_ONCE, a);
 }
 

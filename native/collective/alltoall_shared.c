@@ -60,14 +60,14 @@ bhvd_status alltoall_shared(struct executor_context *run, struct group *group, c
 {
     const int n = group->size, me = group->rank;
     struct alltoall a = {run, group, src, dst, parts, HOST_STAGING_BUFFER_BYTES, NULL};
-    size_t total = 0;
+    size_t total = 0, sent = 0;
     if (n > 2)
         a.slice = HOST_STAGING_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
     for (int i = 0; i < n; i++) {
-        run_shared_bytes(run, i == me ? 0 : parts->sent[i]);
+        sent += parts->sent[i];
         total += parts->received[i];
     }
-    run->payload_received += total - parts->received[me];
+    run_shared_bytes(run, sent - parts->sent[me], total - parts->received[me]);
     if (n == 1) {
         span_copy(dst, src, parts->sent[0]);
         return BHVD_OK;

@@ -32,10 +32,7 @@ void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run,
     b->dst = dst;
     b->nbytes = nbytes;
     b->copy = shared_copy(run, nbytes);
-    if (group->rank == root)
-        run_shared_bytes(run, nbytes * (size_t)(group->size - 1));
-    else
-        run->payload_received += nbytes;
+    run_shared_bytes(run, group->rank == root ? nbytes * (size_t)(group->size - 1) : 0, group->rank == root ? 0 : nbytes);
     pipeline_begin(&b->pipeline, group, lane, group->size > 1 ? shared_blocks(nbytes) : 0,
                   &(struct shared_steps){stage, NULL, collect, true, root}, b);
 }

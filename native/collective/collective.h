@@ -17,12 +17,6 @@ static inline bool allreduce_is_over_links(enum allreduce_path path)
     return path == ALLREDUCE_RING || path == ALLREDUCE_DOUBLING || path == ALLREDUCE_HALVING;
 }
 
-// Is one of these forced?
-static inline bool allreduce_is_forced_over_links(const struct executor_context *run)
-{
-    return allreduce_is_over_links(run->allreduce_path);
-}
-
 // "" or NULL: chosen. BHVD_ERR_ARGUMENT for an unknown name, with the known ones.
 bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error);
 

@@ -14,7 +14,7 @@ static void stage(void *arg, size_t block)
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
         shared_stage(r->run, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
-            run_shared_bytes(r->run, n);
+            run_shared_bytes(r->run, n, 0);
     }
 }
 
@@ -24,7 +24,7 @@ static void collect(void *arg, size_t block)
     const struct group *group = r->pipeline.group;
     size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
     shared_reduce(r->run, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
-    r->run->payload_received += mine * (size_t)(group->size - 1);
+    run_shared_bytes(r->run, 0, mine * (size_t)(group->size - 1));
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};

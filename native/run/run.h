@@ -99,12 +99,13 @@ bhvd_status run_fail_protocol(struct executor_context *run, int rank);
 // For any thread.
 struct bhvd_error run_failure(struct executor_context *run);
 
-// The others read so much here, in shared memory.
-static inline void run_shared_bytes(struct executor_context *run, uint64_t nbytes)
+// In shared memory the others read so much here, and this rank so much of them.
+static inline void run_shared_bytes(struct executor_context *run, uint64_t sent, uint64_t received)
 {
-    run->payload_sent += nbytes;
+    run->payload_sent += sent;
+    run->payload_received += received;
     if (run->sent)
-        run->sent->shm += nbytes;
+        run->sent->shm += sent;
 }
 // A message of the execution's: links count what they send for all.
 static inline void run_message_bytes(const struct executor_context *run, const struct link *link, uint64_t nbytes)

@@ -173,19 +173,23 @@ static void break_link(struct link *link)
     link_note(link);
 }
 
-uint32_t link_number_send(struct link *link, uint64_t execution)
+static struct lane *lane_or_break(struct link *link, uint64_t execution)
 {
     struct lane *lane = take_lane(link, execution);
     if (!lane)
         break_link(link);
+    return lane;
+}
+
+uint32_t link_number_send(struct link *link, uint64_t execution)
+{
+    struct lane *lane = lane_or_break(link, execution);
     return lane ? lane->sent++ : 0;
 }
 
 uint32_t link_number_recv(struct link *link, uint64_t execution)
 {
-    struct lane *lane = take_lane(link, execution);
-    if (!lane)
-        break_link(link);
+    struct lane *lane = lane_or_break(link, execution);
     return lane ? lane->received++ : 0;
 }
 
@@ -243,14 +247,12 @@ static bool claim_unexpected_on_its_way(struct link *link, struct transfer *tran
 void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished)
 {
-    struct lane *lane = take_lane(link, execution);
+    struct lane *lane = lane_or_break(link, execution);
     *transfer = (struct transfer){
         .buffer = buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
     link->receives.posted++;
-    if (!lane) {
-        break_link(link);
+    if (!lane)
         return;
-    }
     if (link->is_deaf || link->lacks_streams)
         link_note(link);
     struct transfer *unexpected = lane->unexpected.head ? take_numbered(&lane->unexpected, transfer->header.number) : NULL;

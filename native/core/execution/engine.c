@@ -161,7 +161,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
         op->phase = OPERATION_EXECUTING;
         if (ctx->timeline.open && !op->work.is_proxy) {
             const struct operation_key key = operation_key_of(op);
-            timeline_operation_begin(&ctx->timeline, &key, operation_kind_name(op->work.kind, op->work.op));
+            timeline_begin(&ctx->timeline, &key, "", operation_kind_name(op->work.kind, op->work.op));
         }
     }
     ctx->counters.executions++;

@@ -25,12 +25,12 @@
 // Shared memory where it is possible, two levels where there are two.
 static bool use_shared(const struct executor_context *run, const struct group *group)
 {
-    return group->shared && !(group->size > 1 && allreduce_is_forced_over_links(run));
+    return group->shared && !(group->size > 1 && allreduce_is_over_links(run->allreduce_path));
 }
 
 static bool use_hierarchy(const struct executor_context *run, const struct group *group)
 {
-    return group->hierarchy && !allreduce_is_forced_over_links(run);
+    return group->hierarchy && !allreduce_is_over_links(run->allreduce_path);
 }
 
 // One rank: a copy, scaled twice as it would be among several.

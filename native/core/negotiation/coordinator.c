@@ -192,7 +192,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
             return BHVD_ERR_SYSTEM;
         if (entry)
             cached_hold(&entry->cached, &pending->entry);
-        timeline_negotiation_begin(&ctx->timeline, &pending->key, operation_kind_name(request->kind, request->op));
+        timeline_begin(&ctx->timeline, &pending->key, TIMELINE_NEGOTIATE, operation_kind_name(request->kind, request->op));
     } else if (!entry || pending->entry != &entry->cached) {
         cached_release(&pending->entry);
     }

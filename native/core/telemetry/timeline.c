@@ -141,17 +141,10 @@ static int pid_of(struct timeline *t, const struct operation_key *key)
     return pid;
 }
 
-static void add_begin(struct timeline *t, const struct operation_key *key, const char *prefix, const char *name)
-{
-    int pid = pid_of(t, key);
-    add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%.3f,\"pid\":%d}", prefix, name,
-              now_us(t), pid);
-}
-
-void timeline_negotiation_begin(struct timeline *t, const struct operation_key *key, const char *kind)
+void timeline_begin(struct timeline *t, const struct operation_key *key, const char *prefix, const char *kind)
 {
     if (t->open)
-        add_begin(t, key, "NEGOTIATE_", kind);
+        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%.3f,\"pid\":%d}", prefix, kind, now_us(t), pid_of(t, key));
 }
 
 void timeline_rank_ready(struct timeline *t, const struct operation_key *key, int rank)
@@ -173,16 +166,10 @@ void timeline_refusal(struct timeline *t, const struct operation_key *key, const
     if (!t->open)
         return;
     escape(text, message, strlen(message));
-    add_begin(t, key, "", "ERROR");
+    timeline_begin(t, key, "", "ERROR");
     add_event(t,
               "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
               now_us(t), pid_of(t, key), text);
-}
-
-void timeline_operation_begin(struct timeline *t, const struct operation_key *key, const char *kind)
-{
-    if (t->open)
-        add_begin(t, key, "", kind);
 }
 
 void timeline_operation_end(struct timeline *t, const struct operation_key *key, const struct bytes *request_bytes, bool failed)

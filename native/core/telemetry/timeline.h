@@ -22,14 +22,15 @@ struct timeline {
 bhvd_status timeline_open(struct timeline *timeline, const char *path, bool mark_cycles, struct bhvd_error *error);
 void timeline_close(struct timeline *timeline);
 
-// From the first request for a name to its response; rank: is ready.
-void timeline_negotiation_begin(struct timeline *timeline, const struct operation_key *key, const char *kind);
+// Something about the operation begins.
+void timeline_begin(struct timeline *timeline, const struct operation_key *key, const char *prefix, const char *kind);
+// From the first request for a name, which begins with TIMELINE_NEGOTIATE, to its response; rank: is ready.
+#define TIMELINE_NEGOTIATE "NEGOTIATE_"
 void timeline_rank_ready(struct timeline *timeline, const struct operation_key *key, int rank);
 void timeline_negotiation_end(struct timeline *timeline, const struct operation_key *key);
 // The answer was an error: nothing will run.
 void timeline_refusal(struct timeline *timeline, const struct operation_key *key, const char *message);
-// An operation runs.
-void timeline_operation_begin(struct timeline *timeline, const struct operation_key *key, const char *kind);
+// An operation, which began without a prefix, has run.
 void timeline_operation_end(struct timeline *timeline, const struct operation_key *key, const struct bytes *request, bool failed);
 // The coordinator answers.
 void timeline_cycle(struct timeline *timeline);
