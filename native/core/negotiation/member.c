@@ -249,39 +249,32 @@ static bool add_to_execution(struct execution *execution, struct bhvd_handle *op
 // Reads answers about `count` operations.
 static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
 {
-    while (count) {
-        struct bhvd_handle *op;
+    for (uint32_t said; count; count -= said) {
+        struct bhvd_handle *op = NULL;
         const uint8_t tag = bytes_take_u8(r);
+        bool fits = true;
+        said = 1;
         if (tag == ITEM_INLINE) {
             const struct inline_payload item = inline_payload_take(r);
             op = take_cached(ctx, item.id);
-            if (!item.values || (op && !inline_payload_keep_sum(op, &item)) || !add_to_execution(execution, op))
-                return BHVD_ERR_SYSTEM;
-            count--;
+            fits = item.values && (!op || inline_payload_keep_sum(op, &item));
         } else if (tag == ITEM_PERSISTENT) {
             const uint32_t id = bytes_take_u32(r);
             op = take_cached(ctx, id);
-            if (r->failed || (op && pairwise_begin(ctx, op, id, &execution->wire)) || !add_to_execution(execution, op))
-                return BHVD_ERR_SYSTEM;
-            count--;
+            fits = !r->failed && (!op || !pairwise_begin(ctx, op, id, &execution->wire));
         } else if (tag == ITEM_CACHED) {
-            struct id_range range = id_range_take(r);
-            if (r->failed || range.count > count)
-                return BHVD_ERR_SYSTEM;
-            for (uint32_t i = 0; i < range.count; i++) {
-                if (!add_to_execution(execution, take_cached(ctx, range.id + i)))
-                    return BHVD_ERR_SYSTEM;
-            }
-            count -= range.count;
+            const struct id_range range = id_range_take(r);
+            said = range.count;
+            fits = !r->failed && said <= count;
+            for (uint32_t i = 0; fits && i < said; i++)
+                fits = add_to_execution(execution, take_cached(ctx, range.id + i));
         } else {
-            if (take_full_item(ctx, execution->process_set, r, &op) || r->failed)
-                return BHVD_ERR_SYSTEM;
-            if (!add_to_execution(execution, op)) {
-                if (op->work.is_proxy)
-                    operation_drop(op);
-                return BHVD_ERR_SYSTEM;
-            }
-            count--;
+            fits = !take_full_item(ctx, execution->process_set, r, &op) && !r->failed;
+        }
+        if (!fits || !add_to_execution(execution, op)) {
+            if (op && op->work.is_proxy)
+                operation_drop(op);
+            return BHVD_ERR_SYSTEM;
         }
     }
     return BHVD_OK;
