@@ -19,24 +19,24 @@ static size_t piece_bytes(const struct allgather_pipeline *g, int index, size_t 
     return shared_piece(g->part[index], block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-static void stage(void *arg, size_t block)
+static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct allgather_pipeline *g = arg;
-    const struct group *group = g->pipeline.group;
-    shared_put(g->run, shared_staging_buffer(g->run, group, group->rank, block), g->src + block * HOST_STAGING_BUFFER_BYTES,
+    const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
+    const struct group *group = pipeline->group;
+    shared_put(run, shared_staging_buffer(run, group, group->rank, block), g->src + block * HOST_STAGING_BUFFER_BYTES,
                piece_bytes(g, group->rank, block));
 }
 
-static void collect(void *arg, size_t block)
+static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct allgather_pipeline *g = arg;
-    const struct group *group = g->pipeline.group;
+    const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
+    const struct group *group = pipeline->group;
     for (int k = 1; k < group->size; k++) {
         int i = (group->rank + k) % group->size;      // each rank begins with another one
         size_t place = block * HOST_STAGING_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];
-        put(g->copy, g->dst, place, shared_staging_buffer(g->run, group, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, place, shared_staging_buffer(run, group, i, block), piece_bytes(g, i, block));
     }
 }
 
@@ -51,14 +51,13 @@ void allgather_begin(struct allgather_pipeline *g, struct executor_context *run,
         my_place += i < group->rank ? part[i] : 0;
         total += part[i];
     }
-    g->run = run;
     g->src = src;
     g->dst = dst;
     g->part = part;
     g->copy = shared_copy(run, total);
     put(g->copy, dst, my_place, src, part[group->rank]);
     run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
-    pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS, g);
+    pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
 }
 
 bhvd_status allgather_shared(struct executor_context *run, struct group *group, const void *src, const struct span_list *dst,

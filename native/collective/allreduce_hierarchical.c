@@ -60,8 +60,9 @@ static struct pipeline *reduce(struct executor_context *run, struct two_level *l
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
+    (void)run;
     cut(x->h, piece, &x->cursor, piece_nbytes(x));
-    reducescatter_begin(&x->reducing, run, l->local, l->lane, &x->within, &piece->list, piece->shard.dst, piece->part);
+    reducescatter_begin(&x->reducing, l->local, l->lane, &x->within, &piece->list, piece->shard.dst, piece->part);
     return &x->reducing.pipeline;
 }
 

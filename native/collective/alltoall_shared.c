@@ -6,8 +6,7 @@
 #include "run/shared.h"
 
 struct alltoall {
-    struct executor_context *run;
-    struct group *group;
+    struct pipeline pipeline;
     const unsigned char *src;
     unsigned char *dst;
     const struct parts *parts;
@@ -21,37 +20,37 @@ static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
 }
 
 // Where in the sender's staging buffer the slice lies that is meant for `to`.
-static unsigned char *slice_of(const struct alltoall *a, int from, int to, size_t block)
+static unsigned char *slice_of(struct executor_context *run, const struct alltoall *a, int from, int to, size_t block)
 {
-    return shared_staging_buffer(a->run, a->group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
+    return shared_staging_buffer(run, a->pipeline.group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
 }
 
-static void stage(void *arg, size_t block)
+static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct alltoall *a = arg;
-    const int me = a->group->rank;
+    const struct alltoall *a = (const struct alltoall *)pipeline;
+    const int me = pipeline->group->rank;
     const unsigned char *part = a->src;
     const size_t *sent = a->parts->sent;
-    for (int to = 0; to < a->group->size; part += sent[to++]) {
+    for (int to = 0; to < pipeline->group->size; part += sent[to++]) {
         const size_t n = to == me ? 0 : piece_bytes(a, sent[to], block);
         if (n)
-            shared_put(a->run, slice_of(a, me, to, block), part + block * a->slice, n);
+            shared_put(run, slice_of(run, a, me, to, block), part + block * a->slice, n);
     }
 }
 
-static void collect(void *arg, size_t block)
+static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct alltoall *a = arg;
-    const int me = a->group->rank;
+    const struct alltoall *a = (const struct alltoall *)pipeline;
+    const int me = pipeline->group->rank;
     const unsigned char *own = a->src;
     unsigned char *part = a->dst;
     const size_t *received = a->parts->received;
     for (int to = 0; to < me; to++)
         own += a->parts->sent[to];
-    for (int from = 0; from < a->group->size; part += received[from++]) {
+    for (int from = 0; from < pipeline->group->size; part += received[from++]) {
         const size_t n = piece_bytes(a, received[from], block);
         if (n)
-            a->copy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(a, from, me, block), n);
+            a->copy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(run, a, from, me, block), n);
     }
 }
 
@@ -59,7 +58,7 @@ bhvd_status alltoall_shared(struct executor_context *run, struct group *group, c
                             const struct parts *parts)
 {
     const int n = group->size, me = group->rank;
-    struct alltoall a = {run, group, src, dst, parts, HOST_STAGING_BUFFER_BYTES, NULL};
+    struct alltoall a = {.src = src, .dst = dst, .parts = parts, .slice = HOST_STAGING_BUFFER_BYTES};
     size_t total = 0, sent = 0;
     if (n > 2)
         a.slice = HOST_STAGING_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
@@ -74,5 +73,6 @@ bhvd_status alltoall_shared(struct executor_context *run, struct group *group, c
     }
     a.copy = shared_copy(run, total);
     const size_t blocks = (parts->longest + a.slice - 1) / a.slice;
-    return shared_run(run, group, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &a);
+    pipeline_begin(&a.pipeline, group, 0, blocks, &(struct shared_steps){.stage = stage, .collect = collect});
+    return pipeline_run(run, &a.pipeline);
 }

@@ -7,34 +7,33 @@ static size_t block_bytes(const struct broadcast_pipeline *b, size_t block)
     return shared_piece(b->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-static unsigned char *buffer_of_root(const struct broadcast_pipeline *b, size_t block)
+static unsigned char *buffer_of_root(struct executor_context *run, const struct pipeline *pipeline, size_t block)
 {
-    return shared_staging_buffer(b->run, b->pipeline.group, b->pipeline.steps.root, block);
+    return shared_staging_buffer(run, pipeline->group, pipeline->steps.root, block);
 }
 
-static void stage(void *arg, size_t block)
+static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct broadcast_pipeline *b = arg;
-    shared_put(b->run, buffer_of_root(b, block), b->src + block * HOST_STAGING_BUFFER_BYTES, block_bytes(b, block));
+    const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
+    shared_put(run, buffer_of_root(run, pipeline, block), b->src + block * HOST_STAGING_BUFFER_BYTES, block_bytes(b, block));
 }
 
-static void collect(void *arg, size_t block)
+static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct broadcast_pipeline *b = arg;
-    b->copy(b->dst + block * HOST_STAGING_BUFFER_BYTES, buffer_of_root(b, block), block_bytes(b, block));
+    const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
+    b->copy(b->dst + block * HOST_STAGING_BUFFER_BYTES, buffer_of_root(run, pipeline, block), block_bytes(b, block));
 }
 
 void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run, struct group *group, int lane, int root, const void *src,
                      void *dst, size_t nbytes)
 {
-    b->run = run;
     b->src = src;
     b->dst = dst;
     b->nbytes = nbytes;
     b->copy = shared_copy(run, nbytes);
     run_shared_bytes(run, group->rank == root ? nbytes * (size_t)(group->size - 1) : 0, group->rank == root ? 0 : nbytes);
     pipeline_begin(&b->pipeline, group, lane, group->size > 1 ? shared_blocks(nbytes) : 0,
-                  &(struct shared_steps){stage, NULL, collect, true, root}, b);
+                  &(struct shared_steps){stage, NULL, collect, true, root});
 }
 
 bhvd_status broadcast_shared(struct executor_context *run, struct group *group, int root, const void *src, void *dst,

@@ -6,7 +6,6 @@
 
 struct allreduce_pipeline {
     struct pipeline pipeline;
-    struct executor_context *run;
     const struct reduction *reduction;
     struct span_cursor in, own, out;
     size_t nbytes;
@@ -18,7 +17,6 @@ void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run,
 
 struct reducescatter_pipeline {
     struct pipeline pipeline;
-    struct executor_context *run;
     const struct reduction *reduction;
     const struct span_list *src;
     unsigned char *dst;
@@ -26,12 +24,11 @@ struct reducescatter_pipeline {
     size_t piece;               // bytes of every member's part in a block
 };
 
-void reducescatter_begin(struct reducescatter_pipeline *r, struct executor_context *run, struct group *group, int lane,
-                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part);
+void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int lane, const struct reduction *reduction,
+                         const struct span_list *src, void *dst, const size_t *part);
 
 struct allgather_pipeline {
     struct pipeline pipeline;
-    struct executor_context *run;
     const unsigned char *src;
     const struct span_list *dst;
     const size_t *part;
@@ -44,7 +41,6 @@ void allgather_begin(struct allgather_pipeline *g, struct executor_context *run,
 
 struct broadcast_pipeline {
     struct pipeline pipeline;
-    struct executor_context *run;
     const unsigned char *src;
     unsigned char *dst;
     size_t nbytes;

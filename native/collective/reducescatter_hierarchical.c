@@ -46,6 +46,7 @@ static struct pipeline *reduce(struct executor_context *run, struct two_level *l
     struct reducescatter *r = (struct reducescatter *)l;
     const struct hierarchy *h = r->h;
     struct span_list *list = &l->list;      // in the order of the local members that the slices go through
+    (void)run;
     list->count = list->nbytes = 0;
     for (int index = 0; index < l->local->size; index++) {
         r->local_part[index] = 0;
@@ -56,7 +57,7 @@ static struct pipeline *reduce(struct executor_context *run, struct two_level *l
             r->local_part[index] += slice.nbytes;
         }
     }
-    reducescatter_begin(&r->reducing, run, l->local, l->lane, &r->within, list, sums_of(r, piece), r->local_part);
+    reducescatter_begin(&r->reducing, l->local, l->lane, &r->within, list, sums_of(r, piece), r->local_part);
     return &r->reducing.pipeline;
 }
 

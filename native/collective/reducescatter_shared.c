@@ -3,37 +3,36 @@
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 
-static void stage(void *arg, size_t block)
+static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct reducescatter_pipeline *r = arg;
-    const struct group *group = r->pipeline.group;
-    unsigned char *staging_buffer = shared_staging_buffer(r->run, group, group->rank, block);
+    const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
+    const struct group *group = pipeline->group;
+    unsigned char *staging_buffer = shared_staging_buffer(run, group, group->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        shared_stage(r->run, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
+        shared_stage(run, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
-            run_shared_bytes(r->run, n, 0);
+            run_shared_bytes(run, n, 0);
     }
 }
 
-static void collect(void *arg, size_t block)
+static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    const struct reducescatter_pipeline *r = arg;
-    const struct group *group = r->pipeline.group;
+    const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
+    const struct group *group = pipeline->group;
     size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
-    shared_reduce(r->run, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
-    run_shared_bytes(r->run, 0, mine * (size_t)(group->size - 1));
+    shared_reduce(run, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
+    run_shared_bytes(run, 0, mine * (size_t)(group->size - 1));
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void reducescatter_begin(struct reducescatter_pipeline *r, struct executor_context *run, struct group *group, int lane,
-                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part)
+void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int lane, const struct reduction *reduction,
+                         const struct span_list *src, void *dst, const size_t *part)
 {
     size_t longest = 0;
-    r->run = run;
     r->reduction = reduction;
     r->src = src;
     r->dst = dst;
@@ -41,13 +40,13 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct executor_conte
     r->piece = HOST_STAGING_BUFFER_BYTES / (size_t)group->size / 64 * 64;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    pipeline_begin(&r->pipeline, group, lane, (longest + r->piece - 1) / r->piece, &STEPS, r);
+    pipeline_begin(&r->pipeline, group, lane, (longest + r->piece - 1) / r->piece, &STEPS);
 }
 
 bhvd_status reducescatter_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
     struct reducescatter_pipeline r;
-    reducescatter_begin(&r, run, group, 0, reduction, src, dst, part);
+    reducescatter_begin(&r, group, 0, reduction, src, dst, part);
     return pipeline_run(run, &r.pipeline);
 }

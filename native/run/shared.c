@@ -129,10 +129,10 @@ bool pipeline_is_over(const struct pipeline *pipeline)
            pipeline->done[HOST_COLLECTED] == pipeline->end;
 }
 
-void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg)
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps)
 {
     const uint64_t begin = group->block[lane], end = begin + blocks;
-    *pipeline = (struct pipeline){.group = group, .lane = lane, .steps = *steps, .arg = arg, .begin = begin, .end = end,
+    *pipeline = (struct pipeline){.group = group, .lane = lane, .steps = *steps, .begin = begin, .end = end,
                                 .done = {begin, steps->reduce ? begin : end, begin}};
     if (steps->only_root)
         pipeline->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
@@ -148,7 +148,7 @@ bool pipeline_advance(struct executor_context *run, struct pipeline *pipeline)
         return false;
     pipeline->group->lane = pipeline->lane;
     if (functions[step])
-        functions[step](pipeline->arg, (size_t)(pipeline->done[step] - pipeline->begin));
+        functions[step](run, pipeline, (size_t)(pipeline->done[step] - pipeline->begin));
     publish(run, pipeline, (enum host_count)step);
     return true;
 }
@@ -181,14 +181,6 @@ bhvd_status pipeline_run(struct executor_context *run, struct pipeline *pipeline
     return status;
 }
 
-bhvd_status shared_run(struct executor_context *run, struct group *group, size_t blocks, const struct shared_steps *steps,
-                       void *arg)
-{
-    struct pipeline pipeline;
-    pipeline_begin(&pipeline, group, 0, blocks, steps, arg);
-    return pipeline_run(run, &pipeline);
-}
-
 kernel_copy_fn shared_copy(const struct executor_context *run, size_t nbytes)
 {
     return nbytes > LONG_BYTES ? run->kernels.long_copy : span_copy;
@@ -196,7 +188,9 @@ kernel_copy_fn shared_copy(const struct executor_context *run, size_t nbytes)
 
 bhvd_status shared_barrier(struct executor_context *run, struct group *group)
 {
-    return shared_run(run, group, 1, &(struct shared_steps){0}, NULL);
+    struct pipeline pipeline;
+    pipeline_begin(&pipeline, group, 0, 1, &(struct shared_steps){0});
+    return pipeline_run(run, &pipeline);
 }
 
 static void copy_timed(struct executor_context *run, unsigned char *dst, const void *src, size_t nbytes, bool streamed)

@@ -19,7 +19,8 @@
 enum { SHARED_L1_BYTES = 16384 };       // what is reduced at once, so that the sum stays in the L1 cache
 
 // block: from 0 in each collective; every member calls the same steps for the same blocks, each in rising order.
-typedef void (*shared_step_fn)(void *arg, size_t block);
+struct pipeline;
+typedef void (*shared_step_fn)(struct executor_context *run, struct pipeline *pipeline, size_t block);
 
 struct shared_steps {
     shared_step_fn stage;               // NULL: nothing to write
@@ -32,12 +33,11 @@ struct shared_steps {
 // How a member copies what it has collected, of a collective in which it writes `nbytes` in all.
 kernel_copy_fn shared_copy(const struct executor_context *run, size_t nbytes);
 
-// A collective under way. Blocks are counted as in the group: since the area's beginning.
+// A collective under way: the first member of what its steps need. Blocks are counted as in the group: since the area's beginning.
 struct pipeline {
     struct group *group;
     int lane;
     struct shared_steps steps;
-    void *arg;
     uint64_t begin, end;
     uint64_t done[HOST_COUNTS];         // by this member; `end` for what it need not do
     uint64_t others[HOST_COUNTS];       // by all other members, when last looked at
@@ -45,7 +45,7 @@ struct pipeline {
 };
 
 // Does nothing yet. The one before it in the lane is over.
-void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg);
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps);
 // Does one step of a block, if one may be done now.
 bool pipeline_advance(struct executor_context *run, struct pipeline *pipeline);
 // > 0: one may be done. < 0: none ever will, since a member has left; the run has failed.
@@ -55,10 +55,6 @@ bool pipeline_is_over(const struct pipeline *pipeline);
 void pipeline_end(struct executor_context *run, const struct pipeline *pipeline);
 // Does all its steps, and ends it. On an error it is not ended.
 bhvd_status pipeline_run(struct executor_context *run, struct pipeline *pipeline);
-
-// Begins one in lane 0, and runs it.
-bhvd_status shared_run(struct executor_context *run, struct group *group, size_t blocks, const struct shared_steps *steps,
-                       void *arg);
 
 // All members have come here, and have finished what they did before.
 bhvd_status shared_barrier(struct executor_context *run, struct group *group);

@@ -31,10 +31,9 @@ static void member_init(struct member *m, int rank, const struct host_memory *me
     }
 }
 
-static void do_nothing(void *arg, size_t block)
+static void do_nothing(struct executor_context *run, struct pipeline *pipeline, size_t block)
 {
-    (void)arg;
-    (void)block;
+    (void)run, (void)pipeline, (void)block;
 }
 
 static void advance(struct member *m, struct pipeline *pipeline)
@@ -56,12 +55,12 @@ TEST(the_end_of_a_broadcast_wakes_who_waits_for_it)
         member_init(&members[i], i, &memory, fds);
     const struct shared_steps from_0 = {do_nothing, NULL, do_nothing, true, 0}, from_1 = {do_nothing, NULL, do_nothing, true, 1};
     for (int i = 0; i < MEMBERS; i++)
-        pipeline_begin(&first[i], &members[i].group, 0, HOST_STAGING_BUFFERS, &from_0, NULL);
+        pipeline_begin(&first[i], &members[i].group, 0, HOST_STAGING_BUFFERS, &from_0);
     advance(root, &first[0]);
     advance(next, &first[1]);
     CHECK(pipeline_is_over(&first[0]) && pipeline_is_over(&first[1]));
     pipeline_end(&next->run, &first[1]);
-    pipeline_begin(&second, &next->group, 0, HOST_STAGING_BUFFERS + 1, &from_1, NULL);
+    pipeline_begin(&second, &next->group, 0, HOST_STAGING_BUFFERS + 1, &from_1);
     advance(next, &second);
     CHECK(!pipeline_can_advance(&next->run, &second));
     atomic_store(&host_memory_doorbell(&memory, 1)->state, DOORBELL_ASLEEP);
