@@ -1,8 +1,7 @@
 // Agreed operations that this rank executes together, in the one order of the job.
 #pragma once
 
-#include "run/schedule.h"
-#include "run/work.h"
+#include "run/plan.h"
 
 // Some fused operations that are executed together.
 struct execution {
@@ -12,6 +11,7 @@ struct execution {
     struct wire wire;           // as the coordinator has measured it: all choose by the same figures
     uint32_t process_set;       // the set may be gone when its turn comes: looked up then
     struct sent sent;           // for it, so far
+    struct plan plan;           // of what goes on beside others
     int count;
     struct work *works[];       // of operations
 };

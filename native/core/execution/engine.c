@@ -107,41 +107,15 @@ static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_s
     for (int i = 0; i < execution->count; i++) {
         operation_end(operation_of(execution->works[i]), status ? error : NULL);
     }
+    plan_fini(&ctx->run, &execution->plan);
     free(execution);
 }
 
-// An execution that goes on beside others.
-struct started {
-    bhvd_context *ctx;
-    struct execution *execution;
-    struct plan plan;
-};
-
 static void end_started(void *arg, bhvd_status status)
 {
-    struct started *started = arg;
-    end_execution(started->ctx, started->execution, status, &started->ctx->run.failure);
-    plan_fini(&started->ctx->run, &started->plan);
-    free(started);
-}
-
-// False: it could not be started, and the run has failed.
-static bool start(bhvd_context *ctx, struct execution *execution, struct plan *plan)
-{
-    struct started *started = malloc(sizeof *started);
-    if (!started) {
-        plan_fini(&ctx->run, plan);
-        return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
-    }
-    *started = (struct started){ctx, execution, *plan};
-    plan = &started->plan;
-    if (plan->operands.list)
-        plan->operands.list = &plan->list;
-    if (plan_start(&ctx->run, plan, end_started, started, NULL) == BHVD_OK)
-        return true;
-    plan_fini(&ctx->run, plan);
-    free(started);
-    return false;
+    struct execution *execution = arg;
+    bhvd_context *ctx = operation_of(execution->works[0])->ctx;
+    end_execution(ctx, execution, status, &ctx->run.failure);
 }
 
 bool engine_has_next(const bhvd_context *ctx)
@@ -168,10 +142,10 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
     ctx->run.sent = &execution->sent;
 }
 
-// Starts what has a plan. False: the execution is over.
-static bool go_on(bhvd_context *ctx, struct execution *execution, struct plan *plan, bhvd_status status, struct bhvd_error *error)
+// Starts what has a plan, which goes on beside others. False: the execution is over.
+static bool go_on(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
-    if (!status && plan->made && start(ctx, execution, plan))
+    if (!status && execution->plan.made && !plan_start(&ctx->run, &execution->plan, end_started, execution, NULL))
         return true;
     if (ctx->run.failure.status) {
         status = ctx->run.failure.status;
@@ -187,7 +161,6 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     const struct wire wire_before = ctx->run.wire;
     struct sent *sent_before = ctx->run.sent;
     struct bhvd_error error = {0};
-    struct plan plan = {0};
     if (!execution) {
         run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to start an operation");
         return;
@@ -196,10 +169,10 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     execution->works[0] = &op->work;
     begin_execution(ctx, execution);
     ctx->run.wire = *wire;                       // this may be in the middle of another execution
-    bhvd_status status = select_pairwise(ctx, op, &plan, &error);
+    bhvd_status status = select_pairwise(ctx, op, &execution->plan, &error);
     ctx->run.wire = wire_before;
-    plan.operands.pairwise = id;
-    go_on(ctx, execution, &plan, status, &error);
+    execution->plan.operands.pairwise = id;
+    go_on(ctx, execution, status, &error);
     ctx->run.sent = sent_before;
 }
 
@@ -207,15 +180,14 @@ void engine_execute_next(bhvd_context *ctx)
 {
     struct execution *execution = fifo_take(&ctx->executions, next);
     struct bhvd_error error = {0};
-    struct plan plan = {0};
     begin_execution(ctx, execution);
     ctx->executing = execution->number;
     ctx->run.connections.started = execution->number;
     ctx->run.wire = execution->wire;
     ctx->measured = (uint64_t)execution->wire.hop_ns << 32 | execution->wire.byte_ps;
-    bhvd_status status = select_execute(ctx, execution, &plan, &error);
+    bhvd_status status = select_execute(ctx, execution, &error);
     ctx->executing = 0;
-    const bool goes_on = go_on(ctx, execution, &plan, status, &error);
+    const bool goes_on = go_on(ctx, execution, status, &error);
     ctx->run.sent = NULL;
     if (goes_on)
         return;

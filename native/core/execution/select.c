@@ -397,8 +397,9 @@ bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_handle *op, struct pl
                                         : d_lp_s(&ctx->run, group, &op->work, NULL, plan, error);
 }
 
-bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error)
+bhvd_status select_execute(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error)
 {
+    struct plan *plan = &execution->plan;
     struct process_set *set = process_set_find(&ctx->sets, execution->process_set);
     struct bhvd_handle *op = operation_of(execution->works[0]);
     if (!set || set->group.rank < 0)
