@@ -2,10 +2,9 @@
 
 #include <stdlib.h>
 
-enum {
-    LINE = 64,
-    SHARD_MIN_BYTES = 1024      // below, a second message costs more than a longer one
-};
+#include "base/size.h"
+
+enum { SHARD_MIN_BYTES = 1024 };        // below, a second message costs more than a longer one
 
 // Groups the members by host.
 static bool find_hosts(const struct executor_context *run, const struct group *group, struct hierarchy *h)
@@ -113,7 +112,7 @@ void hierarchy_find(const struct hierarchy *h, int position, int *host, int *ind
 void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part)
 {
     size_t shard = (nbytes + (size_t)h->shards - 1) / (size_t)h->shards;
-    shard = shard < SHARD_MIN_BYTES ? SHARD_MIN_BYTES : (shard + LINE - 1) / LINE * LINE;
+    shard = shard < SHARD_MIN_BYTES ? SHARD_MIN_BYTES : size_round_up(shard, CACHE_LINE);
     for (int i = 0; i < h->local->size; i++) {
         part[i] = i >= h->shards ? 0 : nbytes < shard ? nbytes : shard;
         nbytes -= part[i];

@@ -1,15 +1,12 @@
 #include "transport/connect_local.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "transport/socket.h"
 
@@ -42,20 +39,13 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
 {
     socklen_t size;
     struct sockaddr_un address = local_address(k->cards[rank].local_name, &size);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));
-    // A full backlog makes connect() wait on a blocking UNIX socket, which is what we want, for a moment.
-    struct timeval limit = {.tv_sec = HANDSHAKE_MS / 1000};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    int failed;
-    do
-        failed = connect(fd, (struct sockaddr *)&address, size);
-    while (failed && errno == EINTR && clock_remaining_ms(k->deadline_ns) > 0);     // this process was stopped meanwhile
-    if (failed) {
+    if (connect(fd, (struct sockaddr *)&address, size)) {
         const int failure = errno;
         close(fd);
-        // It listened before this rank knew its address: where nobody listens, it has ended.
+        // It listened before this rank knew its address: where nobody listens, it has ended. EAGAIN: many are before this one.
         return error_set(k->error, failure == ECONNREFUSED ? BHVD_ERR_SYSTEM : BHVD_ERR_PEER_LOST,
                          "rank %d on this host cannot be reached: %s", rank, strerror(failure));
     }
@@ -63,7 +53,6 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
         close(fd);
         return error_set(k->error, BHVD_ERR_SYSTEM, "rank %d on this host runs as another user: start all ranks of a host as one", rank);
     }
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     *out = fd;
     return BHVD_OK;
 }
@@ -86,8 +75,7 @@ static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t de
     for (;;) {
         if (sendmsg(socket_fd, &message, MSG_NOSIGNAL) == 1)
             return BHVD_OK;
-        struct pollfd fd = {.fd = socket_fd, .events = POLLOUT};
-        if ((errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
+        if ((errno != EAGAIN && errno != EINTR) || socket_await(socket_fd, POLLOUT, deadline_ns))
             return BHVD_ERR_PEER_LOST;
     }
 }
@@ -114,8 +102,7 @@ static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadl
             memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
             return BHVD_OK;
         }
-        struct pollfd fd = {.fd = socket_fd, .events = POLLIN};
-        if (n == 0 || (errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
+        if (n == 0 || (errno != EAGAIN && errno != EINTR) || socket_await(socket_fd, POLLIN, deadline_ns))
             return BHVD_ERR_PEER_LOST;
     }
 }

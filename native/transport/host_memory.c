@@ -1,20 +1,21 @@
 #include "transport/host_memory.h"
 
+#include "base/size.h"
+
 enum {
     CONTROL_STRIDE = sizeof(struct ring) + RING_CONTROL_BYTES,
     PAIR_STRIDE = 2 * sizeof(struct ring) + RING_CONTROL_BYTES + RING_DATA_BYTES,
     PAGE = 4096
 };
 
-static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
-static size_t rings_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct doorbell_word)); }
+static size_t rings_offset(int ranks) { return size_round_up((size_t)ranks * sizeof(struct doorbell_word), PAGE); }
 
 static size_t areas_offset(int ranks)
 {
-    return round_to_page(rings_offset(ranks) + (size_t)ranks * ranks * PAIR_STRIDE);
+    return size_round_up(rings_offset(ranks) + (size_t)ranks * ranks * PAIR_STRIDE, PAGE);
 }
 
-static size_t staging_buffers_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_counts)); }
+static size_t staging_buffers_offset(int ranks) { return size_round_up((size_t)ranks * sizeof(struct host_counts), PAGE); }
 static size_t lane_size(int ranks) { return staging_buffers_offset(ranks) + (size_t)ranks * HOST_STAGING_BUFFERS * HOST_STAGING_BUFFER_BYTES; }
 
 size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_LANES * lane_size(ranks); }
