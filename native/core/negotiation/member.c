@@ -92,19 +92,14 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
     return status;
 }
 
-static bool read_agreed(struct bytes_reader *r, struct bhvd_handle *op)
+// Keeps what the response adds to the request. False: no memory.
+static bool keep_agreed(struct bhvd_handle *op, const unsigned char *values, size_t count)
 {
-    size_t count = bytes_take_u32(r);
-    const unsigned char *values = bytes_take(r, count * sizeof(int64_t));
-    if (!values)
-        return false;
-    op->agreed_owned = malloc((count + 1) * sizeof(int64_t));
-    if (!op->agreed_owned)
-        return false;
-    memcpy(op->agreed_owned, values, count * sizeof(int64_t));
-    op->agreed = op->agreed_owned;
+    op->agreed = op->agreed_owned = malloc((count + 1) * sizeof(int64_t));
     op->agreed_count = count;
-    return true;
+    if (op->agreed_owned)
+        memcpy(op->agreed_owned, values, count * sizeof(int64_t));
+    return op->agreed_owned;
 }
 
 // A rank takes part in what it did not post: in an allreduce after it joined, with zeros; in adding a process set that
@@ -186,39 +181,32 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     *out = NULL;
     if (status)
         return take_error(ctx, op, status, r);
-    struct bhvd_handle agreed = {0};
-    if (!read_agreed(r, &agreed))
-        return BHVD_ERR_SYSTEM;
-    uint32_t request_size = bytes_take_u32(r);
+    const size_t count = bytes_take_u32(r);
+    const unsigned char *agreed = bytes_take(r, count * sizeof(int64_t));
+    const uint32_t request_size = bytes_take_u32(r);
     const unsigned char *bytes = bytes_take(r, request_size);
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
-    if (!op && set && bytes && request_size) {
+    if (!bytes)
+        return BHVD_ERR_SYSTEM;
+    if (!op && set && request_size) {
         struct request *request = request_parse(bytes, request_size);
         const bool is_needed = request && (request_is_of_members(request) || (response_has_zeros(request) && ctx->has_joined));
         op = is_needed ? proxy_create(ctx, request) : NULL;
         request_drop(request);
-        if (!op) {
-            free(agreed.agreed_owned);
+        if (!op)
             return BHVD_ERR_SYSTEM;
-        }
     }
-    if (op && (op->phase != (op->work.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set ||
-               !response_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
+    if (!op)
+        return BHVD_OK;
+    if (op->phase != (op->work.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set || !keep_agreed(op, agreed, count) ||
+        !response_agrees(set, op, op->agreed, count)) {
         if (op->work.is_proxy)
             operation_drop(op);
-        free(agreed.agreed_owned);
         return BHVD_ERR_SYSTEM;
     }
-    if (op) {
-        op->agreed_owned = agreed.agreed_owned;
-        op->agreed = agreed.agreed;
-        op->agreed_count = agreed.agreed_count;
-        if (id && !op->work.is_proxy)
-            response_cache_store(ctx->cache, id, op, op->agreed, op->agreed_count);
-        *out = op;
-    } else {
-        free(agreed.agreed_owned);
-    }
+    if (id && !op->work.is_proxy)
+        response_cache_store(ctx->cache, id, op, op->agreed, count);
+    *out = op;
     return BHVD_OK;
 }
 
@@ -269,7 +257,7 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
             for (uint32_t i = 0; fits && i < said; i++)
                 fits = add_to_execution(execution, take_cached(ctx, range.id + i));
         } else {
-            fits = !take_full_item(ctx, execution->process_set, r, &op) && !r->failed;
+            fits = !take_full_item(ctx, execution->process_set, r, &op);
         }
         if (!fits || !add_to_execution(execution, op)) {
             if (op && op->work.is_proxy)
