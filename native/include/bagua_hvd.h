@@ -152,7 +152,6 @@ void bhvd_mpi_close(void);
 
 struct bhvd_context_options {
     int rank, size;
-    int local_rank, local_size, cross_rank, cross_size;   /* kept for the caller; hosts are found by host_id */
     const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc",
                                      * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
     const char *rendezvous_host;    /* numeric address of the rendezvous; unused when size is 1 or inproc */

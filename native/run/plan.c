@@ -223,13 +223,6 @@ static void wire(struct running_schedule *running)
     }
 }
 
-static uint64_t execution_of(const struct executor_context *run, const struct operands *operands)
-{
-    if (operands->pairwise)
-        return LINK_PAIRWISE | operands->pairwise;
-    return operands->execution ? operands->execution : run->connections.started;
-}
-
 // The task of a schedule, which is the task's from now on. NULL: no memory, and the run has failed.
 static struct task *task_of(struct executor_context *run, const struct group *group, struct schedule *schedule,
                             const struct operands *operands)
@@ -241,8 +234,9 @@ static struct task *task_of(struct executor_context *run, const struct group *gr
         run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
         return NULL;
     }
+    const uint64_t execution = operands->execution ? operands->execution : run->connections.started;
     *running = (struct running_schedule){
-        .task = {.execution = execution_of(run, operands), .group = group, .state = operands->state, .advance = advance, .destroy = destroy},
+        .task = {.execution = execution, .group = group, .state = operands->state, .advance = advance, .destroy = destroy},
         .run = run, .schedule = *schedule, .operands = *operands, .left = schedule->count};
     *schedule = (struct schedule){0};
     running->steps = malloc((count + 1) * sizeof *running->steps);

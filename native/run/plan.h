@@ -32,8 +32,7 @@ struct operands {
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
     const void *state;                      // memory that outlives the schedule; two that share it do not run at once
-    uint32_t pairwise;                      // id of the persistent pairwise operation (core/negotiation/pairwise.h); 0: none
-    uint64_t execution;                     // whose; 0: of the one that started last
+    uint64_t execution;                     // whose, or LINK_PAIRWISE and an id; 0: of the one that started last
 };
 
 // A schedule, or a task, that has not been started: it can go on beside others.

@@ -80,9 +80,9 @@ bhvd_status bhvd_result_copy(bhvd_handle *op, size_t index, void *dst, void *str
 
 bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
 {
-    bhvd_status status;
+    bhvd_status status = completions_add(&op->completion, list, number);
     // Either this thread or the one that ends the operation finds the other's mark.
-    if (completions_add(&op->completion, list, number, &status) && operation_is_over(op))
+    if (!status && operation_is_over(op))
         completions_ended(&op->completion);
     return status;
 }

@@ -3,6 +3,7 @@
 #include "core/context/completions.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -76,16 +77,16 @@ static struct completion *create(bhvd_completions *list, int64_t number)
     return completion;
 }
 
-bool completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number, bhvd_status *status)
+bhvd_status completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number)
 {
     struct completion *none = NULL, *completion = create(list, number);
-    *status = completion ? BHVD_OK : BHVD_ERR_SYSTEM;
-    if (completion && !atomic_compare_exchange_strong(slot, &none, completion)) {
-        free(completion);
-        drop(list);
-        *status = BHVD_ERR_ARGUMENT;
-    }
-    return *status == BHVD_OK;
+    if (!completion)
+        return BHVD_ERR_SYSTEM;
+    if (atomic_compare_exchange_strong(slot, &none, completion))
+        return BHVD_OK;
+    free(completion);
+    drop(list);
+    return BHVD_ERR_ARGUMENT;
 }
 
 bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number)

@@ -171,7 +171,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     ctx->run.wire = *wire;                       // this may be in the middle of another execution
     bhvd_status status = select_pairwise(ctx, op, &execution->plan, &error);
     ctx->run.wire = wire_before;
-    execution->plan.operands.pairwise = id;
+    execution->plan.operands.execution = LINK_PAIRWISE | id;
     go_on(ctx, execution, status, &error);
     ctx->run.sent = sent_before;
 }
