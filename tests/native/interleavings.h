@@ -197,15 +197,14 @@ static void mix(uint64_t *hash, const void *data, size_t size)
 
 static void mix_number(uint64_t *hash, uint64_t number) { mix(hash, &number, sizeof number); }
 
-static void mix_pending(bhvd_context *ctx, struct pending *pending, void *arg)
+static uint64_t mix_pending(const struct pending *pending)
 {
-    uint64_t sum = 0, *total = arg;
-    (void)ctx;
+    uint64_t sum = 0;
     mix(&sum, pending->key.name, pending->key.name_size);
     for (int i = 0; i < pending->size; i++)
         mix_number(&sum, pending->requests[i] != NULL);
     mix_number(&sum, (uint64_t)pending->first);
-    *total += sum;                      // the table has no order
+    return sum;
 }
 
 static void mix_relay(uint64_t *hash, struct relay *relay)
@@ -240,7 +239,8 @@ static uint64_t state_hash(void)
     }
     struct coordinator *c = ranks[COORDINATOR].ctx->coordinator;
     uint64_t pending = 0;
-    coordinator_visit(ranks[COORDINATOR].ctx, mix_pending, &pending);
+    for (const struct pending *each = NULL; (each = pending_next(&c->pending, each));)
+        pending += mix_pending(each);   // the table has no order
     mix_number(&hash, pending);
     for (int r = 0; r < rank_count; r++)
         mix(&hash, (bool[]){c->seen[r].joined, c->seen[r].left}, 2 * sizeof(bool));

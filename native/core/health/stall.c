@@ -36,9 +36,8 @@ static void note_missing(struct late *late, const struct pending *pending, bool 
     said->operations++;
 }
 
-static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
+static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *stall)
 {
-    struct stall *stall = arg;
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     int64_t waited_ns = stall->now_ns - pending->since_ns;
     if (!set || waited_ns < stall->warning_ns)
@@ -216,7 +215,8 @@ void stall_check(bhvd_context *ctx)
     };
     if (!stall.late)
         return;
-    coordinator_visit(ctx, visit_stalled, &stall);
+    for (struct pending *pending = NULL; (pending = pending_next(&c->pending, pending));)
+        look_at(ctx, pending, &stall);
     keep(ctx, stall.late);
     if (stall.warn || stall.shut_down) {
         say_report(ctx, &stall);

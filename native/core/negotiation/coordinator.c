@@ -55,15 +55,6 @@ static bool is_complete(const bhvd_context *ctx, const struct pending *pending, 
     return ready == (of_members ? (int)first->split_count : set->group.size);
 }
 
-void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
-{
-    const struct table *table = &ctx->coordinator->pending;
-    for (struct table_node *node = table_next(table, NULL), *next; node; node = next) {
-        next = table_next(table, node);
-        visit(ctx, TABLE_CONTAINER(node, struct pending, by_name), arg);
-    }
-}
-
 static bool can_never_be(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
     struct bhvd_error error;
@@ -84,14 +75,18 @@ static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pend
     return pending->is_revoked && can_never_be(ctx, pending, set) && pending_check(pending, set, ctx->coordinator->last_joined, &error);
 }
 
-static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
+// A rank has joined: some may be complete now, or never.
+static void look_at_pending(bhvd_context *ctx)
 {
-    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
-    (void)arg;
-    if (set && is_to_be_refused(ctx, pending, set))
-        ready_refuse(ctx, set, pending);
-    else if (set && is_complete(ctx, pending, set))
-        ready_put(ctx->coordinator, pending);
+    const struct table *table = &ctx->coordinator->pending;
+    for (struct pending *pending = pending_next(table, NULL), *next; pending; pending = next) {
+        const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+        next = pending_next(table, pending);
+        if (set && is_to_be_refused(ctx, pending, set))
+            ready_refuse(ctx, set, pending);
+        else if (set && is_complete(ctx, pending, set))
+            ready_put(ctx->coordinator, pending);
+    }
 }
 
 static struct operation_key join_key(const bhvd_context *ctx)
@@ -134,7 +129,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank)
     c->seen[rank].joined = true;
     c->joined_count++;
     c->last_joined = rank;
-    coordinator_visit(ctx, visit_joined, NULL);
+    look_at_pending(ctx);
     return end_join(ctx);
 }
 
@@ -310,7 +305,7 @@ static bhvd_status take_renewed(bhvd_context *ctx, const int *ranks, int count, 
     }
     bhvd_status status = size ? take_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;
     if (any_joined)
-        coordinator_visit(ctx, visit_joined, NULL);
+        look_at_pending(ctx);
     return status ? status : end_join(ctx);
 }
 
@@ -376,15 +371,6 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
     pending_free(pending);
 }
 
-static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
-{
-    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
-    struct bhvd_error error;
-    (void)arg;
-    if (set && any_left(ctx, set, &error))
-        end_pending(ctx, pending, &error);
-}
-
 void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
@@ -393,11 +379,16 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
     c->seen[rank].left = true;
     if (c->left_count++ == 0)
         c->first_left = rank;
-    coordinator_visit(ctx, visit_left, NULL);
+    struct bhvd_error error;
+    for (struct pending *pending = pending_next(&c->pending, NULL), *next; pending; pending = next) {
+        const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+        next = pending_next(&c->pending, pending);
+        if (set && any_left(ctx, set, &error))
+            end_pending(ctx, pending, &error);
+    }
     if (c->joined_count) {
         // Joins can no longer complete: who waits in one must hear it.
         const struct operation_key key = join_key(ctx);
-        struct bhvd_error error;
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {
             if (c->seen[i].joined)
@@ -425,27 +416,19 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
     return status;
 }
 
-struct removed_set {
-    uint32_t id;
-    struct bhvd_error error;
-};
-
-static void visit_removed(bhvd_context *ctx, struct pending *pending, void *arg)
-{
-    struct removed_set *removed = arg;
-    if (pending->key.process_set == removed->id)
-        end_pending(ctx, pending, &removed->error);
-}
-
 bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
 {
     const uint32_t process_set = set->number;
+    const struct table *table = &ctx->coordinator->pending;
+    struct bhvd_error error;
     if (ctx->options.rank != COORDINATOR)
         return BHVD_OK;
-    struct removed_set removed = {.id = process_set};
-    error_set(&removed.error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight",
-              process_set);
-    coordinator_visit(ctx, visit_removed, &removed);
+    error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
+    for (struct pending *pending = pending_next(table, NULL), *next; pending; pending = next) {
+        next = pending_next(table, pending);
+        if (pending->key.process_set == process_set)
+            end_pending(ctx, pending, &error);
+    }
     struct cached_list *cache = &ctx->cache->coordinator;
     for (struct cached *entry = cache->oldest, *newer; entry; entry = newer) {
         newer = entry->newer;
@@ -457,18 +440,15 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
     return BHVD_OK;
 }
 
-static void visit_to_free(bhvd_context *ctx, struct pending *pending, void *arg)
-{
-    (void)ctx, (void)arg;
-    pending_free(pending);
-}
-
 void coordinator_fini(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     if (!c)
         return;
-    coordinator_visit(ctx, visit_to_free, NULL);
+    for (struct pending *pending = pending_next(&c->pending, NULL), *next; pending; pending = next) {
+        next = pending_next(&c->pending, pending);
+        pending_free(pending);
+    }
     table_fini(&c->pending);
     ready_fini(c);
     for (struct unexpected_request *early = c->unexpected.head, *next; early; early = next) {

@@ -23,6 +23,3 @@ bhvd_status coordinator_respond(bhvd_context *ctx);
 // for a set that is gone. Nothing on other ranks.
 bhvd_status coordinator_set_added(bhvd_context *ctx);
 bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set);
-
-// Calls visit for every operation that is not complete. visit may end it.
-void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg);

@@ -20,6 +20,12 @@ struct pending *pending_find(const struct table *table, const struct operation_k
     return node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
 }
 
+struct pending *pending_next(const struct table *table, const struct pending *pending)
+{
+    struct table_node *node = table_next(table, pending ? &pending->by_name : NULL);
+    return node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
+}
+
 struct pending *pending_create(struct table *table, const struct process_set *set, int first,
                                const struct request *request)
 {

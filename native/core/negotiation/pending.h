@@ -33,6 +33,8 @@ struct pending *pending_create(struct table *table, const struct process_set *se
                                const struct request *request);
 // NULL: nobody asked.
 struct pending *pending_find(const struct table *table, const struct operation_key *key);
+// The one after this of those in the table, as table_next; NULL: the first.
+struct pending *pending_next(const struct table *table, const struct pending *pending);
 // It is in no table any more.
 void pending_free(struct pending *pending);
 
