@@ -36,12 +36,6 @@ void rank_set_intersect(struct rank_set *set, const struct rank_set *other)
         set->words[i] &= other->words[i];
 }
 
-void rank_set_subtract(struct rank_set *set, const struct rank_set *other)
-{
-    for (size_t i = 0; i < word_count(set); i++)
-        set->words[i] &= ~other->words[i];
-}
-
 bool rank_set_is_empty(const struct rank_set *set) { return rank_set_next(set, 0) < 0; }
 
 bool rank_set_equals(const struct rank_set *set, const struct rank_set *other)

@@ -20,7 +20,6 @@ void rank_set_clear(struct rank_set *set);
 void rank_set_copy(struct rank_set *set, const struct rank_set *other);
 void rank_set_unite(struct rank_set *set, const struct rank_set *other);
 void rank_set_intersect(struct rank_set *set, const struct rank_set *other);
-void rank_set_subtract(struct rank_set *set, const struct rank_set *other);
 bool rank_set_is_empty(const struct rank_set *set);
 bool rank_set_equals(const struct rank_set *set, const struct rank_set *other);
 bool rank_set_contains(const struct rank_set *set, const struct rank_set *other);

@@ -14,10 +14,13 @@ bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receiver
     relay->receivers = receivers;
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
-        !rank_set_init(&relay->part, size) ||
+        !rank_set_init(&relay->part, size) || !rank_set_init(&relay->subtree, size) ||
         tree_init(&relay->tree, ctx->run.connections.host_of, size, rank, ctx->tree_fanout))
         return BHVD_ERR_SYSTEM;
     rank_set_add(&relay->myself, rank);
+    rank_set_add(&relay->subtree, rank);
+    for (int i = 0; i < relay->tree.child_count; i++)
+        rank_set_unite(&relay->subtree, &relay->tree.children[i].below);
     relay->parent = relay->tree.parents[rank];
     return BHVD_OK;
 }
@@ -32,6 +35,7 @@ void relay_fini(bhvd_context *ctx)
     rank_set_fini(&relay->myself);
     rank_set_fini(&relay->named);
     rank_set_fini(&relay->part);
+    rank_set_fini(&relay->subtree);
     free(relay->ranks);
     bytes_fini(&relay->last_words);
     free(relay);
@@ -224,17 +228,6 @@ bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, con
     return put_down(ctx, child, receiver, type, payload->data, payload->size);
 }
 
-// What comes down knows nothing of this rank's position, but nobody outside of it may be named.
-static bool are_below(struct relay *relay, const struct rank_set *receivers)
-{
-    struct rank_set *others = &relay->part;
-    rank_set_copy(others, receivers);
-    rank_set_subtract(others, &relay->myself);
-    for (int i = 0; i < relay->tree.child_count; i++)
-        rank_set_subtract(others, &relay->tree.children[i].below);
-    return rank_set_is_empty(others);
-}
-
 static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
 {
     struct relay *relay = ctx->relay;
@@ -244,7 +237,7 @@ static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
     uint32_t size = bytes_take_u32(r);
     const unsigned char *payload = bytes_take(r, size);
     const bool for_all = rank_set_is_empty(receivers), for_this = for_all || rank_set_has(receivers, ctx->options.rank);
-    if (!payload || !are_below(relay, receivers))
+    if (!payload || !rank_set_contains(&relay->subtree, receivers))
         return BHVD_ERR_SYSTEM;
     bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload, size);
     return status || !for_this ? status : relay->receivers->down(ctx, type, (struct bytes_reader){payload, payload + size, false});

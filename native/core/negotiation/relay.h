@@ -27,7 +27,7 @@ struct relay {
     int parent;                         // -1: this rank is the coordinator
     struct tree tree;
     struct bundle bundle;               // of this rank and those below, on the way up
-    struct rank_set myself;
+    struct rank_set myself, subtree;    // subtree: and all below, the only ones that what comes down may name
     struct rank_set named, part;        // by the item that is being read; of it, what concerns one child
     int *ranks;                         // the same as a list
     int64_t closing_by_ns;              // the coordinator left, and answers may still be on the way through the parent; 0: it has not
