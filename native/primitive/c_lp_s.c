@@ -56,14 +56,10 @@ static bool make_room(struct c_lp_s *x, struct room *room)
     const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
     const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
     const size_t floats = size_round_up(sums * sizeof(float), CACHE_LINE);
-    unsigned char *memory = fusion_acquire(&x->run->fusion, values + floats + encoder_scratch_size(&x->encoder, longest));
-    if (!memory) {
-        run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
-        return false;
-    }
-    *room = (struct room){memory, (float *)(void *)(memory + values)};
-    encoder_set_scratch(&x->encoder, memory + values + floats, longest);
-    return true;
+    unsigned char *memory = coded_room(x->run, &x->encoder, &x->codes, values + floats);
+    if (memory)
+        *room = (struct room){memory, (float *)(void *)(memory + values)};
+    return memory;
 }
 
 // code = Q(prescale * x[values] + worker error)

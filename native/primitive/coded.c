@@ -15,3 +15,14 @@ void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *en
     plan->operands.input = ready->own;
     plan->operands.output = ready->results;
 }
+
+unsigned char *coded_room(struct executor_context *run, struct encoder *encoder, const struct codes *codes, size_t nbytes)
+{
+    const size_t longest = segments_part(&codes->cut, 0, 0).count;
+    unsigned char *room = fusion_acquire(&run->fusion, nbytes + encoder_scratch_size(encoder, longest));
+    if (room)
+        encoder_set_scratch(encoder, room + nbytes, longest);
+    else
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
+    return room;
+}

@@ -58,15 +58,10 @@ static bool make_room(struct d_lp_s *x, struct room *room)
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
     const size_t floats = size_round_up(longest * sizeof(float), CACHE_LINE);
-    unsigned char *memory =
-        fusion_acquire(&x->run->fusion, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
-    if (!memory) {
-        run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
-        return false;
-    }
-    *room = (struct room){memory, (float *)(void *)(memory + values), memory + values + floats};
-    encoder_set_scratch(&x->encoder, memory + values + 3 * floats, longest);
-    return true;
+    unsigned char *memory = coded_room(x->run, &x->encoder, &x->codes, values + 3 * floats);
+    if (memory)
+        *room = (struct room){memory, (float *)(void *)(memory + values), memory + values + floats};
+    return memory;
 }
 
 // dst = weights[0] values + the others times the replicas, of the elements from `begin` on.
