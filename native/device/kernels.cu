@@ -30,30 +30,50 @@ __device__ static double canonical(double x)
     return __longlong_as_double(x == x ? __double_as_longlong(x) : 0x7ff8000000000000);
 }
 
-// One element type: how it lies in memory, and in which type it is computed with. Typed accesses: of memory whose type the
-// compiler does not know it loads and stores single bytes.
+// One element type: how it lies in memory, in which type it is computed with, and its largest number. Typed accesses: of memory
+// whose type the compiler does not know it loads and stores single bytes.
 struct f32 {
     typedef float stored, real;
+    static constexpr double largest = 3.4028234663852886e+38;
     __device__ static real load(const stored *p) { return *p; }
     __device__ static void store(stored *p, real x) { *p = x; }
 };
 struct f64 {
     typedef double stored, real;
+    static constexpr double largest = 1.7976931348623157e+308;
     __device__ static real load(const stored *p) { return *p; }
     __device__ static void store(stored *p, real x) { *p = x; }
 };
 struct f16 {
     typedef uint16_t stored;
     typedef float real;
+    static constexpr double largest = 65504;
     __device__ static real load(const stored *p) { return float16_to_float(*p); }
     __device__ static void store(stored *p, real x) { *p = float16_from_float(x); }
 };
 struct bf16 {
     typedef uint16_t stored;
     typedef float real;
+    static constexpr double largest = 3.3895313892515355e+38;
     __device__ static real load(const stored *p) { return bfloat16_to_float(*p); }
     __device__ static void store(stored *p, real x) { *p = bfloat16_from_float(x); }
 };
+struct u8 {                             // a code
+    typedef uint8_t stored;
+    __device__ static void store(stored *p, stored x) { *p = x; }
+};
+
+#define EACH_TYPE(of) of(f32) of(f64) of(f16) of(bf16)
+
+// The arithmetic of a codec's header in `real`: codec_float_name or codec_double_name.
+template <class real, class F, class D> __device__ constexpr auto in_real(F of_float, D of_double)
+{
+    if constexpr (sizeof(real) == sizeof(float))
+        return of_float;
+    else
+        return of_double;
+}
+#define ARITHMETIC(codec, name) in_real<real>(codec##_float_##name, codec##_double_##name)
 
 // VECTOR elements that are loaded and stored at once.
 template <class T> struct alignas(VECTOR * sizeof(T)) vector {
@@ -100,9 +120,9 @@ __device__ void for_elements(uint64_t count, bool vectors, Each each, Group grou
         each(i);
 }
 
-// dst[i] = f(src[i]) for elements of types S and D.
+// dst[i] = f(src[i]) for elements of types S and D. first, step: of this thread among those that take part.
 template <class D, class S, class F>
-__device__ void map(void *dst, const void *src, uint64_t count, F f)
+__device__ void map(void *dst, const void *src, uint64_t count, F f, uint64_t first, uint64_t step)
 {
     typename D::stored *to = (typename D::stored *)dst;
     const typename S::stored *from = (const typename S::stored *)src;
@@ -116,7 +136,7 @@ __device__ void map(void *dst, const void *src, uint64_t count, F f)
                 D::store(&out.at[k], f(S::load(&in.at[k])));
             store_vector(to + i, out);
         },
-        first_index(), all_threads());
+        first, step);
 }
 
 // ------------------------------------------------------------------------------------------------------ fusion buffer
@@ -167,12 +187,9 @@ KERNEL(copy_spans)(const struct device_span *table, uint64_t count)
     KERNEL(scale_##type)(void *dst, const void *src, double factor, uint64_t count)             \
     {                                                                                           \
         const type::real by = (type::real)factor;                                               \
-        map<type, type>(dst, src, count, [=](type::real x) { return x * by; });                 \
+        map<type, type>(dst, src, count, [=](type::real x) { return x * by; }, first_index(), all_threads()); \
     }
-SCALE(f32)
-SCALE(f64)
-SCALE(f16)
-SCALE(bf16)
+EACH_TYPE(SCALE)
 
 // -------------------------------------------------------------------------------------------------- error feedback
 
@@ -206,10 +223,7 @@ template <class T> __device__ typename T::real rounded(typename T::real x)
             error[i] = lost - lost == 0 ? lost : 0.0f;                                                              \
         }                                                                                                           \
     }
-FEEDBACK(f32)
-FEEDBACK(f64)
-FEEDBACK(f16)
-FEEDBACK(bf16)
+EACH_TYPE(FEEDBACK)
 
 // -------------------------------------------------------------------------------------------------------- replicas
 
@@ -233,10 +247,7 @@ FEEDBACK(bf16)
             type::store((type::stored *)dst + i, canonical(x));                                                     \
         }                                                                                                           \
     }
-MIX(f32)
-MIX(f64)
-MIX(f16)
-MIX(bf16)
+EACH_TYPE(MIX)
 
 // --------------------------------------------------------------------------------------------------------- codecs
 
@@ -246,11 +257,8 @@ MIX(bf16)
 #include "device/kernels_qsgd.cuh"
 #include "device/kernels_rotated.cuh"
 
-#define CODEC_KERNELS(codec)     \
-    CODEC_DECODERS(codec, f32)   \
-    CODEC_DECODERS(codec, f64)   \
-    CODEC_DECODERS(codec, f16)   \
-    CODEC_DECODERS(codec, bf16)
-CODEC_KERNELS(minmax_uint8)
-CODEC_KERNELS(sign)
-CODEC_KERNELS(qsgd)
+#define CODECS_DECODERS(type)            \
+    CODEC_DECODERS(minmax_uint8, type)   \
+    CODEC_DECODERS(sign, type)           \
+    CODEC_DECODERS(qsgd, type)
+EACH_TYPE(CODECS_DECODERS)

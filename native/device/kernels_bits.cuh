@@ -1,18 +1,5 @@
 // Codecs that write bits: sign and sign_rms. Part of kernels.cu. Several blocks of threads encode a segment.
 
-template <class real> __device__ void store_scale(uint8_t *header, real scale)
-{
-    *(real *)header = scale;
-}
-
-template <class real> __device__ real load_scale(const uint8_t *header)
-{
-    const real scale = *(const real *)header;
-    return canonical(scale);
-}
-
-// ------------------------------------------------------------------------------------------------------------- sign
-
 // The bits, and the sum of each CODEC_SUMS_BLOCK elements, in `sums`. Half a warp takes one such block, element i of it in lane
 // i mod CODEC_SUMS: as codec_sums.h adds them. Its 32 words of 16 bits are kept by its lanes, two by each.
 template <class T> __device__ void sign_encode(const struct coded &coded, const void *src, double *sums, bool squares)
@@ -62,7 +49,7 @@ template <class T> __device__ void sign_header(const struct coded &coded, const 
         const real found = (real)sign_scale(codec_sums_total(parts), count, squares);
         shared_scale = canonical(found);
         codec_header_init(header, SIGN_VERSION, found == found);
-        store_scale(header, shared_scale);
+        *(real *)header = shared_scale;
     }
     __syncthreads();
     for (uint64_t at = threadIdx.x; at < sign_bits_size(count) && shared_scale != shared_scale; at += blockDim.x)
@@ -75,7 +62,7 @@ template <class T> struct sign_decoder {
     real scale;
 
     __device__ sign_decoder(const uint8_t *code, uint64_t)
-        : bits(code + CODEC_HEADER), scale(rounded<T>(load_scale<real>(code)))
+        : bits(code + CODEC_HEADER), scale(rounded<T>(canonical(*(const real *)code)))
     {
     }
     __device__ real value(unsigned negative) const { return negative & 1 && scale == scale ? -scale : scale; }
@@ -101,7 +88,4 @@ template <class T> struct sign_decoder {
         const struct coded coded = ENCODED;                                                                       \
         sign_header<type>(coded, SUMS, option != 0);                                                              \
     }
-BITS_ENCODE(f32)
-BITS_ENCODE(f64)
-BITS_ENCODE(f16)
-BITS_ENCODE(bf16)
+EACH_TYPE(BITS_ENCODE)

@@ -24,26 +24,24 @@ template <class real> __device__ void merge_block(struct range<real> *all, struc
     }
 }
 
-template <class real> __device__ struct range<real> range_of(real x, real largest)
+template <class T> __device__ struct range<typename T::real> range_of(typename T::real x)
 {
-    struct range<real> range = {x, x, x >= -largest && x <= largest};
+    const typename T::real largest = T::largest;
+    struct range<typename T::real> range = {x, x, x >= -largest && x <= largest};
     return range;
 }
 
-__device__ static float largest_of(float) { return 3.402823466e+38f; }
-__device__ static double largest_of(double) { return 1.7976931348623157e+308; }
+// Of a chunk between mn and mx; none, where it is constant.
+template <class real> struct minmax_grid {
+    decltype(ARITHMETIC(minmax_uint8, grid)(0, 0)) grid;
+    bool constant;
 
-// The arithmetic of minmax_uint8.h by the type of its numbers.
-template <class real> struct minmax;
-#define MINMAX(real)                                                                                       \
-    template <> struct minmax<real> {                                                                      \
-        struct minmax_uint8_##real##_grid grid;                                                            \
-        __device__ void set(real mn, real mx) { grid = minmax_uint8_##real##_grid(mn, mx); }               \
-        __device__ uint8_t code(real x) const { return (uint8_t)(int)minmax_uint8_##real##_quantize(&grid, x); } \
-        __device__ real value(uint8_t q) const { return minmax_uint8_##real##_dequantize(&grid, q); }      \
-    };
-MINMAX(float)
-MINMAX(double)
+    __device__ minmax_grid(real mn, real mx) : constant(!(mx > mn))
+    {
+        if (!constant)
+            grid = ARITHMETIC(minmax_uint8, grid)(mn, mx);
+    }
+};
 
 // First pass: every block writes the range of its part of the segment.
 template <class T> __device__ void minmax_ranges(const struct coded &coded, const void *src, void *ranges)
@@ -52,12 +50,11 @@ template <class T> __device__ void minmax_ranges(const struct coded &coded, cons
     typedef typename T::stored stored;
     __shared__ struct range<real> all[BLOCK_MAX];
     const stored *from = (const stored *)src + coded.part.begin;
-    const real largest = largest_of((real)0);
     if (!coded.part.count)
         return;
-    struct range<real> own = range_of(T::load(from), largest);
+    struct range<real> own = range_of<T>(T::load(from));
     auto take = [&](real x) {
-        const struct range<real> one = range_of(x, largest);
+        const struct range<real> one = range_of<T>(x);
         merge(&own, &one);
     };
     for_elements(
@@ -92,27 +89,15 @@ __device__ void minmax_encode(const struct coded &coded, const void *src, const 
 {
     typedef typename T::real real;
     typedef typename T::stored stored;
-    const stored *from = (const stored *)src + coded.part.begin;
     uint8_t *header = coded.code, *codes = header + CODEC_HEADER;
     if (!coded.part.count)
         return;
     const struct range<real> range = range_of_segment<real>(coded, ranges, per_segment);
     const real mn = range.is_finite ? range.mn + 0 : (real)NAN, mx = range.is_finite ? range.mx + 0 : (real)NAN;
-    const bool constant = !(mx > mn);
-    struct minmax<real> grid;
-    if (!constant)
-        grid.set(mn, mx);
-    auto code = [&](real x) { return constant ? (uint8_t)0 : grid.code(x); };
-    for_elements(
-        coded.part.count, is_aligned<stored>(from) && is_aligned<uint8_t>(codes),
-        [&](uint64_t i) { codes[i] = code(T::load(from + i)); },
-        [&](uint64_t i) {
-            const vector<stored> in = load_vector(from + i);
-            vector<uint8_t> out;
-            for (int j = 0; j < VECTOR; j++)
-                out.at[j] = code(T::load(&in.at[j]));
-            store_vector(codes + i, out);
-        },
+    const struct minmax_grid<real> by(mn, mx);
+    map<u8, T>(
+        codes, (const stored *)src + coded.part.begin, coded.part.count,
+        [&](real x) { return by.constant ? (uint8_t)0 : (uint8_t)(int)ARITHMETIC(minmax_uint8, quantize)(&by.grid, x); },
         coded.first, coded.step);
     if (coded.first == 0) {
         codec_header_init(header, MINMAX_UINT8_VERSION, range.is_finite);
@@ -127,17 +112,14 @@ template <class T> struct minmax_uint8_decoder {
     typedef typename T::real real;
     const uint8_t *codes;
     real mn;
-    bool constant;
-    struct minmax<real> grid;
+    struct minmax_grid<real> by;
 
-    __device__ minmax_uint8_decoder(const uint8_t *code, uint64_t) : codes(code + CODEC_HEADER), mn(T::load((const typename T::stored *)code))
+    __device__ minmax_uint8_decoder(const uint8_t *code, uint64_t)
+        : codes(code + CODEC_HEADER), mn(T::load((const typename T::stored *)code)),
+          by(mn, T::load((const typename T::stored *)code + 1))
     {
-        const real mx = T::load((const typename T::stored *)code + 1);
-        constant = !(mx > mn);
-        if (!constant)
-            grid.set(mn, mx);
     }
-    __device__ real value(uint8_t q) const { return constant ? mn : grid.value(q); }
+    __device__ real value(uint8_t q) const { return by.constant ? mn : ARITHMETIC(minmax_uint8, dequantize)(&by.grid, q); }
     __device__ real element(uint64_t i) const { return value(codes[i]); }
     __device__ void four(uint64_t i, real *out) const
     {
@@ -150,7 +132,4 @@ template <class T> struct minmax_uint8_decoder {
 #define MINMAX_ENCODE(type)                                                                             \
     KERNEL(minmax_uint8_ranges_##type)(ENCODE_PARAMETERS) { minmax_ranges<type>(ENCODED, src, ranges); } \
     KERNEL(minmax_uint8_encode_##type)(ENCODE_PARAMETERS) { minmax_encode<type>(ENCODED, src, ranges, per_segment); }
-MINMAX_ENCODE(f32)
-MINMAX_ENCODE(f64)
-MINMAX_ENCODE(f16)
-MINMAX_ENCODE(bf16)
+EACH_TYPE(MINMAX_ENCODE)

@@ -1,33 +1,5 @@
 // Codec qsgd. Part of kernels.cu. Half a warp encodes QSGD_BLOCK elements.
 
-// The arithmetic of qsgd.h by the type of its numbers.
-template <class real> struct qsgd;
-#define QSGD(real)                                                                                            \
-    template <> struct qsgd<real> {                                                                           \
-        __device__ static real norm(double squares, int levels, double largest)                               \
-        {                                                                                                     \
-            return qsgd_##real##_norm(squares, levels, largest);                                              \
-        }                                                                                                     \
-        __device__ static real scale(real norm, int levels) { return qsgd_##real##_scale(norm, levels); }     \
-        __device__ static int quantize(real magnitude, real scale, int levels, float u)                       \
-        {                                                                                                     \
-            return (int)qsgd_##real##_quantize(magnitude, scale, levels, u);                                  \
-        }                                                                                                     \
-        __device__ static real dequantize(real q, real step, real norm)                                       \
-        {                                                                                                     \
-            return qsgd_##real##_dequantize(q, step, norm);                                                   \
-        }                                                                                                     \
-    };
-QSGD(float)
-QSGD(double)
-
-// The largest number of each type.
-template <class T> __device__ double largest_element();
-template <> __device__ double largest_element<f32>() { return 3.4028234663852886e+38; }
-template <> __device__ double largest_element<f64>() { return 1.7976931348623157e+308; }
-template <> __device__ double largest_element<f16>() { return 65504; }
-template <> __device__ double largest_element<bf16>() { return 3.3895313892515355e+38; }
-
 template <class real> struct qsgd_code {
     real *norms;
     int8_t *codes;
@@ -58,13 +30,13 @@ template <class T> __device__ void qsgd_encode(const struct coded &coded, const 
             part += x * x;
         }
         const double squares = __shfl_sync(0xffffffff, sum_of_half_warp(part), 0, CODEC_SUMS);
-        const real found = qsgd<real>::norm(squares, levels, largest_element<T>()), norm = canonical(found);
-        const real scale = qsgd<real>::scale(norm, levels);
+        const real found = ARITHMETIC(qsgd, norm)(squares, levels, T::largest), norm = canonical(found);
+        const real scale = ARITHMETIC(qsgd, scale)(norm, levels);
         if (j == 0 && begin < count)
             code.norms[block] = norm;
         auto quantized = [&](real x, uint64_t i) {
             const float u = codec_uniform(key, (uint32_t)i);
-            const int q = norm > 0 ? qsgd<real>::quantize(x < 0 ? -x : x, scale, levels, u) : 0;
+            const int q = norm > 0 ? (int)ARITHMETIC(qsgd, quantize)(x < 0 ? -x : x, scale, levels, u) : 0;
             return (int8_t)(x < 0 ? -q : q);
         };
         for (uint64_t i = begin + VECTOR * j; i < end && i < count; i += VECTOR * CODEC_SUMS) {
@@ -111,7 +83,7 @@ template <class T> struct qsgd_decoder {
     __device__ qsgd_decoder(const uint8_t *at, uint64_t count) : code(at, count), step(1 / (real)at[QSGD_LEVELS_AT]) {}
     __device__ real value(int8_t q, real norm) const
     {
-        const real x = qsgd<real>::dequantize(q, step, norm);
+        const real x = ARITHMETIC(qsgd, dequantize)(q, step, norm);
         return canonical(x);
     }
     __device__ real element(uint64_t i) const { return value(code.codes[i], code.norms[i / QSGD_BLOCK]); }
@@ -132,7 +104,4 @@ template <class T> struct qsgd_decoder {
         qsgd_encode<type>(coded, src, (int)option, segments_mix(seed, first + coded.part.begin));             \
     }                                                                                                         \
     KERNEL(qsgd_header_##type)(ENCODE_PARAMETERS) { qsgd_header<type::real>(ENCODED, option); }
-QSGD_ENCODE(f32)
-QSGD_ENCODE(f64)
-QSGD_ENCODE(f16)
-QSGD_ENCODE(bf16)
+EACH_TYPE(QSGD_ENCODE)

@@ -173,7 +173,7 @@ __device__ static double normalize(const struct rotated &r, float *a, uint64_t d
     float largest = 0;
     bool is_finite = true;
     for (uint64_t i = r.lane; i < d; i += WARP) {
-        is_finite &= fabsf(a[i]) <= largest_of(0.0f);
+        is_finite &= fabsf(a[i]) <= (float)f32::largest;
         largest = fabsf(a[i]) > largest ? fabsf(a[i]) : largest;
     }
     for (int w = WARP / 2; w > 0; w /= 2) {
@@ -230,7 +230,7 @@ template <class At> __device__ void forward(const struct rotated &r, float *a, u
 template <class T, class Put>
 __device__ void inverse(const struct rotated &r, float *a, uint64_t key, uint64_t begin, uint64_t d, Put put)
 {
-    const double largest = largest_element<T>();
+    const double largest = T::largest;
     transform(r, a, d);
     for (uint64_t unit = 0; unit < d; unit += ROTATED_UNIT) {
         uint32_t flip[ROTATED_STEPS];
@@ -433,7 +433,4 @@ __device__ void rotated_recode(const struct coded &to, const uint8_t *from, uint
         const struct coded from = SUMMED, to = coded_of(dst, 0, segment_stride, count, 1, segment, per_segment);      \
         rotated_recode<type>(to, from.code, rank_stride, ranks, factor, option, segments_mix(seed, first + to.part.begin)); \
     }
-ROTATED(f32)
-ROTATED(f64)
-ROTATED(f16)
-ROTATED(bf16)
+EACH_TYPE(ROTATED)
