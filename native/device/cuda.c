@@ -109,40 +109,32 @@ bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_cou
 
 static struct cuda *cuda_of(struct bhvd_device *device) { return (struct cuda *)device; }
 
-// The value of `call` with the device's context current.
-#define IN_CONTEXT(device, call)                                            \
-    struct cuda *cuda = cuda_of(device);                                    \
-    const struct driver *driver = &cuda->driver;                            \
-    void *popped;                                                           \
-    int mode = CU_CAPTURE_MODE_RELAXED;                                     \
-    cu_result code = driver->context_push(cuda->context);                   \
-    if (!code) {                                                            \
-        driver->exchange_capture_mode(&mode);                               \
-        code = driver->call;                                                \
-        driver->exchange_capture_mode(&mode);                               \
-        driver->context_pop(&popped);                                       \
-    }
+// The value of a call of the driver with the device's context current.
+#define IN_CONTEXT(device, call)                                                        \
+    __extension__({                                                                     \
+        const struct driver *const driver = &cuda_of(device)->driver;                   \
+        void *popped;                                                                   \
+        int mode = CU_CAPTURE_MODE_RELAXED;                                             \
+        cu_result code = driver->context_push(cuda_of(device)->context);                \
+        if (!code) {                                                                    \
+            driver->exchange_capture_mode(&mode);                                       \
+            code = driver->call;                                                        \
+            driver->exchange_capture_mode(&mode);                                       \
+            driver->context_pop(&popped);                                               \
+        }                                                                               \
+        code;                                                                           \
+    })
 
 static int cuda_memory_allocate(struct bhvd_device *device, enum device_memory memory, size_t nbytes, void **out)
 {
-    if (memory == MEMORY_DEVICE) {
-        IN_CONTEXT(device, device_allocate(out, nbytes))
-        return code;
-    }
-    IN_CONTEXT(device, host_allocate(out, nbytes, CU_HOST_PORTABLE | CU_HOST_MAPPED))
-    return code;
+    return memory == MEMORY_DEVICE ? IN_CONTEXT(device, device_allocate(out, nbytes))
+                                   : IN_CONTEXT(device, host_allocate(out, nbytes, CU_HOST_PORTABLE | CU_HOST_MAPPED));
 }
 
+// At the end of the process the driver may be gone already, and all of it with it: what it answers does not matter.
 static void cuda_memory_free(struct bhvd_device *device, enum device_memory memory, void *data)
 {
-    // At the end of the process the driver may be gone already, and all of it with it: what it answers does not matter.
-    if (memory == MEMORY_DEVICE) {
-        IN_CONTEXT(device, device_free(data))
-        (void)code;
-        return;
-    }
-    IN_CONTEXT(device, host_free(data))
-    (void)code;
+    (void)(memory == MEMORY_DEVICE ? IN_CONTEXT(device, device_free(data)) : IN_CONTEXT(device, host_free(data)));
 }
 
 static int cuda_enter(struct bhvd_device *device) { return cuda_of(device)->driver.context_push(cuda_of(device)->context); }
@@ -156,76 +148,57 @@ static void cuda_leave(struct bhvd_device *device)
 static int cuda_stream_create(struct bhvd_device *device, void **out)
 {
     int least = 0, greatest = 0;
-    {
-        IN_CONTEXT(device, priority_range(&least, &greatest))
-        if (code)
-            return code;
-    }
-    IN_CONTEXT(device, stream_create(out, CU_STREAM_NON_BLOCKING, greatest))
-    return code;
-}
-
-static void cuda_stream_destroy(struct bhvd_device *device, void *stream)
-{
-    IN_CONTEXT(device, stream_destroy(stream))
-    (void)code;
+    int code = IN_CONTEXT(device, priority_range(&least, &greatest));
+    return code ? code : IN_CONTEXT(device, stream_create(out, CU_STREAM_NON_BLOCKING, greatest));
 }
 
 static int cuda_stream_is_capturing(struct bhvd_device *device, void *stream, int *capturing)
 {
     int status = CU_CAPTURE_NONE;
-    IN_CONTEXT(device, stream_is_capturing(stream, &status))
+    int code = IN_CONTEXT(device, stream_is_capturing(stream, &status));
     *capturing = status != CU_CAPTURE_NONE;
-    return code;
-}
-
-static int cuda_event_create(struct bhvd_device *device, void **out)
-{
-    IN_CONTEXT(device, event_create(out, CU_EVENT_DISABLE_TIMING))
-    return code;
-}
-
-static void cuda_event_destroy(struct bhvd_device *device, void *event)
-{
-    IN_CONTEXT(device, event_destroy(event))
-    (void)code;
-}
-
-static int cuda_event_record(struct bhvd_device *device, void *event, void *stream)
-{
-    IN_CONTEXT(device, event_record(event, stream))
     return code;
 }
 
 static int cuda_event_query(struct bhvd_device *device, void *event)
 {
-    IN_CONTEXT(device, event_query(event))
+    int code = IN_CONTEXT(device, event_query(event));
     return code == CU_NOT_READY ? DEVICE_NOT_READY : code;
 }
 
-static int cuda_event_wait(struct bhvd_device *device, void *event)
+static void cuda_stream_destroy(struct bhvd_device *device, void *stream)
 {
-    IN_CONTEXT(device, event_synchronize(event))
-    return code;
+    (void)IN_CONTEXT(device, stream_destroy(stream));
 }
+
+static int cuda_event_create(struct bhvd_device *device, void **out)
+{
+    return IN_CONTEXT(device, event_create(out, CU_EVENT_DISABLE_TIMING));
+}
+
+static void cuda_event_destroy(struct bhvd_device *device, void *event) { (void)IN_CONTEXT(device, event_destroy(event)); }
+
+static int cuda_event_record(struct bhvd_device *device, void *event, void *stream)
+{
+    return IN_CONTEXT(device, event_record(event, stream));
+}
+
+static int cuda_event_wait(struct bhvd_device *device, void *event) { return IN_CONTEXT(device, event_synchronize(event)); }
 
 static int cuda_stream_wait_event(struct bhvd_device *device, void *stream, void *event)
 {
-    IN_CONTEXT(device, stream_wait_event(stream, event, 0))
-    return code;
+    return IN_CONTEXT(device, stream_wait_event(stream, event, 0));
 }
 
 static int cuda_copy(struct bhvd_device *device, void *dst, const void *src, size_t nbytes, void *stream)
 {
-    IN_CONTEXT(device, copy_async(dst, src, nbytes, stream))
-    return code;
+    return IN_CONTEXT(device, copy_async(dst, src, nbytes, stream));
 }
 
 static int cuda_launch(struct bhvd_device *device, void *kernel, unsigned blocks, unsigned threads, void **params,
                        void *stream)
 {
-    IN_CONTEXT(device, launch_kernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL))
-    return code;
+    return IN_CONTEXT(device, launch_kernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL));
 }
 
 static void cuda_explain(struct bhvd_device *device, int code, char *out, size_t size)
