@@ -15,8 +15,7 @@ static size_t encoded_size(const struct blocks_format *format, bhvd_dtype dtype,
     return CODEC_HEADER + blocks_scales_size(count, size, real_size) + blocks_codes_size(format, count);
 }
 
-#define BLOCKS_DEFINITIONS(codec, name, format)                                                                     \
-    CODEC_DEFINITIONS(table, codec, BLOCKS_VERSION, name##_encoded_size, name, name);
+#define BLOCKS_DEFINITIONS(codec, name, format) CODEC_DEFINE(codec, BLOCKS_VERSION, name##_encoded_size, name, name)
 #define BLOCKS_ENCODED_SIZE(codec, name, format)                                                                    \
     static size_t name##_encoded_size(bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options)     \
     {                                                                                                               \

@@ -81,11 +81,7 @@ INLINE REAL BLOCKS(decode_one)(const struct BLOCKS(decoder) *d, size_t i)
     return x == x ? ARITHMETIC(blocks, bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN;
 }
 
-#define BLOCKS_FUNCTIONS(codec, name, format)                                                                               \
-    static void NAME(JOIN(name##_encode, ELEMENT))(void *dst, const void *src, size_t count,                                \
-                                                   const struct bhvd_codec_options *options)                                \
-    {                                                                                                                       \
-        BLOCKS(encode)(&format, dst, src, count, options);                                                                  \
-    }                                                                                                                       \
+#define BLOCKS_FUNCTIONS(codec, name, format)                                       \
+    ENCODE(name, ELEMENT) { BLOCKS(encode)(&format, dst, src, count, options); }    \
     DECODE_LOOPS(name, BLOCKS(decoder), BLOCKS(decoder_of)(&format, src, count, options), BLOCKS(decode_one))
 BLOCKS_EACH(BLOCKS_FUNCTIONS)

@@ -1,15 +1,42 @@
-// Codecs of blocks by vectors of float32: a block is read twice, the second time from the cache. blocks_<isa>.h defines
-//     float8_codes(y)        BLOCK numbers as the codes of blocks_float_code, in bytes
-//     float8_values(bytes)   blocks_float_value of LANES codes
-//     pair_codes(q)          the 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point
+// Codecs of blocks by vectors of float32: a block is read twice, the second time from the cache.
 #include "kernel/blocks.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
-#ifdef __AVX512F__
-#include "kernel/blocks_avx512.h"
-#else
-#include "kernel/blocks_avx2.h"
-#endif
+
+// BLOCK numbers as the codes of blocks_float_code.
+INLINE __m256i float8_codes(const vec *y)
+{
+    enum { DROPPED = 23 - E4M3_MANTISSA };
+    const float least = float_from_bits((uint32_t)(128 - E4M3_BIAS) << 23);
+    const float unit = float_from_bits((uint32_t)(126 + E4M3_BIAS + E4M3_MANTISSA) << 23);
+    whole codes[BLOCK_VECTORS];
+    for (int v = 0; v < BLOCK_VECTORS; v++) {
+        const vec magnitude = vec_abs(y[v]);
+        const whole narrow = (whole)magnitude - ((127 - E4M3_BIAS) << 23);
+        const whole normal = (narrow + (narrow >> DROPPED & 1) + ((1 << (DROPPED - 1)) - 1)) >> DROPPED;
+        const whole subnormal = vec_nearest(magnitude * unit);
+        const mask is_subnormal = vec_greater(vec_set1(least), magnitude);
+        codes[v] = ((whole)y[v] >> 24 & 0x80) | (whole)vec_choose(is_subnormal, (vec)normal, (vec)subnormal);
+    }
+    return bytes_unsigned(codes);
+}
+
+// blocks_float_value of LANES codes.
+INLINE vec float8_values(__m128i bytes)
+{
+    typedef uint16_t words __attribute__((vector_size(sizeof(halves))));
+    const words codes = (words)halves_from_bytes(bytes);
+    return vec_from_halves((halves)((codes & 0x80) << 8 | (codes & 0x7f) << (10 - E4M3_MANTISSA)));
+}
+
+// The 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point.
+INLINE __m128i pair_codes(const vec *q)
+{
+    whole codes[BLOCK_VECTORS] = {{0}};
+    for (int v = 0; v < BLOCK_VECTORS / 2; v++)
+        codes[v] = (vec_truncated(q[v]) & 15) | (vec_truncated(q[v + BLOCK_VECTORS / 2]) & 15) << 4;
+    return _mm256_castsi256_si128(bytes_unsigned(codes));
+}
 
 struct quantizer {
     vec s, levels;
@@ -21,10 +48,10 @@ struct quantizer {
 INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, vec u)
 {
     if (format->is_float)
-        return vec_mul(x, with->s);
+        return x * with->s;
     if (!with->stochastic)
-        return vec_rint(vec_mul(x, with->s));           // at most L without being told: |x| s <= L (1 + 2^-22)
-    return vec_with_sign(vec_min(vec_add(vec_mul(vec_abs(x), with->s), u), with->levels), x);
+        return vec_rint(x * with->s);           // at most L without being told: |x| s <= L (1 + 2^-22)
+    return vec_with_sign(vec_min(vec_abs(x) * with->s + u, with->levels), x);
 }
 
 // 32 elements, quantized.
@@ -34,8 +61,8 @@ INLINE void quantize_all(const struct blocks_format *format, const char *block, 
     if (with->stochastic && !format->is_float)
         vec_uniforms(with->key, index, q);
     else
-        memset(q, 0, BLOCK / LANES * sizeof *q);
-    for (int v = 0; v < BLOCK / LANES; v++)
+        memset(q, 0, BLOCK_VECTORS * sizeof *q);
+    for (int v = 0; v < BLOCK_VECTORS; v++)
         q[v] = quantize(format, element->load(block + v * LANES * element->size), with, q[v]);
 }
 
@@ -43,7 +70,7 @@ INLINE void quantize_all(const struct blocks_format *format, const char *block, 
 INLINE __m256i codes_of(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
                         const struct element *element)
 {
-    vec q[BLOCK / LANES];
+    vec q[BLOCK_VECTORS];
     quantize_all(format, block, with, index, element, q);
     if (format->is_float)
         return float8_codes(q);
@@ -70,7 +97,7 @@ INLINE void store_block(const struct blocks_format *format, uint8_t *codes, cons
         store_codes(format, codes, codes_of(format, block, with, index, element));
         return;
     }
-    vec q[BLOCK / LANES];
+    vec q[BLOCK_VECTORS];
     quantize_all(format, block, with, index, element, q);
     _mm_storeu_si128((__m128i *)codes, pair_codes(q));
 }
@@ -158,32 +185,26 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
     const float t = load_f32(grid->scales + (i >> grid->shift) * sizeof t);
     const __m128i bytes = code_bytes(grid, i, v);
-    vec x = grid->format->is_float ? vec_mul(float8_values(bytes), vec_set1(t * BLOCKS_FLOAT_UNIT))
-                                   : vec_mul(vec_from_i8(bytes), vec_set1(t));
+    const vec x = grid->format->is_float ? float8_values(bytes) * (t * BLOCKS_FLOAT_UNIT) : vec_from_i8(bytes) * t;
     // Of two operands of which one is a NaN, vec_min and vec_max give the second.
-    x = vec_min(grid->largest, vec_max(vec_sub(vec_set1(0), grid->largest), x));
-    return vec_canonical(x);
+    return vec_canonical(vec_min(grid->largest, vec_max(-grid->largest, x)));
 }
 
 #include "kernel/decode_vectors.h"
 
-#define BLOCKS_ELEMENT(name, format, element)                                                                      \
-    static void NAME(name##_encode_##element)(void *dst, const void *src, size_t count,                            \
-                                              const struct bhvd_codec_options *options)                            \
-    {                                                                                                              \
-        if (options->stochastic && !format.is_float)                                                    \
-            encode(&format, dst, src, count, &element, options, 1);                                                \
-        else                                                                                                       \
-            encode(&format, dst, src, count, &element, options, 0);                                                \
-    }                                                                                                              \
+#define BLOCKS_FUNCTIONS(dtype, element, name, format)                  \
+    ENCODE(name, element)                                               \
+    {                                                                   \
+        if (options->stochastic && !format.is_float)                    \
+            encode(&format, dst, src, count, &element, options, 1);     \
+        else                                                            \
+            encode(&format, dst, src, count, &element, options, 0);     \
+    }                                                                   \
     DECODERS(name, element, grid_load(&format, src, count, &element, options))
-#define BLOCKS_ELEMENTS(codec, name, format)    \
-    BLOCKS_ELEMENT(name, format, f32)           \
-    BLOCKS_ELEMENT(name, format, f16)           \
-    BLOCKS_ELEMENT(name, format, bf16)
-BLOCKS_EACH(BLOCKS_ELEMENTS)
+#define BLOCKS_CODEC(codec, name, format) EACH_VECTOR_TYPE(BLOCKS_FUNCTIONS, name, format)
+BLOCKS_EACH(BLOCKS_CODEC)
 
-#define BLOCKS_VECTORS(codec, name, format) CODEC_VECTORS(table, codec, name, name);
+#define BLOCKS_VECTORS(codec, name, format) EACH_VECTOR_TYPE(CODEC_SET, codec, name, name)
 void NAME(blocks_kernels_init)(struct kernel_table *table)
 {
     BLOCKS_EACH(BLOCKS_VECTORS)

@@ -1,25 +1,10 @@
-// All codecs of the kernel table, and the codec functions of the public interface. No state.
+// The codec functions of the public interface. No state.
 #include "kernel/codec.h"
 
 #include "base/dtype.h"
-#include "kernel/variants.h"
+#include "kernel/kernel.h"
 
 static const struct bhvd_codec_options defaults;
-
-#define INIT(codec) codec##_kernels_init(table);
-#define INIT_AVX2(codec) codec##_kernels_init_avx2(table);
-#define INIT_AVX512(codec) codec##_kernels_init_avx512(table);
-
-void codec_kernels_init(struct kernel_table *table, unsigned cpu)
-{
-    CODECS(INIT)
-    if (cpu & CPU_AVX2) {
-        CODECS_AVX2(INIT_AVX2)
-    }
-    if (cpu & CPU_AVX512) {
-        CODECS_AVX512(INIT_AVX512)
-    }
-}
 
 // The codec's kernels for this dtype, and *options for them; NULL when it does not take the dtype.
 static const struct kernel_codec *codec_find(bhvd_codec codec, bhvd_dtype dtype, const struct bhvd_codec_options **options)

@@ -2,23 +2,19 @@
 //
 // <name>_decode_<element>_<isa> and <name>_decode_add_...; decoder: a struct of what all elements need, from src, count and
 // options; one(decoder, i): element i. It is rounded to the element type before it is added.
-#define DECODE_LOOPS(name, type, decoder, one)                                                                            \
-    static void NAME(JOIN(name##_decode, ELEMENT))(void *dst, const void *src, size_t count,                              \
-                                                   const struct bhvd_codec_options *options)                              \
-    {                                                                                                                     \
-        (void)options;                                                                                                    \
-        const struct type d = decoder;                                                                                    \
-        for (size_t i = 0; i < count; i++)                                                                                \
-            STORE((char *)dst + SIZE * i, one(&d, i));                                                                    \
-    }                                                                                                                     \
-    static void NAME(JOIN(name##_decode_add, ELEMENT))(float *dst, const void *src, size_t count,                         \
-                                                       const struct bhvd_codec_options *options)                          \
-    {                                                                                                                     \
-        (void)options;                                                                                                    \
-        const struct type d = decoder;                                                                                    \
-        for (size_t i = 0; i < count; i++) {                                                                              \
-            char element[SIZE];                                                                                           \
-            STORE(element, one(&d, i));                                                                                   \
-            store_f32((char *)dst + 4 * i, (float)(load_f32((char *)dst + 4 * i) + LOAD(element)));                       \
-        }                                                                                                                 \
+#define DECODE_LOOPS(name, type, decoder, one)                                                          \
+    DECODE(name, ELEMENT)                                                                               \
+    {                                                                                                   \
+        const struct type d = decoder;                                                                  \
+        for (size_t i = 0; i < count; i++)                                                              \
+            STORE((char *)dst + SIZE * i, one(&d, i));                                                  \
+    }                                                                                                   \
+    DECODE_ADD(name, ELEMENT)                                                                           \
+    {                                                                                                   \
+        const struct type d = decoder;                                                                  \
+        for (size_t i = 0; i < count; i++) {                                                            \
+            char element[SIZE];                                                                         \
+            STORE(element, one(&d, i));                                                                 \
+            store_f32((char *)dst + 4 * i, (float)(load_f32((char *)dst + 4 * i) + LOAD(element)));     \
+        }                                                                                               \
     }

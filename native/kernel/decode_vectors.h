@@ -4,6 +4,8 @@
 //     dequantize(grid, i, v)    vector number v of the block of 32 elements that begins with element i. A code is padded:
 //                               of a last, shorter block all vectors can be asked for
 
+#include "kernel/functions.h"
+
 // Results too large for the caches are written past them, where their alignment allows it.
 INLINE int can_stream(const void *dst, size_t count, const struct element *element)
 {
@@ -12,7 +14,7 @@ INLINE int can_stream(const void *dst, size_t count, const struct element *eleme
 
 INLINE void decode_block(char *to, const struct grid *grid, size_t i, const struct element *element, int stream)
 {
-    for (int v = 0; v < BLOCK / LANES; v += 2) {
+    for (int v = 0; v < BLOCK_VECTORS; v += 2) {
         const vec a = dequantize(grid, i, v), b = dequantize(grid, i, v + 1);
         if (stream) {
             vec_stream(to + v * sizeof(vec), a);
@@ -42,9 +44,9 @@ INLINE void decode(void *dst, const struct grid *grid, size_t count, const struc
 
 INLINE void add_block(char *to, const struct grid *grid, size_t i, const struct element *element)
 {
-    for (int v = 0; v < BLOCK / LANES; v++) {
+    for (int v = 0; v < BLOCK_VECTORS; v++) {
         char *at = to + v * sizeof(vec);
-        vec_store(at, vec_add(vec_load(at), element->round(dequantize(grid, i, v))));
+        vec_store(at, vec_load(at) + element->round(dequantize(grid, i, v)));
     }
 }
 
@@ -63,29 +65,14 @@ INLINE void decode_add(float *dst, const struct grid *grid, size_t count, const 
 }
 
 // <decoder>_decode_<element>_<isa> and <decoder>_decode_add_...; load: a struct grid, from src, count and options.
-#define DECODERS(decoder, element, load)                                                                            \
-    static void NAME(decoder##_decode_##element)(void *dst, const void *src, size_t count,                          \
-                                                 const struct bhvd_codec_options *options)                          \
-    {                                                                                                               \
-        (void)options;                                                                                              \
-        const struct grid grid = load;                                                                              \
-        decode(dst, &grid, count, &element);                                                                        \
-    }                                                                                                               \
-    static void NAME(decoder##_decode_add_##element)(float *dst, const void *src, size_t count,                     \
-                                                     const struct bhvd_codec_options *options)                      \
-    {                                                                                                               \
-        (void)options;                                                                                              \
-        const struct grid grid = load;                                                                              \
-        decode_add(dst, &grid, count, &element);                                                                    \
+#define DECODERS(decoder, element, load)            \
+    DECODE(decoder, element)                        \
+    {                                               \
+        const struct grid grid = load;              \
+        decode(dst, &grid, count, &element);        \
+    }                                               \
+    DECODE_ADD(decoder, element)                    \
+    {                                               \
+        const struct grid grid = load;              \
+        decode_add(dst, &grid, count, &element);    \
     }
-
-// Puts a codec into the table: <encoder>_encode_f32_<isa>, <decoder>_decode_f32_<isa>, ...
-#define CODEC_VECTORS_OF(table, codec, encoder, decoder, dtype, element)                                            \
-    kernel_codec_set(&(table)->codecs[codec][dtype], NAME(encoder##_encode_##element),                              \
-                     NAME(decoder##_decode_##element), NAME(decoder##_decode_add_##element))
-#define CODEC_VECTORS(table, codec, encoder, decoder)                                                               \
-    do {                                                                                                            \
-        CODEC_VECTORS_OF(table, codec, encoder, decoder, BHVD_FLOAT32, f32);                                        \
-        CODEC_VECTORS_OF(table, codec, encoder, decoder, BHVD_FLOAT16, f16);                                        \
-        CODEC_VECTORS_OF(table, codec, encoder, decoder, BHVD_BFLOAT16, bf16);                                      \
-    } while (0)

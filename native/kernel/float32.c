@@ -2,10 +2,7 @@
 // beginning of replicas. Takes float32 only.
 #include <string.h>
 
-#include "kernel/kernel.h"
-#include "kernel/loops.h"
-
-#define OPTIONS const struct bhvd_codec_options *options __attribute__((unused))
+#include "kernel/functions.h"
 
 static size_t float32_encoded_size(bhvd_dtype dtype, size_t count, OPTIONS)
 {

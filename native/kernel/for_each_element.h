@@ -1,5 +1,4 @@
 // Includes LOOPS, a codec's loops over one element at a time (of_element.h), for each element type as the scalar definitions.
-#include "kernel/definitions.h"
 #include "kernel/of_element.h"
 
 #define ISA scalar

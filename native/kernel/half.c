@@ -2,8 +2,10 @@
 // not overlap, except that the float32 copy may be in place.
 #include "kernel/half.h"
 
-#include "kernel/definitions.h"
-#include "kernel/loops.h"
+#include "kernel/functions.h"
+#include "kernel/of_element.h"
+
+#define ISA scalar
 
 typedef float (*load_fn)(const void *p);
 typedef void (*store_fn)(void *p, float x);
@@ -25,30 +27,15 @@ INLINE void convert_add(float *dst, const void *src, size_t count, load_fn load_
     }
 }
 
-#define OPTIONS const struct bhvd_codec_options *options __attribute__((unused))
-
-// Element type `element` of `size` bytes, read by `load` and written by `store`, as codec `code`, f16 or bf16.
-#define HALF(code, element, size, load, store)                                                                  \
-    static void code##_encode_##element##_scalar(void *dst, const void *src, size_t count, OPTIONS)             \
-    {                                                                                                           \
-        convert(dst, 2, src, size, count, load, store_##code);                                                  \
-    }                                                                                                           \
-    static void code##_decode_##element##_scalar(void *dst, const void *src, size_t count, OPTIONS)             \
-    {                                                                                                           \
-        convert(dst, size, src, 2, count, load_##code, store);                                                  \
-    }                                                                                                           \
-    static void code##_decode_add_##element##_scalar(float *dst, const void *src, size_t count, OPTIONS)        \
-    {                                                                                                           \
-        convert_add(dst, src, count, load_##code, load, store);                                           \
-    }
-HALF(f16, f32, 4, load_f32, store_f32)
-HALF(f16, f16, 2, load_f16, store_f16)
-HALF(f16, bf16, 2, load_bf16, store_bf16)
-HALF(f16, f64, 8, load_odd_f64, store_wide_f64)
-HALF(bf16, f32, 4, load_f32, store_f32)
-HALF(bf16, f16, 2, load_f16, store_f16)
-HALF(bf16, bf16, 2, load_bf16, store_bf16)
-HALF(bf16, f64, 8, load_odd_f64, store_wide_f64)
+// An element type as codec `code`, f16 or bf16.
+#define HALF(dtype, element, code, load, store)                                                             \
+    ENCODE(code, element) { convert(dst, 2, src, SIZE_##element, count, load##element, store_##code); }     \
+    DECODE(code, element) { convert(dst, SIZE_##element, src, 2, count, load_##code, store##element); }     \
+    DECODE_ADD(code, element) { convert_add(dst, src, count, load_##code, load##element, store##element); }
+EACH_VECTOR_TYPE(HALF, f16, load_, store_)
+EACH_VECTOR_TYPE(HALF, bf16, load_, store_)
+HALF(BHVD_FLOAT64, f64, f16, load_odd_, store_wide_)
+HALF(BHVD_FLOAT64, f64, bf16, load_odd_, store_wide_)
 
 static size_t half_encoded_size(bhvd_dtype dtype, size_t count, OPTIONS)
 {
@@ -64,29 +51,27 @@ static void to_float_f32(float *dst, const void *src, size_t count)
 
 static void from_float_f32(void *dst, const float *src, size_t count) { to_float_f32(dst, src, count); }
 
-#define CAST(element, size)                                                                            \
-    static void to_float_##element##_scalar(float *dst, const void *src, size_t count)                 \
-    {                                                                                                  \
-        INDEPENDENT for (size_t i = 0; i < count; i++)                                                 \
-            store_f32((char *)dst + 4 * i, (float)load_##element((const char *)src + size * i));       \
-    }                                                                                                  \
-    static void from_float_##element##_scalar(void *dst, const float *src, size_t count)               \
-    {                                                                                                  \
-        INDEPENDENT for (size_t i = 0; i < count; i++)                                                 \
-            store_##element((char *)dst + size * i, load_f32((const char *)src + 4 * i));              \
-    }
-CAST(f16, 2)
-CAST(bf16, 2)
-CAST(f64, 8)
+static void to_float_f64(float *dst, const void *src, size_t count)
+{
+    INDEPENDENT for (size_t i = 0; i < count; i++)
+        store_f32((char *)dst + 4 * i, (float)load_f64((const char *)src + 8 * i));
+}
 
-#define CAST_SET(dtype, to, from) (table->to_float[dtype] = (to), table->from_float[dtype] = (from))
+static void from_float_f64(void *dst, const float *src, size_t count)
+{
+    INDEPENDENT for (size_t i = 0; i < count; i++)
+        store_f64((char *)dst + 8 * i, load_f32((const char *)src + 4 * i));
+}
+
+HALF_CASTS(f16)
+HALF_CASTS(bf16)
+
+#define CAST_SET(dtype, element, table) \
+    (table->to_float[dtype] = to_float_##element, table->from_float[dtype] = from_float_##element);
 
 void half_kernels_init(struct kernel_table *table)
 {
-    CODEC_DEFINITIONS(table, BHVD_CODEC_FLOAT16, 0, half_encoded_size, f16, f16);
-    CODEC_DEFINITIONS(table, BHVD_CODEC_BFLOAT16, 0, half_encoded_size, bf16, bf16);
-    CAST_SET(BHVD_FLOAT32, to_float_f32, from_float_f32);
-    CAST_SET(BHVD_FLOAT16, to_float_f16_scalar, from_float_f16_scalar);
-    CAST_SET(BHVD_BFLOAT16, to_float_bf16_scalar, from_float_bf16_scalar);
-    CAST_SET(BHVD_FLOAT64, to_float_f64_scalar, from_float_f64_scalar);
+    CODEC_DEFINE(BHVD_CODEC_FLOAT16, 0, half_encoded_size, f16, f16)
+    CODEC_DEFINE(BHVD_CODEC_BFLOAT16, 0, half_encoded_size, bf16, bf16)
+    EACH_FLOAT_TYPE(CAST_SET, table)
 }

@@ -1,15 +1,30 @@
 // Codecs float16 and bfloat16, and casts between them and float32, for AVX2 with F16C. (float64 by its definition.)
-#include "kernel/avx2.h"
+#include "kernel/functions.h"
 #include "kernel/half.h"
+#include "kernel/of_element.h"
 #include "kernel/variants.h"
+#include "kernel/vectors.h"
 
-enum {
-    PREFETCH_BYTES = 4096,              // ahead of the vector in work
-    STREAM_COUNT = 4 << 20              // elements, from which on results bypass the caches
-};
+enum { AHEAD_BYTES = 4096 };            // of the vector in work, asked for
 
-INLINE void convert_tail(char *to, size_t to_size, const char *from, size_t from_size, size_t count, load8_fn load,
-                         store8_fn store)
+#define vec_load_f32 vec_load
+#define vec_store_f32 vec_store
+
+typedef vec (*load_fn)(const void *p);
+typedef void (*store_fn)(void *p, vec x);
+
+// A NaN keeps its sign and leading payload, and becomes quiet.
+INLINE void vec_store_bf16(void *p, vec x)
+{
+    const whole quiet = (whole)x | 0x00400000;
+    const __m256i narrow = (__m256i)((whole)vec_choose(vec_unordered(x, x), (vec)rounded_bf16(x), (vec)quiet) >> 16);
+    // packus works within each half of the register; lanes 0 and 2 then hold the eight results.
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(narrow, narrow), 0x08);
+    _mm_storeu_si128(p, _mm256_castsi256_si128(packed));
+}
+
+INLINE void convert_tail(char *to, size_t to_size, const char *from, size_t from_size, size_t count, load_fn load,
+                         store_fn store)
 {
     char x[LANES * sizeof(float)] = {0}, y[LANES * sizeof(float)];
     memcpy(x, from, count * from_size);
@@ -17,8 +32,8 @@ INLINE void convert_tail(char *to, size_t to_size, const char *from, size_t from
     memcpy(to, y, count * to_size);
 }
 
-INLINE void convert(void *dst, size_t to_size, const void *src, size_t from_size, size_t count, load8_fn load,
-                    store8_fn store)
+INLINE void convert(void *dst, size_t to_size, const void *src, size_t from_size, size_t count, load_fn load,
+                    store_fn store)
 {
     char *to = dst;
     const char *from = src;
@@ -26,10 +41,10 @@ INLINE void convert(void *dst, size_t to_size, const void *src, size_t from_size
     if (count >= STREAM_COUNT && (uintptr_t)dst % (LANES * to_size) == 0) {
         char y[LANES * sizeof(float)] __attribute__((aligned(32)));
         for (; i + LANES <= count; i += LANES) {
-            _mm_prefetch(from + i * from_size + PREFETCH_BYTES, _MM_HINT_T0);
+            _mm_prefetch(from + i * from_size + AHEAD_BYTES, _MM_HINT_T0);
             store(y, load(from + i * from_size));
             if (to_size == sizeof(float))
-                _mm256_stream_ps((float *)(to + i * to_size), _mm256_load_ps((float *)y));
+                vec_stream(to + i * to_size, vec_load(y));
             else
                 _mm_stream_si128((__m128i *)(to + i * to_size), _mm_load_si128((__m128i *)y));
         }
@@ -41,82 +56,50 @@ INLINE void convert(void *dst, size_t to_size, const void *src, size_t from_size
         convert_tail(to + i * to_size, to_size, from + i * from_size, from_size, count - i, load, store);
 }
 
-INLINE __m256 round_f32(__m256 x) { return x; }
-INLINE __m256 round_f16(__m256 x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE vec nearest_f32(vec x) { return x; }
+INLINE vec nearest_f16(vec x) { return vec_round_f16(x); }
 
-INLINE __m256 round_bf16(__m256 x)
+// NaNs too, which vec_round_bf16 does not take.
+INLINE vec nearest_bf16(vec x)
 {
     uint16_t y[LANES];
-    store8_bf16(y, x);
-    return load8_bf16(y);
+    vec_store_bf16(y, x);
+    return vec_load_bf16(y);
 }
 
-INLINE void convert_add(float *dst, const void *src, size_t count, load8_fn load, __m256 (*round)(__m256 x))
+INLINE void convert_add(float *dst, const void *src, size_t count, load_fn load, vec (*nearest)(vec x))
 {
     char *to = (char *)dst;
     const char *from = src;
     size_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        store8_f32(to + 4 * i, _mm256_add_ps(load8_f32(to + 4 * i), round(load(from + 2 * i))));
+        vec_store(to + 4 * i, vec_load(to + 4 * i) + nearest(load(from + 2 * i)));
     if (i < count) {
         uint16_t x[LANES] = {0};
         float sum[LANES] = {0};
         memcpy(x, from + 2 * i, 2 * (count - i));
         memcpy(sum, to + 4 * i, 4 * (count - i));
-        store8_f32(sum, _mm256_add_ps(load8_f32(sum), round(load(x))));
+        vec_store(sum, vec_load(sum) + nearest(load(x)));
         memcpy(to + 4 * i, sum, 4 * (count - i));
     }
 }
 
-#define OPTIONS const struct bhvd_codec_options *options __attribute__((unused))
+#define HALF(dtype, element, code)                                                                                  \
+    ENCODE(code, element) { convert(dst, 2, src, SIZE_##element, count, vec_load_##element, vec_store_##code); }    \
+    DECODE(code, element) { convert(dst, SIZE_##element, src, 2, count, vec_load_##code, vec_store_##element); }    \
+    DECODE_ADD(code, element) { convert_add(dst, src, count, vec_load_##code, nearest_##element); }
+EACH_VECTOR_TYPE(HALF, f16)
+EACH_VECTOR_TYPE(HALF, bf16)
 
-#define HALF(code, element, size)                                                                           \
-    static void code##_encode_##element##_avx2(void *dst, const void *src, size_t count, OPTIONS)           \
-    {                                                                                                       \
-        convert(dst, 2, src, size, count, load8_##element, store8_##code);                                  \
-    }                                                                                                       \
-    static void code##_decode_##element##_avx2(void *dst, const void *src, size_t count, OPTIONS)           \
-    {                                                                                                       \
-        convert(dst, size, src, 2, count, load8_##code, store8_##element);                                  \
-    }                                                                                                       \
-    static void code##_decode_add_##element##_avx2(float *dst, const void *src, size_t count, OPTIONS)      \
-    {                                                                                                       \
-        convert_add(dst, src, count, load8_##code, round_##element);                                        \
-    }
-HALF(f16, f32, 4)
-HALF(f16, f16, 2)
-HALF(f16, bf16, 2)
-HALF(bf16, f32, 4)
-HALF(bf16, f16, 2)
-HALF(bf16, bf16, 2)
-
-// A cast to float32 is the decoding of float32, one from it the encoding.
-#define CAST(code)                                                                                          \
-    static void to_float_##code##_avx2(float *dst, const void *src, size_t count)                           \
-    {                                                                                                       \
-        convert(dst, 4, src, 2, count, load8_##code, store8_f32);                                           \
-    }                                                                                                       \
-    static void from_float_##code##_avx2(void *dst, const float *src, size_t count)                         \
-    {                                                                                                       \
-        convert(dst, 2, src, 4, count, load8_f32, store8_##code);                                           \
-    }
-CAST(f16)
-CAST(bf16)
-
-#define HALF_FILL(codec, code, dtype, element)                                                              \
-    kernel_codec_set(&table->codecs[codec][dtype], code##_encode_##element##_avx2,                          \
-                     code##_decode_##element##_avx2, code##_decode_add_##element##_avx2)
+HALF_CASTS(f16)
+HALF_CASTS(bf16)
 
 void half_kernels_init_avx2(struct kernel_table *table)
 {
-    HALF_FILL(BHVD_CODEC_FLOAT16, f16, BHVD_FLOAT32, f32);
-    HALF_FILL(BHVD_CODEC_FLOAT16, f16, BHVD_FLOAT16, f16);
-    HALF_FILL(BHVD_CODEC_FLOAT16, f16, BHVD_BFLOAT16, bf16);
-    HALF_FILL(BHVD_CODEC_BFLOAT16, bf16, BHVD_FLOAT32, f32);
-    HALF_FILL(BHVD_CODEC_BFLOAT16, bf16, BHVD_FLOAT16, f16);
-    HALF_FILL(BHVD_CODEC_BFLOAT16, bf16, BHVD_BFLOAT16, bf16);
-    table->to_float[BHVD_FLOAT16] = to_float_f16_avx2;
-    table->to_float[BHVD_BFLOAT16] = to_float_bf16_avx2;
-    table->from_float[BHVD_FLOAT16] = from_float_f16_avx2;
-    table->from_float[BHVD_BFLOAT16] = from_float_bf16_avx2;
+    EACH_VECTOR_TYPE(CODEC_SET, BHVD_CODEC_FLOAT16, f16, f16)
+    EACH_VECTOR_TYPE(CODEC_SET, BHVD_CODEC_BFLOAT16, bf16, bf16)
+    table->to_float[BHVD_FLOAT16] = to_float_f16;
+    table->to_float[BHVD_BFLOAT16] = to_float_bf16;
+    table->from_float[BHVD_FLOAT16] = from_float_f16;
+    table->from_float[BHVD_BFLOAT16] = from_float_bf16;
 }

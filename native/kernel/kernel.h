@@ -73,15 +73,6 @@ struct kernel_table {
     struct kernel_codec codecs[BHVD_CODEC_COUNT][BHVD_DTYPE_COUNT];
 };
 
-// What a variant replaces: the rest is as for the definition.
-static inline void kernel_codec_set(struct kernel_codec *codec, kernel_encode_fn encode, kernel_decode_fn decode,
-                                    kernel_decode_add_fn decode_add)
-{
-    codec->encode = encode;
-    codec->decode = decode;
-    codec->decode_add = decode_add;
-}
-
 // What the CPU can run (CPU_* bits), asked once through CPUID including the operating system's part (XGETBV).
 unsigned cpu_features(void);
 
@@ -90,6 +81,3 @@ const struct kernel_table *kernel_table_best(void);
 
 // Fills the table for a CPU with these features; cpu = 0 gives the scalar definitions.
 void kernel_table_init(struct kernel_table *table, unsigned cpu);
-
-// All codecs of the table.
-void codec_kernels_init(struct kernel_table *table, unsigned cpu);

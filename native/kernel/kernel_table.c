@@ -13,18 +13,21 @@ unsigned cpu_features(void) { return features; }
 
 const struct kernel_table *kernel_table_best(void) { return &best; }
 
+#define INIT(family) family##_kernels_init(table);
+#define INIT_AVX2(family) family##_kernels_init_avx2(table);
+#define INIT_AVX512(family) family##_kernels_init_avx512(table);
+
 void kernel_table_init(struct kernel_table *table, unsigned cpu)
 {
     memset(table, 0, sizeof *table);
-    copy_kernels_init(table);
-    reduce_kernels_init(table);
-    scale_kernels_init(table);
+    FAMILIES(INIT)
     if (cpu & CPU_AVX2) {
         copy_kernels_init_avx2(table, cpu);
-        reduce_kernels_init_avx2(table);
-        scale_kernels_init_avx2(table);
+        FAMILIES_AVX2(INIT_AVX2)
     }
-    codec_kernels_init(table, cpu);
+    if (cpu & CPU_AVX512) {
+        FAMILIES_AVX512(INIT_AVX512)
+    }
 }
 
 __attribute__((constructor)) static void ask_cpu(void)

@@ -13,6 +13,5 @@ static size_t minmax_uint8_encoded_size(bhvd_dtype dtype, size_t count, const st
 
 void minmax_uint8_kernels_init(struct kernel_table *table)
 {
-    CODEC_DEFINITIONS(table, BHVD_CODEC_MINMAX_UINT8, MINMAX_UINT8_VERSION, minmax_uint8_encoded_size, minmax_uint8,
-                      minmax_uint8);
+    CODEC_DEFINE(BHVD_CODEC_MINMAX_UINT8, MINMAX_UINT8_VERSION, minmax_uint8_encoded_size, minmax_uint8, minmax_uint8)
 }

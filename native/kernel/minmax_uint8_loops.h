@@ -5,9 +5,8 @@
 #include "kernel/decode_loops.h"
 #include "kernel/range_loops.h"
 
-static void CODEC(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
+ENCODE(minmax_uint8, ELEMENT)
 {
-    (void)options;
     const char *from = src;
     uint8_t *codes = (uint8_t *)dst + CODEC_HEADER;
     REAL mn, mx;

@@ -13,9 +13,9 @@
 
 INLINE __m256i quantize_block(const char *block, const struct element *element, vec s, vec lb)
 {
-    vec q[BLOCK / LANES];
-    for (int v = 0; v < BLOCK / LANES; v++)
-        q[v] = vec_sub(vec_rint(vec_mul(element->load(block + v * LANES * element->size), s)), lb);
+    vec q[BLOCK_VECTORS];
+    for (int v = 0; v < BLOCK_VECTORS; v++)
+        q[v] = vec_rint(element->load(block + v * LANES * element->size) * s) - lb;
     return vec_to_u8(q);
 }
 
@@ -75,27 +75,18 @@ INLINE struct grid grid_load(const void *src, const struct element *element)
 // Of two operands of which one is a NaN, vec_min and vec_max give the second.
 INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
-    const vec x = vec_mul(vec_add(vec_from_u8(vec_load_bytes(grid->codes + i + v * LANES)), grid->lb), grid->t);
+    const vec x = (vec_from_u8(vec_load_bytes(grid->codes + i + v * LANES)) + grid->lb) * grid->t;
     return vec_min(vec_max(x, grid->mn), grid->mx);
 }
 
 #include "kernel/decode_vectors.h"
 
-#define MINMAX_UINT8(element)                                                                             \
-    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count,             \
-                                                    const struct bhvd_codec_options *options)             \
-    {                                                                                                     \
-        (void)options;                                                                                    \
-        encode(dst, src, count, &element);                                                                \
-    }                                                                                                     \
-    DECODERS(minmax_uint8, element, grid_load(src, &element))
-MINMAX_UINT8(f32)
-MINMAX_UINT8(f16)
-MINMAX_UINT8(bf16)
+#define MINMAX_UINT8(dtype, element, name)                          \
+    ENCODE(name, element) { encode(dst, src, count, &element); }    \
+    DECODERS(name, element, grid_load(src, &element))
+EACH_VECTOR_TYPE(MINMAX_UINT8, minmax_uint8)
 
 void NAME(minmax_uint8_kernels_init)(struct kernel_table *table)
 {
-    CODEC_VECTORS(table, BHVD_CODEC_MINMAX_UINT8, minmax_uint8, minmax_uint8);
-    kernel_codec_set(&table->codecs[BHVD_CODEC_MINMAX_UINT8][BHVD_FLOAT64], NAME(minmax_uint8_encode_f64),
-                     NAME(minmax_uint8_decode_f64), NAME(minmax_uint8_decode_add_f64));
+    EACH_FLOAT_TYPE(CODEC_SET, BHVD_CODEC_MINMAX_UINT8, minmax_uint8, minmax_uint8)
 }

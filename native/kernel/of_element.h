@@ -5,7 +5,7 @@
 #include <float.h>
 
 #include "kernel/element.h"
-#include "kernel/loops.h"
+#include "kernel/functions.h"
 
 #define LOAD JOIN(load, ELEMENT)
 #define STORE JOIN(store, ELEMENT)

@@ -15,5 +15,5 @@ static size_t qsgd_encoded_size(bhvd_dtype dtype, size_t count, const struct bhv
 
 void qsgd_kernels_init(struct kernel_table *table)
 {
-    CODEC_DEFINITIONS(table, BHVD_CODEC_QSGD, QSGD_VERSION, qsgd_encoded_size, qsgd, qsgd);
+    CODEC_DEFINE(BHVD_CODEC_QSGD, QSGD_VERSION, qsgd_encoded_size, qsgd, qsgd)
 }

@@ -3,7 +3,7 @@
 
 #include "kernel/decode_loops.h"
 
-static void QSGD(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
+ENCODE(qsgd, ELEMENT)
 {
     const char *from = src;
     const int levels = qsgd_levels(options->parameter);

@@ -1,7 +1,7 @@
 // Codec qsgd by vectors of float32: a block of 512 elements is read twice, the second time from the cache.
 #include "kernel/qsgd.h"
+#include "kernel/sums_vectors.h"
 #include "kernel/variants.h"
-#include "kernel/vectors.h"
 
 struct quantizer {
     vec scale, levels;
@@ -11,33 +11,13 @@ struct quantizer {
 INLINE void encode_block(char *codes, const char *block, const struct quantizer *with, uint32_t index,
                          const struct element *element)
 {
-    vec q[BLOCK / LANES];
+    vec q[BLOCK_VECTORS];
     vec_uniforms(with->key, index, q);
-    for (int v = 0; v < BLOCK / LANES; v++) {
+    for (int v = 0; v < BLOCK_VECTORS; v++) {
         const vec x = element->load(block + v * LANES * element->size);
-        q[v] = vec_with_sign(vec_min(vec_add(vec_mul(vec_abs(x), with->scale), q[v]), with->levels), x);
+        q[v] = vec_with_sign(vec_min(vec_abs(x) * with->scale + q[v], with->levels), x);
     }
     _mm256_storeu_si256((void *)codes, vec_truncated_to_i8(q));
-}
-
-// The sum of the squares of up to QSGD_BLOCK elements.
-INLINE double squares_sum(const char *src, size_t count, const struct element *element)
-{
-    struct sums sums;
-    sums_init(&sums);
-    size_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(src + i * element->size, element->size);
-        for (int v = 0; v < BLOCK / LANES; v++)
-            sums_add(&sums, v, element->load(src + (i + v * LANES) * element->size), 1);
-    }
-    if (i < count) {
-        char block[BLOCK * sizeof(float)];
-        tail_zeros(block, src + i * element->size, count - i, element->size);
-        for (int v = 0; v < BLOCK / LANES; v++)
-            sums_add(&sums, v, element->load(block + v * LANES * element->size), 1);
-    }
-    return sums_total(sums);
 }
 
 INLINE void encode(void *dst, const void *src, size_t count, const struct element *element,
@@ -51,7 +31,7 @@ INLINE void encode(void *dst, const void *src, size_t count, const struct elemen
     for (size_t begin = 0; begin < count; begin += QSGD_BLOCK) {
         const size_t length = count - begin < QSGD_BLOCK ? count - begin : QSGD_BLOCK;
         const char *from = (const char *)src + begin * element->size;
-        const float norm = qsgd_float_norm(squares_sum(from, length, element), levels, element->largest);
+        const float norm = qsgd_float_norm(sums_of(from, length, element, 1, NULL), levels, element->largest);
         store_f32(norms + begin / QSGD_BLOCK * sizeof norm, norm);
         is_finite &= norm == norm;
         if (!(norm > 0)) {
@@ -89,20 +69,17 @@ INLINE struct grid grid_load(const void *src, size_t count)
 INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
     const vec norm = vec_set1(load_f32(grid->norms + i / QSGD_BLOCK * sizeof(float)));
-    return vec_canonical(vec_mul(vec_mul(vec_from_i8(vec_load_bytes(grid->codes + i + v * LANES)), grid->step), norm));
+    return vec_canonical(vec_from_i8(vec_load_bytes(grid->codes + i + v * LANES)) * grid->step * norm);
 }
 
 #include "kernel/decode_vectors.h"
 
-#define QSGD(element)                                                                                     \
-    static void NAME(qsgd_encode_##element)(void *dst, const void *src, size_t count,                     \
-                                            const struct bhvd_codec_options *options)                     \
-    {                                                                                                     \
-        encode(dst, src, count, &element, options);                                                       \
-    }                                                                                                     \
-    DECODERS(qsgd, element, grid_load(src, count))
-QSGD(f32)
-QSGD(f16)
-QSGD(bf16)
+#define QSGD(dtype, element, name)                                              \
+    ENCODE(name, element) { encode(dst, src, count, &element, options); }       \
+    DECODERS(name, element, grid_load(src, count))
+EACH_VECTOR_TYPE(QSGD, qsgd)
 
-void NAME(qsgd_kernels_init)(struct kernel_table *table) { CODEC_VECTORS(table, BHVD_CODEC_QSGD, qsgd, qsgd); }
+void NAME(qsgd_kernels_init)(struct kernel_table *table)
+{
+    EACH_VECTOR_TYPE(CODEC_SET, BHVD_CODEC_QSGD, qsgd, qsgd)
+}

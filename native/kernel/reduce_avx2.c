@@ -1,28 +1,20 @@
 // Elementwise reductions for AVX2: the loops of reduce_loops.h again, and float16 and bfloat16 by vectors of float32.
 #include "kernel/reduce_loops.h"
 
-#include "kernel/avx2.h"
+#include "kernel/pairs.h"
 #include "kernel/variants.h"
 
-typedef __m256 (*operation_fn)(__m256 x, __m256 y);
+typedef vec (*operation_fn)(vec x, vec y);
 
-INLINE __m256 add8(__m256 x, __m256 y) { return _mm256_add_ps(x, y); }
-INLINE __m256 multiply8(__m256 x, __m256 y) { return _mm256_mul_ps(x, y); }
-
+INLINE vec add(vec x, vec y) { return x + y; }
+INLINE vec multiply(vec x, vec y) { return x * y; }
 // The instruction gives y when either is NaN, so a NaN in x must be put back.
-INLINE __m256 minimum8(__m256 x, __m256 y)
-{
-    return _mm256_blendv_ps(_mm256_min_ps(x, y), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
-
-INLINE __m256 maximum8(__m256 x, __m256 y)
-{
-    return _mm256_blendv_ps(_mm256_max_ps(x, y), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
+INLINE vec minimum(vec x, vec y) { return vec_choose(vec_unordered(x, x), vec_min(x, y), x); }
+INLINE vec maximum(vec x, vec y) { return vec_choose(vec_unordered(x, x), vec_max(x, y), x); }
 
 INLINE struct pair operate(struct pair x, struct pair y, operation_fn operation)
 {
-    return (struct pair){canonical_nan8(operation(x.a, y.a)), canonical_nan8(operation(x.b, y.b))};
+    return (struct pair){vec_canonical(operation(x.a, y.a)), vec_canonical(operation(x.b, y.b))};
 }
 
 INLINE void reduce_half(void *dst, const void *a, const void *b, size_t count, load_pair_fn load, store_pair_fn store,
@@ -43,20 +35,18 @@ INLINE void reduce_half(void *dst, const void *a, const void *b, size_t count, l
     }
 }
 
-#define REDUCE_HALF(name, element, operation)                                                            \
-    static void reduce_##name##_##element##_avx2(void *dst, const void *a, const void *b, size_t count)  \
-    {                                                                                                    \
-        reduce_half(dst, a, b, count, load_pair_##element, store_pair_##element, operation);             \
+#define REDUCE_HALF(name, element, operation)                                                               \
+    static void reduce_##name##_##element##_avx2(void *dst, const void *a, const void *b, size_t count)     \
+    {                                                                                                       \
+        reduce_half(dst, a, b, count, load_pair_##element, store_pair_##element, operation);                \
     }
-
-REDUCE_HALF(sum, f16, add8)
-REDUCE_HALF(product, f16, multiply8)
-REDUCE_HALF(min, f16, minimum8)
-REDUCE_HALF(max, f16, maximum8)
-REDUCE_HALF(sum, bf16, add8)
-REDUCE_HALF(product, bf16, multiply8)
-REDUCE_HALF(min, bf16, minimum8)
-REDUCE_HALF(max, bf16, maximum8)
+#define REDUCE_HALF_ALL(element)                \
+    REDUCE_HALF(sum, element, add)              \
+    REDUCE_HALF(product, element, multiply)     \
+    REDUCE_HALF(min, element, minimum)          \
+    REDUCE_HALF(max, element, maximum)
+REDUCE_HALF_ALL(f16)
+REDUCE_HALF_ALL(bf16)
 
 void reduce_kernels_init_avx2(struct kernel_table *table)
 {

@@ -3,7 +3,6 @@
 
 #include <float.h>
 
-#include "kernel/definitions.h"
 #include "kernel/loops.h"
 
 // x with the sign of element i of the block.
@@ -115,15 +114,9 @@ ROTATED_EACH(ROTATED_COEFFICIENTS)
     }
 ROTATED_EACH(ROTATED_ENCODED_SIZE)
 
-#define ROTATED_DEFINITION(codec, name, dtype, element)                                                             \
-    table->codecs[codec][dtype].encoded_size = name##_encoded_size;                                                 \
-    table->codecs[codec][dtype].version = ROTATED_VERSION;                                                          \
-    ROTATED_TABLE_OF(codec, name, dtype, element)
-#define ROTATED_DEFINITIONS(codec, name, levels)                                                                    \
-    ROTATED_DEFINITION(codec, name, BHVD_FLOAT32, f32)                                                              \
-    ROTATED_DEFINITION(codec, name, BHVD_FLOAT16, f16)                                                              \
-    ROTATED_DEFINITION(codec, name, BHVD_BFLOAT16, bf16)                                                            \
-    ROTATED_DEFINITION(codec, name, BHVD_FLOAT64, f64)
+#define ROTATED_DEFINITIONS(codec, name, levels)                                        \
+    kernel_codec_define(table->codecs[codec], ROTATED_VERSION, name##_encoded_size);    \
+    EACH_FLOAT_TYPE(ROTATED_SET, codec, name)
 
 void rotated_kernels_init(struct kernel_table *table)
 {

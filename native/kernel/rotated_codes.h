@@ -5,6 +5,8 @@
 // and, for each element type, NAME(rotated_io_<element>).
 #include <float.h>
 
+#include "kernel/functions.h"
+
 // Not inlined, or each codec would have one for each element type.
 #define SHARED static __attribute__((noinline))
 
@@ -229,46 +231,30 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
 // ----------------------------------------------------------------------------------------------------------------- table
 
 // The functions of a codec for an element type: <name>_encode_<element>_<isa> ...; rotated_io_<element>_<isa> is there.
-#define ROTATED_FUNCTIONS_OF(name, element)                                                                 \
-    static void NAME(JOIN(name##_encode, element))(void *dst, const void *src, size_t count,                        \
-                                                   const struct bhvd_codec_options *options)                        \
-    {                                                                                                               \
-        encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options);                                \
-    }                                                                                                               \
-    static void NAME(JOIN(name##_decode, element))(void *dst, const void *src, size_t count,                        \
-                                                   const struct bhvd_codec_options *options)                        \
-    {                                                                                                               \
-        decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0);                             \
-    }                                                                                                               \
-    static void NAME(JOIN(name##_decode_add, element))(float *dst, const void *src, size_t count,                   \
-                                                       const struct bhvd_codec_options *options)                    \
-    {                                                                                                               \
-        decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 1);                             \
-    }                                                                                                               \
-    static void NAME(JOIN(name##_invert, element))(void *dst, float *coefficients, size_t count, const void *like,  \
-                                                   const struct bhvd_codec_options *options)                        \
-    {                                                                                                               \
-        invert(&NAME(JOIN(rotated_io, element)), dst, coefficients, count, like, options);                          \
+#define ROTATED_FUNCTIONS_OF(dtype, element, name)                                                                                  \
+    ENCODE(name, element) { encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options); }              \
+    DECODE(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0); }           \
+    DECODE_ADD(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 1); }       \
+    static void NAME(JOIN(name##_invert, element))(void *dst, float *coefficients, size_t count, const void *like, OPTIONS)         \
+    {                                                                                                                               \
+        invert(&NAME(JOIN(rotated_io, element)), dst, coefficients, count, like, options);                                          \
     }
 
 // What has to do with coefficients alone.
-#define ROTATED_COEFFICIENTS(codec, name, levels)                                                                   \
-    static void NAME(name##_coefficients_add)(float *sum, const void *src, size_t count,                            \
-                                              const struct bhvd_codec_options *options)                             \
-    {                                                                                                               \
+#define ROTATED_COEFFICIENTS(codec, name, levels)                                                                               \
+    static void NAME(name##_coefficients_add)(float *sum, const void *src, size_t count, OPTIONS)                               \
+    {                                                                                                                           \
         coefficients_add(&NAME(name##_coder), sum, src, count, options);                                                        \
-    }                                                                                                               \
-    static void NAME(name##_coefficients_encode)(void *dst, float *coefficients, size_t count, const void *like,    \
-                                                 const struct bhvd_codec_options *options)                          \
-    {                                                                                                               \
+    }                                                                                                                           \
+    static void NAME(name##_coefficients_encode)(void *dst, float *coefficients, size_t count, const void *like, OPTIONS)       \
+    {                                                                                                                           \
         coefficients_encode(&NAME(name##_coder), dst, coefficients, count, like, options);                                      \
     }
 
-#define ROTATED_TABLE_OF(codec, name, dtype, element)                                                               \
-    kernel_codec_set(&table->codecs[codec][dtype], NAME(JOIN(name##_encode, element)),                              \
-                     NAME(JOIN(name##_decode, element)), NAME(JOIN(name##_decode_add, element)));                   \
-    table->codecs[codec][dtype].transform = (struct kernel_transform)                                               \
-    {                                                                                                               \
-        rotated_coefficients, rotated_are_alike, NAME(name##_coefficients_add), NAME(name##_coefficients_encode),   \
-            NAME(JOIN(name##_invert, element))                                                                      \
+#define ROTATED_SET(dtype, element, codec, name)                                                                        \
+    CODEC_SET(dtype, element, codec, name, name)                                                                        \
+    table->codecs[codec][dtype].transform = (struct kernel_transform)                                                   \
+    {                                                                                                                   \
+        rotated_coefficients, rotated_are_alike, NAME(name##_coefficients_add), NAME(name##_coefficients_encode),       \
+            NAME(JOIN(name##_invert, element))                                                                          \
     };

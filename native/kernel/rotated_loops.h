@@ -34,5 +34,5 @@ SHARED void ROTATED(inverse_add)(char *dst, size_t count, float *a, size_t d, co
 
 static const struct io ROTATED(io) = {SIZE, ROTATED(forward), ROTATED(inverse), ROTATED(inverse_add),
                                       ROTATED(store_one)};
-#define ROTATED_FUNCTIONS(codec, name, levels) ROTATED_FUNCTIONS_OF(name, ELEMENT)
+#define ROTATED_FUNCTIONS(codec, name, levels) ROTATED_FUNCTIONS_OF(dtype, ELEMENT, name)
 ROTATED_EACH(ROTATED_FUNCTIONS)

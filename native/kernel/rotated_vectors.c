@@ -1,20 +1,75 @@
-// Codecs rotated1 to rotated4 by vectors of float32: a block stays in the nearest cache. rotated_<isa>.h defines
-//     vec_within(x)            the butterflies of the distances 1, 2, ... LANES / 2
-//     mask, vec_greater(a, b), vec_is_negative(x)    lanes where a > b, and where the sign is set
-//     vec_choose(m, a, b)      b in the lanes of m, else a
-//     vec_lookup(table, n)     lane by lane the entry n mod 8 of a table of 8 or 16
-//     whole                    a 32-bit number for each lane: whole_set1, whole_or; WHOLE_ZERO
-//     whole_left(n, k), whole_right(n, k)    shifted
-//     whole_or_where(n, m, k)  n | k in the lanes of m, else n
-//     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, side by side
-//     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; others lie above
+// Codecs rotated1 to rotated4 by vectors of float32: a block stays in the nearest cache.
 #include "kernel/rotated.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
+
+// What each instruction set has instructions of its own for:
+//     vec_lookup(table, n)     lane by lane the entry n mod 8 of a table of 8 or 16
+//     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; others lie above
+//     vec_within(x)            the butterflies of the distances 1, 2, ... LANES / 2
+//     whole_or_where(n, m, k)  n | k in the lanes of m, else n
+//     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, side by side
 #ifdef __AVX512F__
-#include "kernel/rotated_avx512.h"
+#define vec_lookup(table, n) _mm512_permutexvar_ps((__m512i)(n), table)
+
+INLINE vec vec_numbered(vec table, whole n, int k, int b)
+{
+    (void)b;
+    return vec_lookup(table, n >> k);
+}
+
+// x t + s is exact but for the sum: t = 1 or -1.
+INLINE vec with_partner(vec x, vec partner, mask upper)
+{
+    return _mm512_fmadd_ps(x, vec_choose(upper, vec_set1(1), vec_set1(-1)), partner);
+}
+
+INLINE vec vec_within(vec x)
+{
+    x = with_partner(x, _mm512_permute_ps(x, 0xb1), 0xaaaa);
+    x = with_partner(x, _mm512_permute_ps(x, 0x4e), 0xcccc);
+    x = with_partner(x, _mm512_shuffle_f32x4(x, x, 0xb1), 0xf0f0);
+    return with_partner(x, _mm512_shuffle_f32x4(x, x, 0x4e), 0xff00);
+}
+
+INLINE whole whole_or_where(whole n, mask m, int k)
+{
+    return (whole)_mm512_mask_or_epi32((__m512i)n, m, (__m512i)n, _mm512_set1_epi32(k));
+}
+
+INLINE void words_store(uint8_t *p, const whole *n) { store_halves(p, _mm512_cvtepi32_epi16((__m512i)n[0])); }
+INLINE void words_load(const uint8_t *p, whole *n) { n[0] = (whole)_mm512_cvtepu16_epi32(load_halves(p)); }
 #else
-#include "kernel/rotated_avx2.h"
+#define vec_lookup(table, n) _mm256_permutevar8x32_ps(table, (__m256i)(n))
+
+// Of 4 bits the table has the magnitudes alone.
+INLINE vec vec_numbered(vec table, whole n, int k, int b)
+{
+    const vec z = vec_lookup(table, n >> k);
+    return b == 4 ? vec_flipped(z, n << (28 - k)) : z;
+}
+
+// x t + s is exact but for the sum: t = 1 or -1.
+INLINE vec vec_within(vec x)
+{
+    x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), _mm256_permute_ps(x, 0xb1));
+    x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1), _mm256_permute_ps(x, 0x4e));
+    return _mm256_fmadd_ps(x, _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1), _mm256_permute2f128_ps(x, x, 1));
+}
+
+INLINE whole whole_or_where(whole n, mask m, int k) { return n | ((whole)m & (uint32_t)k); }
+
+INLINE void words_store(uint8_t *p, const whole *n)
+{
+    const __m256i packed = _mm256_packus_epi32((__m256i)(n[0] & 0xffff), (__m256i)(n[1] & 0xffff));
+    _mm256_storeu_si256((void *)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+INLINE void words_load(const uint8_t *p, whole *n)
+{
+    n[0] = (whole)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+    n[1] = (whole)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p + 16)));
+}
 #endif
 
 enum { ROWS = 16 / LANES, EACH = ROTATED_SUMS / LANES };
@@ -28,8 +83,8 @@ INLINE uint32_t lanes_of(const uint32_t *signs, size_t i)
 
 #define BUTTERFLY(a, b)                         \
     do {                                        \
-        const vec sum = vec_add(a, b);          \
-        b = vec_sub(a, b);                      \
+        const vec sum = a + b;                  \
+        b = a - b;                              \
         a = sum;                                \
     } while (0)
 
@@ -134,7 +189,7 @@ INLINE void inverse_add(char *dst, size_t count, float *a, size_t d, const uint3
     transform(a, d);
     filled_up(block, dst, count, d, sizeof(float));
     for (size_t i = 0; i < d; i += LANES)
-        vec_store(to + 4 * i, vec_add(vec_load(to + 4 * i), element->round(element_of(a, i, signs, element))));
+        vec_store(to + 4 * i, vec_load(to + 4 * i) + element->round(element_of(a, i, signs, element)));
     if (count != d)
         memcpy(dst, block, count * sizeof(float));
 }
@@ -144,7 +199,7 @@ INLINE float sums_of(vec *sums)
     float parts[LANES];
     for (int w = EACH / 2; w > 0; w /= 2)
         for (int p = 0; p < w; p++)
-            sums[p] = vec_add(sums[p], sums[p + w]);
+            sums[p] += sums[p + w];
     vec_store(parts, sums[0]);
     for (int w = LANES / 2; w > 0; w /= 2)
         for (int j = 0; j < w; j++)
@@ -160,7 +215,7 @@ INLINE float squares(const float *a, size_t d)
     for (size_t i = 0; i < d; i += ROTATED_SUMS)
         UNROLLED for (int p = 0; p < EACH; p++) {
             const vec x = vec_load(a + i + (size_t)p * LANES);
-            sums[p] = vec_add(sums[p], vec_mul(x, x));
+            sums[p] += x * x;
         }
     return sums_of(sums);
 }
@@ -178,7 +233,7 @@ INLINE vec table_of(const float *entries, int count, float factor)
     float table[16];
     for (int i = 0; i < 16; i++)
         table[i] = entries[i % count];
-    return vec_mul(vec_load(table), vec_set1(factor));
+    return vec_load(table) * factor;
 }
 
 INLINE struct quantizer quantizer_of(const struct rotated_levels *levels, float s)
@@ -206,7 +261,7 @@ INLINE vec level_of(int bits, const struct quantizer *with, vec m, whole *n, int
         *n = whole_or_where(*n, is_next, 1 << k);
         return vec_choose(is_next, with->least, with->next);
     }
-    whole q = WHOLE_ZERO;
+    whole q = {0};
     if (bits == 3) {
         const mask is_above = vec_greater(m, with->threshold[1]);
         q = whole_or_where(q, is_above, 2);
@@ -216,7 +271,7 @@ INLINE vec level_of(int bits, const struct quantizer *with, vec m, whole *n, int
         q = whole_or_where(q, vec_greater(m, vec_lookup(with->above, q)), 2);
         q = whole_or_where(q, vec_greater(m, vec_lookup(with->below, q)), 1);
     }
-    *n = whole_or(*n, whole_left(q, k));
+    *n |= q << k;
     return vec_lookup(with->level, q);
 }
 
@@ -225,16 +280,13 @@ INLINE void quantize_part(const struct rotated_levels *levels, const struct quan
                           vec *sums, whole *signs, int row)
 {
     const int bits = levels->bits, b = bits == 3 ? 2 : bits;
-    whole n[ROWS] = {WHOLE_ZERO};
-    for (int v = 0; v < ROWS; v++)
-        n[v] = WHOLE_ZERO;
+    whole n[ROWS] = {{0}};
     UNROLLED for (int k = 0; k < 16 / b; k++)
         UNROLLED for (int v = 0; v < ROWS; v++) {
             const int i = 16 * k + LANES * v;
             const vec x = vec_load(a + i), m = vec_abs(x);
             const vec level = level_of(bits, with, m, &n[v], b * k);
-            vec *sum = &sums[i / LANES % EACH];
-            *sum = vec_add(*sum, vec_mul(m, level));
+            sums[i / LANES % EACH] += m * level;
             if (bits == 3)
                 signs[v] = whole_or_where(signs[v], vec_is_negative(x), 1 << (row + k));
             else
@@ -251,9 +303,7 @@ INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const
     for (int p = 0; p < EACH; p++)
         sums[p] = vec_set1(0);
     for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
-        whole signs[ROWS];
-        for (int v = 0; v < ROWS; v++)
-            signs[v] = WHOLE_ZERO;
+        whole signs[ROWS] = {{0}};
         UNROLLED for (int p = 0; p < parts; p++)
             quantize_part(levels, &with, codes + p * ROTATED_PART, a + i + (size_t)(p * ROTATED_UNIT / parts), sums, signs,
                           p * 16 / parts);
@@ -287,8 +337,10 @@ INLINE void dequantize_part(const struct rotated_levels *levels, vec table, floa
             float *at = a + 16 * k + LANES * v;
             vec z = vec_numbered(table, n[v], b * k, b);
             if (bits == 3)
-                z = vec_flipped(z, whole_left(signs[v], 31 - row - k));
-            vec_store(at, adds ? vec_add(vec_load(at), z) : z);
+                z = vec_flipped(z, signs[v] << (31 - row - k));
+            if (adds)
+                z += vec_load(at);
+            vec_store(at, z);
         }
 }
 
@@ -332,18 +384,11 @@ ROTATED_IO(f32)
 ROTATED_IO(f16)
 ROTATED_IO(bf16)
 
-#define ROTATED_VECTORS(codec, name, levels)    \
-    ROTATED_FUNCTIONS_OF(name, f32)             \
-    ROTATED_FUNCTIONS_OF(name, f16)             \
-    ROTATED_FUNCTIONS_OF(name, bf16)
+#define ROTATED_VECTORS(codec, name, levels) EACH_VECTOR_TYPE(ROTATED_FUNCTIONS_OF, name)
 ROTATED_EACH(ROTATED_VECTORS)
 ROTATED_EACH(ROTATED_COEFFICIENTS)
 
-#define ROTATED_TABLE(codec, name, levels)              \
-    ROTATED_TABLE_OF(codec, name, BHVD_FLOAT32, f32)    \
-    ROTATED_TABLE_OF(codec, name, BHVD_FLOAT16, f16)    \
-    ROTATED_TABLE_OF(codec, name, BHVD_BFLOAT16, bf16)
-
+#define ROTATED_TABLE(codec, name, levels) EACH_VECTOR_TYPE(ROTATED_SET, codec, name)
 void NAME(rotated_kernels_init)(struct kernel_table *table)
 {
     ROTATED_EACH(ROTATED_TABLE)

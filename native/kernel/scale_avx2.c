@@ -1,12 +1,12 @@
 // Scaling by a factor for AVX2: the loops of scale_loops.h again, and float16 and bfloat16 by vectors of float32.
 #include "kernel/scale_loops.h"
 
-#include "kernel/avx2.h"
+#include "kernel/pairs.h"
 #include "kernel/variants.h"
 
-INLINE struct pair multiply(struct pair x, __m256 factor)
+INLINE struct pair multiply(struct pair x, vec factor)
 {
-    return (struct pair){canonical_nan8(_mm256_mul_ps(x.a, factor)), canonical_nan8(_mm256_mul_ps(x.b, factor))};
+    return (struct pair){vec_canonical(x.a * factor), vec_canonical(x.b * factor)};
 }
 
 INLINE void scale_half(void *dst, const void *src, double factor, size_t count, load_pair_fn load, store_pair_fn store)
@@ -14,7 +14,7 @@ INLINE void scale_half(void *dst, const void *src, double factor, size_t count, 
     enum { STEP = 2 * LANES };
     char *to = dst;
     const char *from = src;
-    const __m256 f = _mm256_set1_ps((float)factor);
+    const vec f = vec_set1((float)factor);
     size_t i = 0;
     for (; i + STEP <= count; i += STEP)
         store(to + 2 * i, multiply(load(from + 2 * i), f));

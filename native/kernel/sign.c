@@ -13,6 +13,6 @@ static size_t sign_encoded_size(bhvd_dtype dtype, size_t count, const struct bhv
 
 void sign_kernels_init(struct kernel_table *table)
 {
-    CODEC_DEFINITIONS(table, BHVD_CODEC_SIGN, SIGN_VERSION, sign_encoded_size, sign, sign);
-    CODEC_DEFINITIONS(table, BHVD_CODEC_SIGN_RMS, SIGN_VERSION, sign_encoded_size, sign_rms, sign);
+    CODEC_DEFINE(BHVD_CODEC_SIGN, SIGN_VERSION, sign_encoded_size, sign, sign)
+    CODEC_DEFINE(BHVD_CODEC_SIGN_RMS, SIGN_VERSION, sign_encoded_size, sign_rms, sign)
 }

@@ -26,18 +26,8 @@ INLINE void SIGN(encode_scaled)(void *dst, const void *src, size_t count, int sq
     memcpy(dst, &scale, sizeof scale);
 }
 
-static void SIGN(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
-{
-    (void)options;
-    SIGN(encode_scaled)(dst, src, count, 0);
-}
-
-static void NAME(JOIN(sign_rms_encode, ELEMENT))(void *dst, const void *src, size_t count,
-                                                 const struct bhvd_codec_options *options)
-{
-    (void)options;
-    SIGN(encode_scaled)(dst, src, count, 1);
-}
+ENCODE(sign, ELEMENT) { SIGN(encode_scaled)(dst, src, count, 0); }
+ENCODE(sign_rms, ELEMENT) { SIGN(encode_scaled)(dst, src, count, 1); }
 
 struct SIGN(decoder) {
     const uint8_t *bits;

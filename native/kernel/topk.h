@@ -20,7 +20,7 @@
 
 #include "kernel/codec.h"
 #include "kernel/element.h"
-#include "kernel/loops.h"
+#include "kernel/functions.h"
 
 enum {
     TOPK_VERSION = 1,
@@ -53,7 +53,7 @@ struct topk_element {
     uint64_t nan;                       // that of a NaN
     double (*number)(uint64_t magnitude);
     uint64_t (*rounded)(double number); // the magnitude of a number >= 0
-    // Bit i: the magnitude of element i of a block is `least` or more; least <= infinity + 1.
+    // Bit i: the magnitude of element i of a block is `least` or more; least <= infinity + 1. NULL: they are looked at one by one.
     uint32_t (*at_least)(const char *block, uint64_t least);
 };
 
@@ -69,7 +69,7 @@ INLINE uint64_t topk_magnitude(const char *x, const struct topk_element *element
     return bits <= element->infinity ? bits : element->infinity + 1;
 }
 
-// at_least for less than a block.
+// at_least of some elements, a block at most.
 INLINE uint32_t topk_at_least_few(const char *block, size_t count, uint64_t least, const struct topk_element *element)
 {
     uint32_t found = 0;
@@ -97,8 +97,9 @@ INLINE uint32_t topk_candidates(const char *src, size_t i, size_t count, uint64_
                                 const struct topk_element *element)
 {
     const char *block = src + i * element->size;
-    return count - i >= TOPK_BLOCK ? element->at_least(block, least)
-                                   : topk_at_least_few(block, count - i, least, element);
+    if (count - i < TOPK_BLOCK)
+        return topk_at_least_few(block, count - i, least, element);
+    return element->at_least ? element->at_least(block, least) : topk_at_least_few(block, TOPK_BLOCK, least, element);
 }
 
 // The largest digit that `kept` elements or more reach, whose number becomes how many of just this digit are.
@@ -110,56 +111,10 @@ INLINE uint32_t topk_digit(const uint32_t *bins, int width, uint32_t *kept)
     return digit;
 }
 
-// The magnitude of the k-th largest element; *ties becomes how many elements of just this magnitude are kept.
-INLINE uint64_t topk_threshold(const char *src, size_t count, size_t k, const struct topk_element *element,
-                               uint32_t *ties)
-{
-    uint64_t prefix = 0;                // the leading bits of the result
-    uint32_t kept = (uint32_t)k;        // elements still to be found among those with this prefix
-    int shift = element->bits;
-    while (shift > 0) {
-        const int width = shift < TOPK_DIGIT_BITS ? shift : TOPK_DIGIT_BITS;
-        uint32_t bins[TOPK_BINS] = {0};
-        shift -= width;
-        if (shift + width == element->bits)                     // the first digit: all elements share the empty prefix
-            for (size_t i = 0; i < count; i++)
-                bins[topk_magnitude(src + i * element->size, element) >> shift]++;
-        else for (size_t i = 0; i < count; i += TOPK_BLOCK) {
-            uint32_t found = topk_candidates(src, i, count, prefix << shift << width, element);
-            for (; found; found &= found - 1) {
-                const uint64_t x = topk_magnitude(src + (i + (size_t)__builtin_ctz(found)) * element->size, element);
-                if (x >> shift >> width == prefix)
-                    bins[x >> shift & ((1u << width) - 1)]++;
-            }
-        }
-        prefix = prefix << width | topk_digit(bins, width, &kept);
-    }
-    *ties = kept;
-    return prefix;
-}
-
 struct topk_candidate {
     uint64_t magnitude;
     uint32_t index;
 };
-
-// The same of a list.
-static inline uint64_t topk_threshold_of(const struct topk_candidate *list, size_t count, size_t k, int bits, uint32_t *ties)
-{
-    uint64_t prefix = 0;
-    uint32_t kept = (uint32_t)k;
-    while (bits > 0) {
-        const int width = bits < TOPK_DIGIT_BITS ? bits : TOPK_DIGIT_BITS;
-        uint32_t bins[TOPK_BINS] = {0};
-        bits -= width;
-        for (size_t i = 0; i < count; i++)
-            if (list[i].magnitude >> bits >> width == prefix)
-                bins[list[i].magnitude >> bits & ((1u << width) - 1)]++;
-        prefix = prefix << width | topk_digit(bins, width, &kept);
-    }
-    *ties = kept;
-    return prefix;
-}
 
 // Which elements of a chunk are kept.
 struct topk_selection {
@@ -171,6 +126,43 @@ struct topk_selection {
     uint64_t threshold;
     uint32_t ties;                      // of just that magnitude are kept
 };
+
+// Counts an element by its digit of `width` bits from bit `shift` on, if it has the leading bits of `prefix`.
+INLINE void topk_tally(uint32_t *bins, uint64_t magnitude, uint64_t prefix, int shift, int width)
+{
+    if (magnitude >> shift >> width == prefix)
+        bins[magnitude >> shift & ((1u << width) - 1)]++;
+}
+
+// The magnitude of the k-th largest candidate; *ties becomes how many elements of just this magnitude are kept.
+INLINE uint64_t topk_threshold(const struct topk_selection *of, size_t k, uint32_t *ties)
+{
+    const struct topk_element *element = of->element;
+    uint64_t prefix = 0;                // the leading bits of the result
+    uint32_t kept = (uint32_t)k;        // elements still to be found among those with this prefix
+    int shift = element->bits;
+    while (shift > 0) {
+        const int width = shift < TOPK_DIGIT_BITS ? shift : TOPK_DIGIT_BITS;
+        uint32_t bins[TOPK_BINS] = {0};
+        shift -= width;
+        if (of->list) {
+            for (size_t i = 0; i < of->listed; i++)
+                topk_tally(bins, of->list[i].magnitude, prefix, shift, width);
+        } else if (shift + width == element->bits) {            // the first digit: all elements share the empty prefix
+            for (size_t i = 0; i < of->count; i++)
+                bins[topk_magnitude(of->src + i * element->size, element) >> shift]++;
+        } else for (size_t i = 0; i < of->count; i += TOPK_BLOCK) {
+            uint32_t found = topk_candidates(of->src, i, of->count, prefix << shift << width, element);
+            for (; found; found &= found - 1) {
+                const char *x = of->src + (i + (size_t)__builtin_ctz(found)) * element->size;
+                topk_tally(bins, topk_magnitude(x, element), prefix, shift, width);
+            }
+        }
+        prefix = prefix << width | topk_digit(bins, width, &kept);
+    }
+    *ties = kept;
+    return prefix;
+}
 
 // Blocks with candidates, from block i on: appended without a branch, of which nobody could foretell the way.
 struct topk_found {
@@ -228,7 +220,8 @@ INLINE void topk_list(struct topk_selection *of, size_t k)
     const size_t apart = of->count / (TOPK_SAMPLE / TOPK_RUN);
     for (size_t run = 0; run < TOPK_SAMPLE / TOPK_RUN; run++)
         memcpy(sample + run * TOPK_RUN * element->size, of->src + run * apart * element->size, TOPK_RUN * element->size);
-    const uint64_t guess = topk_threshold(sample, TOPK_SAMPLE, (size_t)most, element, &ties);
+    const struct topk_selection of_sample = {.src = sample, .count = TOPK_SAMPLE, .element = element};
+    const uint64_t guess = topk_threshold(&of_sample, (size_t)most, &ties);
     const size_t room = (size_t)(1.5 * most / TOPK_SAMPLE * (double)of->count) + 2 * TOPK_BLOCK;
     of->list = malloc(room * sizeof *of->list);
     of->listed = of->list ? topk_collect(of, guess, of->list, room) : 0;
@@ -263,8 +256,7 @@ INLINE struct topk_selection topk_select(const char *src, size_t count, size_t k
 {
     struct topk_selection of = {src, count, element, NULL, 0, 0, 0};
     topk_list(&of, k);
-    of.threshold = of.list ? topk_threshold_of(of.list, of.listed, k, element->bits, &of.ties)
-                           : topk_threshold(src, count, k, element, &of.ties);
+    of.threshold = topk_threshold(&of, k, &of.ties);
     topk_keep(&of);
     return of;
 }
@@ -319,4 +311,30 @@ INLINE void topk_encode(void *dst, const void *src, size_t count, double paramet
         topk_selection_fini(&of);
     }
     codec_header_init(dst, TOPK_VERSION, pairs.is_finite);
+}
+
+// Reads the kept elements, one after the other.
+struct topk_reader {
+    const char *indices, *values;
+    size_t k, j;                        // all, the next one
+};
+
+INLINE struct topk_reader topk_reader(const void *src, size_t count, double parameter)
+{
+    const size_t k = topk_count(parameter, count);
+    const char *indices = (const char *)src + CODEC_HEADER;
+    return (struct topk_reader){indices, indices + k * sizeof(uint32_t), k, 0};
+}
+
+// The next one's index, and its bits; false: there is none.
+INLINE int topk_next(struct topk_reader *reader, const struct topk_element *element, size_t *index, uint64_t *bits)
+{
+    uint32_t stored;
+    if (reader->j == reader->k)
+        return 0;
+    memcpy(&stored, reader->indices + reader->j * sizeof stored, sizeof stored);
+    *index = stored;
+    memcpy(bits, reader->values + reader->j * element->size, element->size);
+    reader->j++;
+    return 1;
 }

@@ -159,7 +159,7 @@ INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double pa
     memcpy((char *)dst + sizeof low, &high, sizeof high);
 }
 
-// Reads the kept elements, one after the other.
+// As struct topk_reader.
 struct topk_2bit_reader {
     const char *code;
     struct topk_2bit_layout of;
@@ -197,3 +197,17 @@ INLINE int topk_2bit_next(struct topk_2bit_reader *reader, const struct topk_ele
     }
     return 0;
 }
+
+// The element types, each with the magnitudes of its infinity and of a NaN.
+#define TOPK_EACH_TYPE(of)                                      \
+    of(f32, 4, 0x7f800000, 0x7fc00000)                          \
+    of(f16, 2, 0x7c00, 0x7e00)                                  \
+    of(bf16, 2, 0x7f80, 0x7fc0)                                 \
+    of(f64, 8, 0x7ff0000000000000, 0x7ff8000000000000)
+
+// The encoders; the includer defines AT_LEAST(element), struct topk_element's function.
+#define TOPK_ENCODERS(element, size, infinity, nan)                                                             \
+    static const struct topk_element element = {size, 8 * size - 1, infinity, nan, topk_number_##element,       \
+                                                topk_rounded_##element, AT_LEAST(element)};                     \
+    ENCODE(topk, element) { topk_encode(dst, src, count, options->parameter, &element); }                       \
+    ENCODE(topk_2bit, element) { topk_2bit_encode(dst, src, count, options->parameter, &element); }

@@ -5,16 +5,13 @@
 #include "kernel/adam.h"
 #include "kernel/kernel.h"
 
-// The codecs that have kernels for an instruction set.
-#define CODECS_AVX512(each) each(minmax_uint8) each(sign) each(qsgd) each(blocks) each(rotated)
-#define CODECS_AVX2(each) CODECS_AVX512(each) each(half) each(topk)
-#define CODECS(each) CODECS_AVX2(each) each(float32)
-#define ARITHMETIC_FAMILIES(each) each(reduce) each(scale)
+// Those that have kernels for an instruction set; copies for AVX2 besides, which depend on the CPU's maker.
+#define FAMILIES_AVX512(each) each(minmax_uint8) each(sign) each(qsgd) each(blocks) each(rotated)
+#define FAMILIES_AVX2(each) FAMILIES_AVX512(each) each(half) each(topk) each(reduce) each(scale)
+#define FAMILIES(each) FAMILIES_AVX2(each) each(float32) each(copy)
 
 #define DECLARE(family) void family##_kernels_init(struct kernel_table *table);
-CODECS(DECLARE)
-ARITHMETIC_FAMILIES(DECLARE)
-void copy_kernels_init(struct kernel_table *table);
+FAMILIES(DECLARE)
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -52,6 +49,5 @@ static inline void copy_kernels_init_avx2(struct kernel_table *table, unsigned c
 static inline unsigned variants_cpu_features(void) { return 0; }
 #endif
 
-CODECS_AVX2(DECLARE_AVX2)
-ARITHMETIC_FAMILIES(DECLARE_AVX2)
-CODECS_AVX512(DECLARE_AVX512)
+FAMILIES_AVX2(DECLARE_AVX2)
+FAMILIES_AVX512(DECLARE_AVX512)

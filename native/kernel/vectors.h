@@ -1,41 +1,110 @@
-// What loops over vectors share, whatever the instruction set, for files that are compiled for each (build.py). vectors_<isa>.h defines, for a
-// vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul,
-// vec_rint, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
-//     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
-//     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
-//     vec_to_i8(q), vec_to_u8(q)       BLOCK small whole numbers as bytes; u8: clamped to 0..255
-//     vec_truncated_to_i8(q)           the same of numbers without what is behind the point
-//     vec_load_bytes(p)                LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
-//     vec_less(a, b)           bit i: a < b in lane i
+// What loops over vectors share, whatever the instruction set, for files that are compiled for each (build.py). A `vec` is LANES
+// floats, a `whole` as many 32-bit numbers with the same bits; both take the operators of C. vectors_<isa>.h defines besides
+//     vec_load, vec_store, vec_stream (aligned), vec_set1, vec_rint, vec_min, vec_max
+//     vec_load_<type>, vec_store_two_<type>, vec_round_f16        see struct element below
+//     mask                     of lanes, taking |; MASK_NONE, mask_bits(m): bit i: lane i
+//     vec_greater(a, b), vec_is_negative(x), vec_unordered(a, b)  lanes where a > b; where the sign is set; where one is a NaN
+//     vec_choose(m, a, b)      b in the lanes of m, else a
 //     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
-//     vec_uniforms(key, i, u)  codec_uniform of the BLOCK elements from i on, which is a multiple of BLOCK
-//     vec_with_sign(m, x)      m, at least 0, with the sign of x
-//     wide, WIDE_ZERO, wide_low(x), wide_high(x), wide_add, wide_store    half the lanes as doubles
+//     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
+//     vec_nearest(x), vec_truncated(x) as a `whole`
+//     bytes_signed(n), bytes_unsigned(n)    BLOCK numbers as bytes
+//     vec_to_u8(q)             BLOCK numbers as bytes, rounded and clamped to 0..255
+//     vec_load_bytes(p)        LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
+//     halves, halves_from_bytes(bytes), vec_from_halves(h)        LANES 16-bit numbers; as float16
+//     wide, wide_low(x), wide_high(x), wide_store                 half the lanes as doubles
 //     wide_add_square(sum, x)  sum + x x, of which the product is exact: x comes from a float32
-// and for each element type f32, f16, bf16 the vector functions of struct element below.
 #pragma once
 
 #include <float.h>
+#include <immintrin.h>
 
 #include "kernel/codec_random.h"
-#include "kernel/codec_sums.h"
+#include "kernel/element.h"
+#include "kernel/loops.h"
+
+#ifdef __AVX512F__
+enum { LANES = 16 };
+typedef __m512 vec;
+#else
+enum { LANES = 8 };
+typedef __m256 vec;
+#endif
+typedef uint32_t whole __attribute__((vector_size(sizeof(vec)), may_alias));
+
+enum {
+    BLOCK = 32,                         // elements that the loops take at a time
+    BLOCK_VECTORS = BLOCK / LANES,
+    PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
+    STREAM_COUNT = 4 << 20              // elements, from which on results bypass the caches
+};
+
+// The upper half of each lane becomes x rounded to bfloat16. x: a number or the canonical NaN (others might overflow).
+INLINE whole rounded_bf16(vec x) { return (whole)x + ((whole)x >> 16 & 1) + 0x7fff; }
+
 #ifdef __AVX512F__
 #include "kernel/vectors_avx512.h"
 #else
 #include "kernel/vectors_avx2.h"
 #endif
 
-enum {
-    BLOCK = 32,                         // elements that the loops take at a time
-    PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
-    STREAM_COUNT = 4 << 20              // elements, from which on results bypass the caches
-};
+INLINE vec vec_abs(vec x) { return (vec)((whole)x & 0x7fffffff); }
+// A magnitude with the sign of x.
+INLINE vec vec_with_sign(vec magnitude, vec x) { return (vec)((whole)magnitude | ((whole)x & 0x80000000)); }
+// x, negated where the highest bit is set.
+INLINE vec vec_flipped(vec x, whole n) { return (vec)((whole)x ^ (n & 0x80000000)); }
+INLINE vec vec_canonical(vec x) { return vec_choose(vec_unordered(x, x), x, vec_set1((float)NAN)); }
+
+// BLOCK numbers as bytes: whole ones; without what is behind the point.
+INLINE __m256i vec_to_i8(const vec *q)
+{
+    whole n[BLOCK_VECTORS];
+    for (int v = 0; v < BLOCK_VECTORS; v++)
+        n[v] = vec_nearest(q[v]);
+    return bytes_signed(n);
+}
+
+INLINE __m256i vec_truncated_to_i8(const vec *q)
+{
+    whole n[BLOCK_VECTORS];
+    for (int v = 0; v < BLOCK_VECTORS; v++)
+        n[v] = vec_truncated(q[v]);
+    return bytes_signed(n);
+}
+
+// u of codec_random.h from x, which has h from bit 7 on: 1 + u is put together of its bits.
+INLINE vec uniform_of(whole x) { return (vec)((x & 0x007fff80) | 0x3f800040) - 1; }
+
+// codec_uniform of the BLOCK elements from index on, which is a multiple of BLOCK.
+INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
+{
+    whole lanes;
+    for (uint32_t i = 0; i < LANES; i++)
+        lanes[i] = i;                   // adds nothing that index / 2 has
+    for (int v = 0; v < BLOCK_VECTORS / 2; v++) {
+        whole x = lanes ^ key.a ^ (index / 2 + (uint32_t)v * LANES);
+        x = (x ^ x >> 16) * CODEC_RANDOM_MULTIPLIER_1;
+        x = (x ^ x >> 15 ^ key.b) * CODEC_RANDOM_MULTIPLIER_2;
+        x ^= x >> 15;
+        u[v] = uniform_of(x << 7);
+        u[v + BLOCK_VECTORS / 2] = uniform_of(x >> 9);
+    }
+}
 
 // Asks for the cache lines of the block PREFETCH_BYTES ahead.
 INLINE void prefetch_block(const char *block, size_t size)
 {
     for (size_t line = 0; line < BLOCK * size; line += 64)
         _mm_prefetch(block + PREFETCH_BYTES + line, _MM_HINT_T0);
+}
+
+INLINE vec vec_round_f32(vec x) { return x; }
+INLINE vec vec_round_bf16(vec x) { return (vec)(rounded_bf16(x) & 0xffff0000); }
+
+INLINE void vec_store_two_f32(void *p, vec a, vec b)
+{
+    vec_store(p, a);
+    vec_store((char *)p + sizeof a, b);
 }
 
 // An element type: its vectors, and one element for the header.
@@ -70,7 +139,7 @@ INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
 
 struct range {
     vec mn[2], mx[2];
-    vec_nans nans;
+    mask nans;
 };
 
 // Two vectors, into accumulators of their own: so that one block does not wait for the one before.
@@ -79,25 +148,25 @@ INLINE void range_add(struct range *range, int which, vec a, vec b)
     range->mn[which] = vec_min(range->mn[which], vec_min(a, b));
     range->mx[which] = vec_max(range->mx[which], vec_max(a, b));
     // The minimum of two drops a NaN on one side, so NaNs are looked for apart; one comparison serves two vectors.
-    range->nans = vec_nans_add(range->nans, a, b);
+    range->nans = range->nans | vec_unordered(a, b);
 }
 
 INLINE void range_add_block(struct range *range, const char *block, const struct element *element)
 {
     const size_t stride = LANES * element->size;
-    for (int v = 0; v < BLOCK / LANES; v += 2)
+    for (int v = 0; v < BLOCK_VECTORS; v += 2)
         range_add(range, v / 2 % 2, element->load(block + v * stride), element->load(block + (v + 1) * stride));
 }
 
 #define RANGE_NONE                                                                                                   \
-    {{vec_set1(INFINITY), vec_set1(INFINITY)}, {vec_set1(-INFINITY), vec_set1(-INFINITY)}, VEC_NANS_NONE}
+    {{vec_set1(INFINITY), vec_set1(INFINITY)}, {vec_set1(-INFINITY), vec_set1(-INFINITY)}, MASK_NONE}
 
 // The minimum and the maximum, never -0.0, or NaN for both when an element was not finite.
 INLINE void range_end(const struct range *range, float *mn, float *mx)
 {
     *mn = vec_least(vec_min(range->mn[0], range->mn[1]));
     *mx = vec_greatest(vec_max(range->mx[0], range->mx[1]));
-    const int is_finite = !vec_nans_any(range->nans) && *mn >= -FLT_MAX && *mx <= FLT_MAX;
+    const int is_finite = !mask_bits(range->nans) && *mn >= -FLT_MAX && *mx <= FLT_MAX;
     *mn = is_finite ? *mn + 0 : (float)NAN;     // + 0 turns -0.0 into +0.0
     *mx = is_finite ? *mx + 0 : (float)NAN;
 }
@@ -117,42 +186,4 @@ INLINE void range_find(const char *src, size_t count, const struct element *elem
         range_add_block(&range, block, element);
     }
     range_end(&range, mn, mx);
-}
-
-// The CODEC_SUMS partial sums of codec_sums.h, side by side.
-struct sums {
-    wide part[2 * CODEC_SUMS / LANES];
-};
-
-INLINE void sums_init(struct sums *sums)
-{
-    for (int p = 0; p < 2 * CODEC_SUMS / LANES; p++)
-        sums->part[p] = WIDE_ZERO;
-}
-
-INLINE wide wide_add_magnitude(wide sum, wide x, int squares)
-{
-    return squares ? wide_add_square(sum, x) : wide_add(sum, x);
-}
-
-// Adds |x|, or x^2, of a block's vector number v.
-INLINE void sums_add(struct sums *sums, int v, vec x, int squares)
-{
-    wide *part = &sums->part[2 * v % (2 * CODEC_SUMS / LANES)];
-    part[0] = wide_add_magnitude(part[0], wide_low(vec_abs(x)), squares);
-    part[1] = wide_add_magnitude(part[1], wide_high(vec_abs(x)), squares);
-}
-
-// codec_sums_total: added as vectors until one is left.
-INLINE double sums_total(struct sums sums)
-{
-    double parts[LANES / 2];
-    for (int w = CODEC_SUMS / LANES; w > 0; w /= 2)
-        for (int p = 0; p < w; p++)
-            sums.part[p] = wide_add(sums.part[p], sums.part[p + w]);
-    wide_store(parts, sums.part[0]);
-    for (int w = LANES / 4; w > 0; w /= 2)
-        for (int j = 0; j < w; j++)
-            parts[j] += parts[j + w];
-    return parts[0];
 }
