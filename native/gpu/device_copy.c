@@ -102,7 +102,7 @@ static int send(struct bhvd_device_array *device_copy, struct bhvd_device *devic
     return code ? code : recorded;
 }
 
-int device_copy_read(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, const float **out)
+int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out)
 {
     if (device_copy->device && device_copy->device != device) {
         int code = fetch(device_copy);
@@ -121,20 +121,11 @@ int device_copy_read(struct bhvd_device_array *device_copy, struct bhvd_device *
         if (code || recorded)
             return code ? code : recorded;
     }
-    *out = (const float *)(const void *)device_copy->buffer->data;
+    *out = (float *)(void *)device_copy->buffer->data;
     return device->ops->stream_wait_event(device, stream, device_copy->buffer->last);
 }
 
-int device_copy_change(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out)
-{
-    const float *values;
-    int code = device_copy_read(device_copy, device, stream, &values);
-    if (!code)
-        *out = (float *)(void *)device_copy->buffer->data;
-    return code;
-}
-
-int device_copy_read_end(struct bhvd_device_array *device_copy, void *stream)
+int device_copy_use_end(struct bhvd_device_array *device_copy, void *stream)
 {
     return device_buffer_record(device_copy->device, device_copy->buffer, stream);
 }

@@ -16,12 +16,11 @@ struct bhvd_device_array {
     struct device_buffer *buffer;       // there
 };
 
-// The newest values on the device, for what the stream is given next; brought there through pinned memory if need be.
+// The newest values on the device, for what the stream is given next, which may change them where they lie. They are brought there
+// through pinned memory if need be.
 // 0, or the driver's code.
-int device_copy_read(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, const float **out);
-// The same, for what changes them where they lie.
-int device_copy_change(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out);
+int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out);
 // What the stream was given until now was the last to read or change them.
-int device_copy_read_end(struct bhvd_device_array *device_copy, void *stream);
+int device_copy_use_end(struct bhvd_device_array *device_copy, void *stream);
 // From now on the newest values are those in the buffer, whose `last` event says when they are there.
 void device_copy_adopt(struct bhvd_device_array *device_copy, struct bhvd_device *device, struct device_buffer *buffer);

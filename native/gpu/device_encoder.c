@@ -115,17 +115,19 @@ static size_t scratch_nbytes(const struct codec_kernels *kernels, uint64_t segme
                                                         : 0;
 }
 
+// The address of a launch's argument, which is only read.
+#define ARGUMENT(value) ((void *)(uintptr_t)&(value))
+
 // blocks: for each segment.
 static int launch_encoder(const struct device_encoder *e, int kernel, const struct encoding *encoding, const void *values,
                           void *ranges, uint64_t blocks, void *stream)
 {
     const struct code_layout *layout = encoding->layout;
-    void *codes = encoding->codes;
-    uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
-             chunks = layout->cut.chunks, segment = layout->cut.segment, option = e->option,
-             seed = encoder_own_seed(&e->host, encoding->pass), first = encoding->begin;
-    void *params[] = {&codes,   &chunk_stride, &segment_stride, &values, &count, &chunks,
-                      &segment, &blocks,       &ranges,         &option, &seed,  &first};
+    const uint64_t seed = encoder_own_seed(&e->host, encoding->pass);
+    void *params[] = {ARGUMENT(encoding->codes), ARGUMENT(layout->chunk_stride), ARGUMENT(layout->segment_stride),
+                      ARGUMENT(values), ARGUMENT(layout->cut.count), ARGUMENT(layout->cut.chunks),
+                      ARGUMENT(layout->cut.segment), ARGUMENT(blocks), ARGUMENT(ranges), ARGUMENT(e->option),
+                      ARGUMENT(seed), ARGUMENT(encoding->begin)};
     return launch(e, kernel, all_segments(layout) * blocks, params, stream);
 }
 
@@ -182,10 +184,10 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
 static int launch_decoder(const struct device_encoder *e, int kernel, const struct code_layout *layout, void *values,
                           const void *codes, void *stream)
 {
-    uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
-             chunks = layout->cut.chunks, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK),
-             option = e->option;
-    void *params[] = {&values, &codes, &chunk_stride, &segment_stride, &count, &chunks, &segment, &blocks, &option};
+    const uint64_t blocks = per_segment(layout, PER_BLOCK);
+    void *params[] = {ARGUMENT(values), ARGUMENT(codes), ARGUMENT(layout->chunk_stride), ARGUMENT(layout->segment_stride),
+                      ARGUMENT(layout->cut.count), ARGUMENT(layout->cut.chunks), ARGUMENT(layout->cut.segment),
+                      ARGUMENT(blocks), ARGUMENT(e->option)};
     return launch(e, kernel, all_segments(layout) * blocks, params, stream);
 }
 
@@ -201,37 +203,36 @@ int device_encoder_add(const struct device_encoder *e, const struct code_layout 
     return launch_decoder(e, e->kernels->decode_add, layout, values, codes, stream);
 }
 
-int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, const float *const *replicas,
+int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, float *const *replicas,
                        const double *weights, uint64_t count, void *stream)
 {
-    const float *own = replicas[0], *left = replicas[1], *right = replicas[2];
-    double keep = weights[0], of_own = weights[1], of_left = weights[2], of_right = weights[3];
-    void *params[] = {&dst, &values, &own, &left, &right, &keep, &of_own, &of_left, &of_right, &count};
+    void *params[] = {ARGUMENT(dst), ARGUMENT(values), ARGUMENT(replicas[0]), ARGUMENT(replicas[1]), ARGUMENT(replicas[2]),
+                      ARGUMENT(weights[0]), ARGUMENT(weights[1]), ARGUMENT(weights[2]), ARGUMENT(weights[3]),
+                      ARGUMENT(count)};
     return launch_over(e, BHVD_DEVICE_MIX, count, params, stream);
 }
 
+// What decode_sum and recode take; the latter, a seed besides.
+#define SUM_ARGUMENTS(to)                                                                                   \
+    ARGUMENT(to), ARGUMENT(codes), ARGUMENT(stride), ARGUMENT(layout->segment_stride), ARGUMENT(ranks),     \
+        ARGUMENT(layout->cut.count), ARGUMENT(layout->cut.segment), ARGUMENT(blocks), ARGUMENT(factor), ARGUMENT(e->option)
+
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
-                        size_t rank_stride, int ranks, double factor, void *stream)
+                        uint64_t stride, uint64_t ranks, double factor, void *stream)
 {
-    uint64_t stride = rank_stride, segment_stride = layout->segment_stride, summed = (uint64_t)ranks,
-             count = layout->cut.count, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK),
-             option = e->option;
-    void *params[] = {&values, &codes, &stride, &segment_stride, &summed, &count, &segment, &blocks, &factor, &option};
+    const uint64_t blocks = per_segment(layout, PER_BLOCK);
+    void *params[] = {SUM_ARGUMENTS(values)};
     return launch(e, e->kernels->decode_sum, all_segments(layout) * blocks, params, stream);
 }
 
 bool device_encoder_recodes(const struct device_encoder *e) { return e->kernels->recode != NONE; }
 
-int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, size_t rank_stride,
-                          int ranks, double factor, void *stream)
+int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
+                          uint64_t ranks, double factor, void *stream)
 {
     const struct code_layout *layout = encoding->layout;
-    void *to = encoding->codes;
-    uint64_t stride = rank_stride, segment_stride = layout->segment_stride, summed = (uint64_t)ranks,
-             count = layout->cut.count, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK),
-             option = e->option, seed = encoder_own_seed(&e->host, encoding->pass), first = encoding->begin;
-    void *params[] = {&to,     &codes,  &stride, &segment_stride, &summed, &count,
-                      &segment, &blocks, &factor, &option,         &seed,   &first};
+    const uint64_t blocks = per_segment(layout, PER_BLOCK), seed = encoder_own_seed(&e->host, encoding->pass);
+    void *params[] = {SUM_ARGUMENTS(encoding->codes), ARGUMENT(seed), ARGUMENT(encoding->begin)};
     int code = launch(e, e->kernels->recode, all_segments(layout) * blocks, params, stream);
     return code ? code : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
 }

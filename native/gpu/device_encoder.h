@@ -27,7 +27,8 @@ struct device_encoder device_encoder_init(const struct kernel_table *kernels, co
 // Where the codes of a vector lie, in whichever memory: segment s of chunk k at k chunk_stride + s segment_stride.
 struct code_layout {
     struct segments cut;
-    size_t chunk_stride, segment_stride, nbytes;
+    uint64_t chunk_stride, segment_stride;
+    size_t nbytes;
 };
 
 struct code_layout device_encoder_layout(const struct device_encoder *e, size_t count, int chunks);
@@ -40,7 +41,7 @@ struct encoding {
     const float *error;                 // NULL: none is fed back; else one for each element,
     float *lost;                        // and where the new ones go, other memory
     enum encoder_pass pass;
-    size_t begin;                       // place of the vector in the operation's
+    uint64_t begin;                     // place of the vector in the operation's
 };
 
 // codes = Q(prescale * values + error); lost = prescale * values + error - D(codes)
@@ -52,13 +53,13 @@ int device_encoder_decode(const struct device_encoder *e, const struct code_layo
 int device_encoder_add(const struct device_encoder *e, const struct code_layout *layout, float *values, const void *codes,
                        void *stream);
 // dst = weights[0] values + the others times own, left and right, which are NULL where that is 0 (d_lp_s.c)
-int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, const float *const *replicas,
+int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, float *const *replicas,
                        const double *weights, uint64_t count, void *stream);
-// values = factor * sum_i D(codes of rank i), which lie rank_stride apart. The layout has one chunk.
+// values = factor * sum_i D(codes of rank i), of `ranks` that lie `stride` apart. The layout has one chunk.
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
-                        size_t rank_stride, int ranks, double factor, void *stream);
+                        uint64_t stride, uint64_t ranks, double factor, void *stream);
 // Codecs with a transform (kernel/kernel.h) encode such a mean without error feedback from its coefficients: neither values nor
 // errors of the encoding are used.
 bool device_encoder_recodes(const struct device_encoder *e);
-int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, size_t rank_stride,
-                          int ranks, double factor, void *stream);
+int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
+                          uint64_t ranks, double factor, void *stream);

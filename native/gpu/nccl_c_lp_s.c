@@ -55,10 +55,10 @@ static int encode_mean(struct coded_run *c, const struct segment_part *own, void
                                 .begin = own->begin};
     void *mean;
     if (device_encoder_recodes(&c->encoder) && !c->op->server_copy)
-        return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, n, factor, c->run->stream);
+        return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
     int code = device_scratch_acquire(&c->run->scratch, own->count * c->encoder.host.element, &mean);
     if (!code)
-        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, n, factor, c->run->stream);
+        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
     encoding.values = mean;
     return code ? code : staged_codes_encode(&c->encoder, &encoding, c->op->server_copy, &c->server_lost, &c->run->scratch);
 }
@@ -107,7 +107,7 @@ static bhvd_status allgather(struct coded_run *c, void *values)
     if (!status)
         status = nccl_run_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->group->comm, x->stream));
     return status ? status
-                  : nccl_run_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride, x->set->size,
+                  : nccl_run_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride, (uint64_t)x->set->size,
                                                             work_sum_factor(c->op, x->set->size), x->stream));
 }
 

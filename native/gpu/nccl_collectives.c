@@ -155,29 +155,6 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
 
 // ----------------------------------------------------------------------------------------- one tensor after the other
 
-static bhvd_status scatter_sums(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, const unsigned char *src,
-                                unsigned char *dst, const size_t *part)
-{
-    const enum nccl_type type = nccl_run_type(reduction->dtype);
-    const size_t element = bhvd_dtype_size(reduction->dtype), mine = part[x->set->rank];
-    bhvd_status status;
-    if (part[0] == part[x->set->size - 1]) {
-        status = nccl_run_enqueued(x, x->nccl->reduce_scatter(src, dst, mine / element, type, nccl_run_op(op),
-                                                              x->group->comm, x->stream));
-    } else {
-        nccl_result inside = x->nccl->group_start();
-        for (int i = 0; i < x->set->size; src += part[i++]) {
-            if (part[i])
-                nccl_run_keep(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part[i] / element, type,
-                                                       nccl_run_op(op), i, x->group->comm, x->stream));
-        }
-        status = nccl_run_group_end(x, inside);
-    }
-    if (!status && reduction->postscale != 1.0)
-        status = scale(x, reduction->dtype, dst, dst, reduction->postscale, mine);
-    return status;
-}
-
 bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *op, size_t index, int64_t rows,
                                const struct reduction *reduction, const size_t *part)
 {
@@ -195,33 +172,21 @@ bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *op, size_t index
         src = scaled;
     }
     if (!status)
-        status = scatter_sums(x, op->op, reduction, src, result.device, part);
+        status = nccl_run_reduce_scatter(x, op->op, reduction->dtype, src, result.device,
+                                         &(struct nccl_parts){.of = part, .count = x->set->size});
+    if (!status && reduction->postscale != 1.0)
+        status = scale(x, reduction->dtype, result.device, result.device, reduction->postscale, part[x->set->rank]);
     return status ? status : finish_target(x, &result);
 }
 
 bhvd_status nccl_allgather(struct nccl_run *x, struct work *op, size_t index, int64_t rows, const size_t *part)
 {
-    bool is_even = true;
-    const void *src = op->staging->places[index].src;
     struct target result;
-    for (int i = 0; i < x->set->size; i++)
-        is_even &= part[i] == part[0];
     bhvd_status status = target(x, op, index, rows, &result);
     if (status || !result.nbytes)
         return status;
-    if (is_even) {
-        status = nccl_run_enqueued(x, x->nccl->all_gather(src, result.device, part[0], NCCL_UINT8, x->group->comm,
-                                                          x->stream));
-    } else {
-        nccl_result inside = x->nccl->group_start();
-        unsigned char *at = result.device;
-        for (int i = 0; i < x->set->size; at += part[i++]) {
-            if (part[i])
-                nccl_run_keep(&inside, x->nccl->broadcast(i == x->set->rank ? src : at, at, part[i], NCCL_UINT8, i,
-                                                          x->group->comm, x->stream));
-        }
-        status = nccl_run_group_end(x, inside);
-    }
+    status = nccl_run_all_gather(x, op->staging->places[index].src, result.device,
+                                 &(struct nccl_parts){.of = part, .count = x->set->size});
     return status ? status : finish_target(x, &result);
 }
 

@@ -83,6 +83,48 @@ enum nccl_op nccl_run_op(bhvd_op op)
     }
 }
 
+// ----------------------------------------------------------------------------------------------------------- parts
+
+static size_t part_of(const struct nccl_parts *parts, int rank) { return parts->of ? parts->of[rank] : parts->each; }
+
+// As NCCL's own collectives of parts take them.
+static bool are_equal(const struct nccl_run *x, const struct nccl_parts *parts)
+{
+    for (int i = 1; i < parts->count; i++)
+        if (part_of(parts, i) != part_of(parts, 0))
+            return false;
+    return parts->count == x->set->size;
+}
+
+bhvd_status nccl_run_reduce_scatter(struct nccl_run *x, bhvd_op op, bhvd_dtype dtype, const unsigned char *src, void *dst,
+                                    const struct nccl_parts *parts)
+{
+    const size_t element = bhvd_dtype_size(dtype);
+    if (are_equal(x, parts))
+        return nccl_run_enqueued(x, x->nccl->reduce_scatter(src, dst, part_of(parts, 0) / element, nccl_run_type(dtype),
+                                                            nccl_run_op(op), x->group->comm, x->stream));
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0; i < parts->count; src += part_of(parts, i++)) {
+        if (part_of(parts, i))
+            nccl_run_keep(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part_of(parts, i) / element,
+                                                   nccl_run_type(dtype), nccl_run_op(op), i, x->group->comm, x->stream));
+    }
+    return nccl_run_group_end(x, inside);
+}
+
+bhvd_status nccl_run_all_gather(struct nccl_run *x, const void *src, unsigned char *dst, const struct nccl_parts *parts)
+{
+    if (are_equal(x, parts))
+        return nccl_run_enqueued(x, x->nccl->all_gather(src, dst, part_of(parts, 0), NCCL_UINT8, x->group->comm, x->stream));
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0; i < parts->count; dst += part_of(parts, i++)) {
+        if (part_of(parts, i))
+            nccl_run_keep(&inside, x->nccl->broadcast(i == x->set->rank ? src : dst, dst, part_of(parts, i), NCCL_UINT8, i,
+                                                      x->group->comm, x->stream));
+    }
+    return nccl_run_group_end(x, inside);
+}
+
 // ------------------------------------------------------------------------------------------------- begin and end
 
 bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct nccl_group *group, enum nccl_way way,

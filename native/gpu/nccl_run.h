@@ -39,3 +39,16 @@ bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t
 
 enum nccl_type nccl_run_type(bhvd_dtype dtype);
 enum nccl_op nccl_run_op(bhvd_op op);
+
+// Parts of a vector, one after the other, of the first `count` ranks: of[rank] bytes, or `each` where that is NULL.
+struct nccl_parts {
+    const size_t *of;
+    size_t each;
+    int count;
+};
+
+// Of the sum of all src, each rank's part to its dst.
+bhvd_status nccl_run_reduce_scatter(struct nccl_run *x, bhvd_op op, bhvd_dtype dtype, const unsigned char *src, void *dst,
+                                    const struct nccl_parts *parts);
+// All src, each a rank's part, to everybody's dst. src may lie where it goes.
+bhvd_status nccl_run_all_gather(struct nccl_run *x, const void *src, unsigned char *dst, const struct nccl_parts *parts);

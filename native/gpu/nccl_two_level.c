@@ -62,22 +62,9 @@ static struct piece piece_of(const struct hierarchy *h, const struct allreduce *
 // The host's sums, each at its shard on the owner, and from there to pinned memory, marked.
 static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
-    const struct hierarchy *h = x->levels;
-    const enum nccl_type type = nccl_run_type(all->across.dtype);
-    const size_t count = piece->shard / bhvd_dtype_size(all->across.dtype);
-    unsigned char *mine = piece->at + piece->shard * (size_t)h->index;
-    bhvd_status status;
-    if (x->set->size == h->shards) {
-        status = nccl_run_enqueued(x, x->nccl->reduce_scatter(piece->at, mine, count, type, nccl_run_op(all->op),
-                                                              x->group->comm, x->stream));
-    } else {
-        nccl_result inside = x->nccl->group_start();
-        for (int i = 0; i < h->shards; i++) {
-            unsigned char *at = piece->at + piece->shard * (size_t)i;
-            nccl_run_keep(&inside, x->nccl->reduce(at, at, count, type, nccl_run_op(all->op), i, x->group->comm, x->stream));
-        }
-        status = nccl_run_group_end(x, inside);
-    }
+    const struct nccl_parts shards = {.each = piece->shard, .count = x->levels->shards};
+    unsigned char *mine = piece->at + piece->shard * (size_t)x->levels->index;
+    bhvd_status status = nccl_run_reduce_scatter(x, all->op, all->across.dtype, piece->at, mine, &shards);
     return status || !piece->pinned ? status : to_host(x, piece->pinned, mine, piece->shard);
 }
 
@@ -96,20 +83,10 @@ static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, con
 
 static bhvd_status end(struct nccl_run *x, const struct piece *piece)
 {
-    const struct hierarchy *h = x->levels;
-    unsigned char *mine = piece->at + piece->shard * (size_t)h->index;
+    const struct nccl_parts shards = {.each = piece->shard, .count = x->levels->shards};
+    unsigned char *mine = piece->at + piece->shard * (size_t)x->levels->index;
     bhvd_status status = piece->pinned ? nccl_run_copy(x, mine, piece->pinned->data, piece->shard) : BHVD_OK;
-    if (status)
-        return status;
-    if (x->set->size == h->shards)
-        return nccl_run_enqueued(x, x->nccl->all_gather(mine, piece->at, piece->shard, NCCL_UINT8, x->group->comm,
-                                                        x->stream));
-    nccl_result inside = x->nccl->group_start();
-    for (int i = 0; i < h->shards; i++) {
-        unsigned char *at = piece->at + piece->shard * (size_t)i;
-        nccl_run_keep(&inside, x->nccl->broadcast(at, at, piece->shard, NCCL_UINT8, i, x->group->comm, x->stream));
-    }
-    return nccl_run_group_end(x, inside);
+    return status ? status : nccl_run_all_gather(x, mine, piece->at, &shards);
 }
 
 bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,

@@ -92,17 +92,19 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
     struct bhvd_device *device = scratch->device;
     if (!device_copy)
         return device_encoder_encode(encoder, encoding, scratch);
-    int code = device_copy_read(device_copy, device, scratch->stream, &encoding->error);
+    float *error;
+    int code = device_copy_use(device_copy, device, scratch->stream, &error);
     if (!code)
         code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), lost);
     if (code)
         return code;
+    encoding->error = error;
     encoding->lost = (float *)(void *)(*lost)->data;
     code = device_encoder_encode(encoder, encoding, scratch);
     if (!code)
         code = keep_rest(encoding, device_copy, scratch);
     if (!code)
-        code = device_copy_read_end(device_copy, scratch->stream);
+        code = device_copy_use_end(device_copy, scratch->stream);
     const int recorded = device_buffer_record(device, *lost, scratch->stream);
     return code ? code : recorded;
 }
@@ -133,15 +135,15 @@ static int encode(struct work *op, struct device_scratch *scratch, const void *v
 static int mix(const struct work *op, const struct device_encoder *encoder, void *dst, const void *values,
                const double *weights, void *stream)
 {
-    const float *replicas[REPLICAS] = {0};
+    float *replicas[REPLICAS] = {0};
     int code = 0;
     for (int r = 0; r < REPLICAS && !code; r++)
-        code = weights[1 + r] != 0 ? device_copy_read(op->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
+        code = weights[1 + r] != 0 ? device_copy_use(op->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
     if (!code)
         code = device_encoder_mix(encoder, dst, values, replicas, weights, work_nbytes(op) / encoder->host.element,
                                   stream);
     for (int r = 0; r < REPLICAS && !code; r++)
-        code = replicas[r] ? device_copy_read_end(op->replica_copies[r], stream) : 0;
+        code = replicas[r] ? device_copy_use_end(op->replica_copies[r], stream) : 0;
     return code;
 }
 
@@ -239,7 +241,7 @@ static int decode(const struct work *op, struct device_scratch *scratch)
     if (!code && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
     else if (!code)
-        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
+        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, (uint64_t)codes->ranks,
                                    work_sum_factor(op, codes->ranks), scratch->stream);
     return code ? code : staged_codes_unpack(op, scratch, values);
 }
@@ -253,11 +255,11 @@ int staged_codes_add(const struct work *op, const struct device_encoder *encoder
         float *replica;
         if (!op->replicas[r])
             continue;
-        code = device_copy_change(op->replica_copies[r], encoder->device, stream, &replica);
+        code = device_copy_use(op->replica_copies[r], encoder->device, stream, &replica);
         if (!code)
             code = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
         if (!code)
-            code = device_copy_read_end(op->replica_copies[r], stream);
+            code = device_copy_use_end(op->replica_copies[r], stream);
     }
     return code;
 }

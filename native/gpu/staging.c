@@ -173,17 +173,13 @@ bhvd_status staging_end(struct work *op, struct bhvd_error *error)
 {
     struct staging *staging = op->staging;
     struct bhvd_device *device = staging->device;
-    struct device_buffer *buffer = staging->buffer;
     struct device_scratch scratch = {device, device->from_host, NULL};
     if (staging->by_nccl)               // which writes the results
         return BHVD_OK;
     int code = op->kind != BHVD_D_LP_S || op->mixes_after ? copy_all(op, &scratch, false) : 0;
     if (!code)
-        code = device->ops->event_record(device, buffer->done, device->from_host);
-    if (code)
-        return device_failed(device, code, "the results cannot be copied to the GPU", error);
-    buffer->last = buffer->done;
-    return BHVD_OK;
+        code = device_buffer_record(device, staging->buffer, device->from_host);
+    return code ? device_failed(device, code, "the results cannot be copied to the GPU", error) : BHVD_OK;
 }
 
 void staging_destroy(struct staging *staging)
@@ -218,9 +214,6 @@ bhvd_status staging_copy_result(const struct work *op, size_t index, void *dst, 
         return status;
     int code = device->ops->copy(device, dst, result->data, op->tensors[index].result_nbytes, stream);
     if (!code)
-        code = device->ops->event_record(device, result->done, stream);
-    if (code)
-        return device_failed(device, code, "a result cannot be copied", error);
-    result->last = result->done;
-    return BHVD_OK;
+        code = device_buffer_record(device, result, stream);
+    return code ? device_failed(device, code, "a result cannot be copied", error) : BHVD_OK;
 }
