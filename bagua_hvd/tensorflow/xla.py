@@ -3,6 +3,7 @@
 A collective is a pair of calls, post and wait. Each wait takes a token from the wait before it (graphs.order). So
 every rank waits in program order, and no wait can keep a rank from posting what another rank waits for first.
 """
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -78,8 +79,8 @@ def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, 
         f"{_describe(tensor)} {_nbytes(native_dtype(tensor.dtype), shape)}"
         for tensor, shape in zip(tensors, shapes, strict=True)
     ]
-    text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
-                              *described, name)))
+    factors = struct.unpack("2q", struct.pack("2d", prescale_factor, postscale_factor))
+    text = " ".join(map(str, (kind, process_set_id, op, root_rank, *factors, len(tensors), *described, name)))
     # Join and barrier come after what stands before them: data says so, for XLA knows no other order.
     after = [] if tensors else order.read()
     running, _ = _call("post", text, [*tensors, *after], [tf.int64, tf.int64], [[1], [1]])

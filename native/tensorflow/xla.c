@@ -42,7 +42,15 @@ static struct text text_open(const char *chars, size_t nchars)
 }
 
 static int64_t text_int(struct text *text) { return strtoll(text->next, &text->next, 10); }
-static double text_float(struct text *text) { return strtod(text->next, &text->next); }
+
+/* Its bits: strtod() reads what the program's locale writes, which may have a decimal comma. */
+static double text_float(struct text *text)
+{
+    const int64_t bits = text_int(text);
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
 
 /* What follows the last number and one blank. */
 static const char *text_rest(const struct text *text) { return *text->next ? text->next + 1 : text->next; }

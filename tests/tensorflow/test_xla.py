@@ -1,4 +1,7 @@
 """Collectives in functions compiled by XLA whose results have other shapes than their inputs, or none."""
+import pytest
+
+from locales import make_german, use_german
 
 
 def values():
@@ -78,8 +81,23 @@ def test_threads(run_ranks):
     run_ranks(2, threads)
 
 
+def decimal_comma():
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    use_german()
+    hvd.init()
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=1.25),
+                       jit_compile=True)
+    assert step(tf.ones([3])).numpy().tolist() == [1.25] * 3
+
+
+def test_decimal_comma(run_ranks, tmp_path):
+    run_ranks(2, decimal_comma, env=make_german(tmp_path))
+
+
 def refusals():
-    import pytest
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd

@@ -1,0 +1,23 @@
+"""A locale with a decimal comma: toolkits such as Qt set the user's for the whole process."""
+import locale
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NAME = "de_DE.UTF-8"
+
+
+def make_german(folder):
+    """The environment in which use_german() works."""
+    if not shutil.which("localedef") or not Path("/usr/share/i18n/locales/de_DE").exists():
+        pytest.skip("no German locale can be made here")
+    subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", folder / NAME], check=True)
+    return {"LOCPATH": str(folder)}
+
+
+def use_german():
+    """What such a toolkit does."""
+    locale.setlocale(locale.LC_ALL, NAME)
+    assert locale.localeconv()["decimal_point"] == ","
