@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from locales import make_german, use_german
 
 
 def check_format(events):
@@ -92,15 +93,19 @@ def test_refused_without_the_variable(run_ranks):
     run_ranks(1, refuse_without_variable)
 
 
-def from_the_start():
+def from_the_start(german):
+    if german:
+        use_german()
     hvd.init()
     hvd.allreduce(torch.ones(2), name='a "quoted" name\n')
     hvd.shutdown()
 
 
-def test_from_the_start_by_the_variable(run_ranks, tmp_path):
+@pytest.mark.parametrize("german", [False, True])
+def test_from_the_start_by_the_variable(run_ranks, tmp_path, german):
     path = tmp_path / "timeline.json"
-    run_ranks(1, from_the_start, env={"HOROVOD_TIMELINE": str(path)})
+    locale = make_german(tmp_path) if german else {}
+    run_ranks(1, from_the_start, arguments={"german": german}, env={"HOROVOD_TIMELINE": str(path), **locale})
     events = json.loads(path.read_text())
     check_format(events)
     names = [e["args"]["name"] for e in events[1:] if e.get("name") == "process_name"]

@@ -82,7 +82,18 @@ __attribute__((format(printf, 2, 3))) static void add_event(struct timeline *t, 
         write_event(t, event);
 }
 
-static double now_us(const struct timeline *t) { return (double)(clock_now_ns() - t->start_ns) / 1000.0; }
+struct timestamp {
+    char text[32];
+};
+
+/* Microseconds, with a point whatever the program's locale has. */
+static struct timestamp now_us(const struct timeline *t)
+{
+    const long long ns = (long long)(clock_now_ns() - t->start_ns);
+    struct timestamp now;
+    snprintf(now.text, sizeof now.text, "%lld.%03lld", ns / 1000, ns % 1000);
+    return now;
+}
 
 // Bytes of the UTF-8 character that begins there; 0: none does.
 static size_t utf8_size(const char *text, size_t left)
@@ -144,20 +155,21 @@ static int pid_of(struct timeline *t, const struct operation_key *key)
 void timeline_begin(struct timeline *t, const struct operation_key *key, const char *prefix, const char *kind)
 {
     if (t->open)
-        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%.3f,\"pid\":%d}", prefix, kind, now_us(t), pid_of(t, key));
+        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%s,\"pid\":%d}", prefix, kind, now_us(t).text,
+                  pid_of(t, key));
 }
 
 void timeline_rank_ready(struct timeline *t, const struct operation_key *key, int rank)
 {
     if (t->open)
-        add_event(t, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":0,\"pid\":%d}", rank,
-                  now_us(t), pid_of(t, key));
+        add_event(t, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%s,\"dur\":0,\"pid\":%d}", rank,
+                  now_us(t).text, pid_of(t, key));
 }
 
 void timeline_negotiation_end(struct timeline *t, const struct operation_key *key)
 {
     if (t->open)
-        add_event(t, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d}", now_us(t), pid_of(t, key));
+        add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d}", now_us(t).text, pid_of(t, key));
 }
 
 void timeline_refusal(struct timeline *t, const struct operation_key *key, const char *message)
@@ -168,8 +180,8 @@ void timeline_refusal(struct timeline *t, const struct operation_key *key, const
     escape(text, message, strlen(message));
     timeline_begin(t, key, "", "ERROR");
     add_event(t,
-              "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
-              now_us(t), pid_of(t, key), text);
+              "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
+              now_us(t).text, pid_of(t, key), text);
 }
 
 void timeline_operation_end(struct timeline *t, const struct operation_key *key, const struct bytes *request_bytes, bool failed)
@@ -184,15 +196,15 @@ void timeline_operation_end(struct timeline *t, const struct operation_key *key,
         request_format_shape(shape, sizeof shape, &request->tensors[0]);
     }
     request_drop(request);
-    add_event(t, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t), pid_of(t, key),
+    add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t).text, pid_of(t, key),
               dtype, shape, failed ? ",\"error\":true" : "");
 }
 
 void timeline_cycle(struct timeline *t)
 {
     if (t->open && t->mark_cycles)
-        add_event(t, "{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"ts\":%.3f,\"pid\":0,\"s\":\"g\"}",
-                  now_us(t));
+        add_event(t, "{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"ts\":%s,\"pid\":0,\"s\":\"g\"}",
+                  now_us(t).text);
 }
 
 bhvd_status timeline_open(struct timeline *t, const char *path, bool mark_cycles, struct bhvd_error *error)
