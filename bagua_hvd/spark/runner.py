@@ -125,7 +125,7 @@ class _SparkDesk(Desk):
         self._console = console
         self._timestamp = timestamp
         self._rank_ended = rank_ended
-        self._tasks = []        # the StreamWriters that lead to them
+        self._writers = set()       # of all connections but the streams
         self._ending = False
         self.printing = 0
         self.heard = 0.0
@@ -133,11 +133,19 @@ class _SparkDesk(Desk):
 
     first_words = (Hello, Task, Output)
 
+    async def talk(self, reader, writer):
+        self._writers.add(writer)
+        try:
+            await super().talk(reader, writer)
+        finally:
+            self._writers.discard(writer)
+
     async def talk_otherwise(self, said, reader, writer):
         if isinstance(said, Task):
             await self._watch_task(said.worker, reader, writer)
         elif said.stream in ("stdout", "stderr"):
             forwarder = LineForwarder(self._console, said.worker, said.stream, self._timestamp)
+            self._writers.discard(writer)
             self.printing += 1
             try:
                 while data := await reader.read(1 << 16):
@@ -148,16 +156,15 @@ class _SparkDesk(Desk):
                 forwarder.close()
 
     def end(self):
-        """Has what is left of the ranks killed, so that their output ends."""
+        """Hangs up on all but the streams: what is left of the ranks is killed, so that these end."""
         self._ending = True
-        self.loop.call_soon_threadsafe(lambda: [writer.close() for writer in self._tasks])
+        self.loop.call_soon_threadsafe(lambda: [writer.close() for writer in self._writers])
 
     async def _watch_task(self, rank, reader, writer):
         if rank in self.begun:
             return      # Spark has lost an executor, and tries the stage again: a job that has begun is not repeated
         self.begun.add(rank)
         writer.write(channel.encode(Begin()))
-        self._tasks.append(writer)
         line = await reader.readline()
         if not line and self._ending:
             return

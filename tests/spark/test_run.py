@@ -87,7 +87,9 @@ def test_a_rank_that_fails_ends_the_job(spark, tmp_path, how, words):
                 os._exit(7)
             if how.startswith("kill"):
                 os.kill(os.getpid() if how == "kill" else os.getppid(), 9)
-                time.sleep(600)
+                for _ in range(600):
+                    print("still here", flush=True)
+                    time.sleep(1)
             raise ValueError("of rank 1")
         time.sleep(600)         # a rank that does not notice
 
