@@ -78,7 +78,7 @@ INLINE vec uniform_of(whole x) { return (vec)((x & 0x007fff80) | 0x3f800040) - 1
 // codec_uniform of the BLOCK elements from index on, which is a multiple of BLOCK.
 INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 {
-    whole lanes;
+    whole lanes = {0};
     for (uint32_t i = 0; i < LANES; i++)
         lanes[i] = i;                   // adds nothing that index / 2 has
     for (int v = 0; v < BLOCK_VECTORS / 2; v++) {
