@@ -35,7 +35,8 @@ def seen(launcher, ssh_hosts, *arguments, **options):
 def test_ranks_of_two_hosts(launcher, ssh_hosts):
     ranks = seen(launcher, ssh_hosts, "-np", 5, "-H", "far1:3,far2:3", env={
         "MINE": "kept $HOME 'x' \u00e9", "UNDECODABLE": os.fsdecode(b"\xff"), "CUDA_VISIBLE_DEVICES": "7",
-        "BASH_FUNC_f%%": "() { :; }", "SSH_AUTH_SOCK": "/launcher/only", "BAGUA_HVD_HOST_ID": "mine", "NCCL_SOCKET_IFNAME": "mine0",
+        "BASH_FUNC_f%%": "() { :; }", "SSH_AUTH_SOCK": "/launcher/only", "BAGUA_HVD_HOST_ID": "mine",
+        "NCCL_SOCKET_IFNAME": "mine0",
         "LOCAL_RANK": "9", "RANK": "9", "TORCHELASTIC_RUN_ID": "x", "OMPI_COMM_WORLD_RANK": "9", "SLURM_PROCID": "9",
         "BAGUA_HVD_EXCLUDE_ENV": "TOKEN_*,ALONE", "TOKEN_A": "x", "ALONE": "x", "ALONE_TOO": "x"})
     names = ("HOSTNAME", "RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
