@@ -14,7 +14,7 @@ struct dots {
 };
 
 // Reads up to PIECE elements as double.
-static void load(const struct executor_context *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
+static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
                  double *out)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -27,7 +27,7 @@ static void load(const struct executor_context *run, bhvd_dtype dtype, const uns
         out[i] = wide[i];
 }
 
-static void store(const struct executor_context *run, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
+static void store(const struct run *run, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
                   const double *in)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -43,7 +43,7 @@ static void store(const struct executor_context *run, bhvd_dtype dtype, unsigned
 static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
 
 // out = A(a, b); out may be a or b.
-static void combine(const struct executor_context *run, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
+static void combine(const struct run *run, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
                     const unsigned char *b, size_t count)
 {
     double x[PIECE], y[PIECE];
@@ -71,7 +71,7 @@ static void combine(const struct executor_context *run, bhvd_dtype dtype, unsign
 }
 
 struct adasum {
-    const struct executor_context *run;
+    const struct run *run;
     bhvd_dtype dtype;
     const struct span_list *list;
 };
@@ -86,7 +86,7 @@ static void combine_vectors(void *arg, const struct step *step, unsigned char *c
                 place_among(spaces, step->other) + at, x->list->spans[t].nbytes / bhvd_dtype_size(x->dtype));
 }
 
-bhvd_status allreduce_adasum(struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
     const struct place mine = in_space(IN_VECTOR, 0), theirs = in_space(IN_SCRATCH, 0);

@@ -48,7 +48,7 @@ static int source_of(const struct allgather *g, struct round round, int index)
 
 // Host by host, its own part goes out, and those of the members come in whose index is this one's modulo the number of members
 // here: to the next host from the one before, and so on.
-static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan)
+static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     const struct allgather *g = (struct allgather *)l;
     const struct hierarchy *h = g->h;
@@ -69,7 +69,7 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
     return BHVD_OK;
 }
 
-static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t piece)
+static struct pipeline *spread(struct run *run, struct two_level *l, size_t piece)
 {
     struct allgather *g = (struct allgather *)l;
     const struct round round = round_of(g, piece);
@@ -120,7 +120,7 @@ static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
     return true;
 }
 
-bhvd_status allgather_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const void *src, void *dst,
+bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;

@@ -19,7 +19,7 @@ static size_t piece_bytes(const struct allgather_pipeline *g, int index, size_t 
     return shared_piece(g->part[index], block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void stage(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
@@ -27,7 +27,7 @@ static void stage(struct executor_context *run, struct pipeline *pipeline, size_
                piece_bytes(g, group->rank, block));
 }
 
-static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void collect(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
@@ -42,7 +42,7 @@ static void collect(struct executor_context *run, struct pipeline *pipeline, siz
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void allgather_begin(struct allgather_pipeline *g, struct executor_context *run, struct group *group, int lane, const void *src,
+void allgather_begin(struct allgather_pipeline *g, struct run *run, struct group *group, int lane, const void *src,
                      const struct span_list *dst, const size_t *part)
 {
     size_t longest = 0, total = 0, my_place = 0;
@@ -60,7 +60,7 @@ void allgather_begin(struct allgather_pipeline *g, struct executor_context *run,
     pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
 }
 
-bhvd_status allgather_shared(struct executor_context *run, struct group *group, const void *src, const struct span_list *dst,
+bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
     struct allgather_pipeline g;

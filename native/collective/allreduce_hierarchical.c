@@ -56,7 +56,7 @@ static void cut(const struct hierarchy *h, struct piece *piece, struct span_curs
     piece->shard_list = (struct span_list){&piece->shard, 1, 1, piece->shard.nbytes};
 }
 
-static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t number)
+static struct pipeline *reduce(struct run *run, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
@@ -66,7 +66,7 @@ static struct pipeline *reduce(struct executor_context *run, struct two_level *l
     return &x->reducing.pipeline;
 }
 
-static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status cross(struct run *run, struct two_level *l, size_t number, struct plan *plan)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
@@ -76,7 +76,7 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
     return piece->shard.nbytes ? x->between.plan(run, x->h, &piece->shard_list, begin, &x->between, plan) : BHVD_OK;
 }
 
-static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t number)
+static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
@@ -96,7 +96,7 @@ static size_t shard_room(const struct shards *x)
 }
 
 // Room for the pieces under way: a shard, and behind it the spans. False: no memory.
-static bool lay_out(struct executor_context *run, struct shards *x)
+static bool lay_out(struct run *run, struct shards *x)
 {
     struct two_level *l = &x->two_level;
     const size_t members = (size_t)l->local->size, spans = l->list.count;
@@ -115,7 +115,7 @@ static bool lay_out(struct executor_context *run, struct shards *x)
     return true;
 }
 
-bhvd_status hierarchical_plan(struct plan *plan, struct executor_context *run, struct group *group, const struct reduction *within,
+bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct between *between)
 {
     const struct hierarchy *h = group->hierarchy;
@@ -134,7 +134,7 @@ bhvd_status hierarchical_plan(struct plan *plan, struct executor_context *run, s
 
 // ----------------------------------------------------------------------------------------------------------- allreduce
 
-static bhvd_status plan_shard(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct between *between, struct plan *plan)
 {
     (void)begin;
@@ -142,7 +142,7 @@ static bhvd_status plan_shard(struct executor_context *run, const struct hierarc
     return BHVD_OK;
 }
 
-bhvd_status allreduce_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
                                    struct span_list *list)
 {
     struct reduction within = *reduction;

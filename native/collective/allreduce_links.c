@@ -65,7 +65,7 @@ void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, con
         schedule_allreduce_ring(schedule, nbytes, element);
 }
 
-void allreduce_plan(struct plan *plan, const struct executor_context *run, const struct group *group, const struct reduction *reduction,
+void allreduce_plan(struct plan *plan, const struct run *run, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list)
 {
     allreduce_schedule(plan_begin(plan, group), run->allreduce_path, &run->wire, list->nbytes, bhvd_dtype_size(reduction->dtype));

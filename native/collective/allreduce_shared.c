@@ -22,7 +22,7 @@ static size_t chunk_begin(size_t nbytes, int index, int size)
     return begin < nbytes ? begin : nbytes;
 }
 
-static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void stage(struct run *run, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     unsigned char *staging_buffer = shared_staging_buffer(run, pipeline->group, pipeline->group->rank, block);
@@ -32,7 +32,7 @@ static void stage(struct executor_context *run, struct pipeline *pipeline, size_
 // The own chunk is read where it lies, unless it is to be scaled first.
 static bool own_is_staged(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
 
-static void stage_chunks(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void stage_chunks(struct run *run, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
@@ -45,7 +45,7 @@ static void stage_chunks(struct executor_context *run, struct pipeline *pipeline
     shared_stage(run, a->reduction, &a->in, staging_buffer + end, nbytes - end);
 }
 
-static void reduce_all(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void reduce_all(struct run *run, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const unsigned char *src;
@@ -71,7 +71,7 @@ static void put(struct allreduce_pipeline *a, const unsigned char *from, size_t 
 }
 
 // The sum goes to the others and to its own destination, while it is in the L1 cache.
-static void reduce_chunk(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void reduce_chunk(struct run *run, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
@@ -92,7 +92,7 @@ static void reduce_chunk(struct executor_context *run, struct pipeline *pipeline
     span_cursor_skip(&a->own, nbytes - end);
 }
 
-static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void collect(struct run *run, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int size = pipeline->group->size;
@@ -113,7 +113,7 @@ static void collect(struct executor_context *run, struct pipeline *pipeline, siz
 static const struct shared_steps AT_ONCE = {.stage = stage, .collect = reduce_all};
 static const struct shared_steps BY_CHUNKS = {.stage = stage_chunks, .reduce = reduce_chunk, .collect = collect};
 
-void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run, struct group *group, int lane,
+void allreduce_begin(struct allreduce_pipeline *a, struct run *run, struct group *group, int lane,
                      const struct reduction *reduction, const struct span_list *list)
 {
     a->reduction = reduction;
@@ -128,7 +128,7 @@ void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run,
     pipeline_begin(&a->pipeline, group, lane, list->nbytes > 0, &AT_ONCE);
 }
 
-bhvd_status allreduce_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_shared(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
     struct allreduce_pipeline a;

@@ -20,12 +20,12 @@ static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
 }
 
 // Where in the sender's staging buffer the slice lies that is meant for `to`.
-static unsigned char *slice_of(struct executor_context *run, const struct alltoall *a, int from, int to, size_t block)
+static unsigned char *slice_of(struct run *run, const struct alltoall *a, int from, int to, size_t block)
 {
     return shared_staging_buffer(run, a->pipeline.group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
 }
 
-static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void stage(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct alltoall *a = (const struct alltoall *)pipeline;
     const int me = pipeline->group->rank;
@@ -38,7 +38,7 @@ static void stage(struct executor_context *run, struct pipeline *pipeline, size_
     }
 }
 
-static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void collect(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct alltoall *a = (const struct alltoall *)pipeline;
     const int me = pipeline->group->rank;
@@ -54,7 +54,7 @@ static void collect(struct executor_context *run, struct pipeline *pipeline, siz
     }
 }
 
-bhvd_status alltoall_shared(struct executor_context *run, struct group *group, const void *src, void *dst,
+bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,
                             const struct parts *parts)
 {
     const int n = group->size, me = group->rank;

@@ -23,7 +23,7 @@ static struct part piece_of(const struct broadcast *b, size_t number)
     return (struct part){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
 }
 
-static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status cross(struct run *run, struct two_level *l, size_t number, struct plan *plan)
 {
     const struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
@@ -36,7 +36,7 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
     return BHVD_OK;
 }
 
-static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t number)
+static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
 {
     struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
@@ -46,7 +46,7 @@ static struct pipeline *spread(struct executor_context *run, struct two_level *l
 
 static const struct two_level_form FORM = {.cross = cross, .spread = spread};
 
-bhvd_status broadcast_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, int root, const void *src,
+bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;

@@ -7,24 +7,24 @@ static size_t block_bytes(const struct broadcast_pipeline *b, size_t block)
     return shared_piece(b->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-static unsigned char *buffer_of_root(struct executor_context *run, const struct pipeline *pipeline, size_t block)
+static unsigned char *buffer_of_root(struct run *run, const struct pipeline *pipeline, size_t block)
 {
     return shared_staging_buffer(run, pipeline->group, pipeline->steps.root, block);
 }
 
-static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void stage(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
     shared_put(run, buffer_of_root(run, pipeline, block), b->src + block * HOST_STAGING_BUFFER_BYTES, block_bytes(b, block));
 }
 
-static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void collect(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
     b->copy(b->dst + block * HOST_STAGING_BUFFER_BYTES, buffer_of_root(run, pipeline, block), block_bytes(b, block));
 }
 
-void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run, struct group *group, int lane, int root, const void *src,
+void broadcast_begin(struct broadcast_pipeline *b, struct run *run, struct group *group, int lane, int root, const void *src,
                      void *dst, size_t nbytes)
 {
     b->src = src;
@@ -36,7 +36,7 @@ void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run,
                   &(struct shared_steps){stage, NULL, collect, true, root});
 }
 
-bhvd_status broadcast_shared(struct executor_context *run, struct group *group, int root, const void *src, void *dst,
+bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes)
 {
     struct broadcast_pipeline b;

@@ -21,10 +21,10 @@ static inline bool allreduce_is_over_links(enum allreduce_path path)
 bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error);
 
 // In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
-bhvd_status allreduce_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_shared(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
 // By the best of the three over links, or the one that run->allreduce_path forces. The list lives as long as the plan's task.
-void allreduce_plan(struct plan *plan, const struct executor_context *run, const struct group *group, const struct reduction *reduction,
+void allreduce_plan(struct plan *plan, const struct run *run, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list);
 // path: the one over links that is asked for; any other: the cheapest of the three there.
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
@@ -34,7 +34,7 @@ struct between;
 
 // Plans what they do with it, in place, if they do anything. begin: its place in the vector, in bytes. BHVD_ERR_SYSTEM: the run
 // has failed.
-typedef bhvd_status (*between_fn)(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+typedef bhvd_status (*between_fn)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                                   const struct between *between, struct plan *plan);
 
 struct between {
@@ -48,13 +48,13 @@ struct between {
 enum { BETWEEN_DEPTH = 4 };
 
 // Makes the plan a task, which takes the list.
-bhvd_status hierarchical_plan(struct plan *plan, struct executor_context *run, struct group *group, const struct reduction *within,
+bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct between *between);
-bhvd_status allreduce_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
                                    struct span_list *list);
 
 // Every span is one tensor. The group's size is a power of two. Float dtypes.
-bhvd_status allreduce_adasum(struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
 
 // Keeps the bytes of n members' parts, and behind them where each begins: 2 n numbers. Returns the latter.
@@ -69,28 +69,28 @@ static inline size_t *parts_keep(size_t *kept, const size_t *part, size_t n)
 }
 
 // part[i]: bytes of the vector that rank i of the group gets, in rank order; dst: this rank's part.
-bhvd_status reducescatter_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part);
 // A task. The group has a hierarchy, and its hosts hold equally many members. The first part is the longest. dst may begin where
 // src does.
-bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor_context *run, struct group *group,
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group,
                                        const struct reduction *reduction, const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.
-bhvd_status allgather_shared(struct executor_context *run, struct group *group, const void *src,
+bhvd_status allgather_shared(struct run *run, struct group *group, const void *src,
                              const struct span_list *dst, const size_t *part);
 // A task. The group has a hierarchy.
-bhvd_status allgather_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const void *src, void *dst,
+bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct group *group, const void *src, void *dst,
                                    const size_t *part);
 
 // src and dst: the parts one after the other.
-bhvd_status alltoall_shared(struct executor_context *run, struct group *group, const void *src, void *dst,
+bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,
                             const struct parts *parts);
 
 // root: position in the group. The root's dst may equal src.
-bhvd_status broadcast_shared(struct executor_context *run, struct group *group, int root, const void *src, void *dst,
+bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes);
 void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain);
 // A task. The group has a hierarchy, and the root's local index exists on every host.
-bhvd_status broadcast_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, int root, const void *src,
+bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes);

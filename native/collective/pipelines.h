@@ -12,7 +12,7 @@ struct allreduce_pipeline {
     kernel_copy_fn copy;
 };
 
-void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run, struct group *group, int lane,
+void allreduce_begin(struct allreduce_pipeline *a, struct run *run, struct group *group, int lane,
                      const struct reduction *reduction, const struct span_list *list);
 
 struct reducescatter_pipeline {
@@ -36,7 +36,7 @@ struct allgather_pipeline {
 };
 
 // Puts the own part where it belongs.
-void allgather_begin(struct allgather_pipeline *g, struct executor_context *run, struct group *group, int lane, const void *src,
+void allgather_begin(struct allgather_pipeline *g, struct run *run, struct group *group, int lane, const void *src,
                      const struct span_list *dst, const size_t *part);
 
 struct broadcast_pipeline {
@@ -48,5 +48,5 @@ struct broadcast_pipeline {
 };
 
 // From the root's src to the others' dst.
-void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run, struct group *group, int lane, int root, const void *src,
+void broadcast_begin(struct broadcast_pipeline *b, struct run *run, struct group *group, int lane, int root, const void *src,
                      void *dst, size_t nbytes);

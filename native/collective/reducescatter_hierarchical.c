@@ -41,7 +41,7 @@ static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
     return (unsigned char *)r->two_level.memory.data + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
 }
 
-static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t piece)
+static struct pipeline *reduce(struct run *run, struct two_level *l, size_t piece)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     const struct hierarchy *h = r->h;
@@ -61,7 +61,7 @@ static struct pipeline *reduce(struct executor_context *run, struct two_level *l
     return &r->reducing.pipeline;
 }
 
-static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan)
+static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     (void)run;
@@ -75,7 +75,7 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
 static const struct two_level_form FORM = {.reduce = reduce, .cross = cross};
 
 // Lays out what is by member, and room for the sums. False: no memory.
-static bool lay_out(struct executor_context *run, struct reducescatter *r, const struct group *group, const size_t *part)
+static bool lay_out(struct run *run, struct reducescatter *r, const struct group *group, const size_t *part)
 {
     struct two_level *l = &r->two_level;
     const size_t n = (size_t)group->size, hosts = (size_t)r->h->hosts;
@@ -89,7 +89,7 @@ static bool lay_out(struct executor_context *run, struct reducescatter *r, const
     return !l->depth || fusion_borrow(&run->fusion, l->depth * hosts * r->slice, &l->memory);
 }
 
-bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor_context *run, struct group *group,
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group,
                                        const struct reduction *reduction, const void *src, void *dst, const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;

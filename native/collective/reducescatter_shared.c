@@ -3,7 +3,7 @@
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 
-static void stage(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void stage(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
@@ -18,7 +18,7 @@ static void stage(struct executor_context *run, struct pipeline *pipeline, size_
     }
 }
 
-static void collect(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void collect(struct run *run, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
@@ -43,7 +43,7 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, 
     pipeline_begin(&r->pipeline, group, lane, (longest + r->piece - 1) / r->piece, &STEPS);
 }
 
-bhvd_status reducescatter_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
+bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
     struct reducescatter_pipeline r;

@@ -145,7 +145,7 @@ static void decide(const struct member *members, const struct group *set, struct
 }
 
 // Every member's bytes to all, over the CPU transports.
-static bhvd_status exchange(struct executor_context *run, struct group *set, const void *mine, void *all, size_t nbytes)
+static bhvd_status exchange(struct run *run, struct group *set, const void *mine, void *all, size_t nbytes)
 {
     struct plan plan = {0};
     size_t *part = malloc((size_t)set->size * sizeof *part);
@@ -164,7 +164,7 @@ static bhvd_status exchange(struct executor_context *run, struct group *set, con
     return plan.made ? plan_execute(run, &plan) : status;
 }
 
-static bhvd_status share(struct executor_context *run, struct group *set, void *bytes, size_t nbytes)
+static bhvd_status share(struct run *run, struct group *set, void *bytes, size_t nbytes)
 {
     struct plan plan = {0};
     if (set->shared)
@@ -174,7 +174,7 @@ static bhvd_status share(struct executor_context *run, struct group *set, void *
 }
 
 // The communicator: the first member makes its id, all join it.
-static bhvd_status join(struct executor_context *run, struct group *set, struct nccl_group *group, struct bhvd_device *device)
+static bhvd_status join(struct run *run, struct group *set, struct nccl_group *group, struct bhvd_device *device)
 {
     device_hold(device);
     group->device = device;
@@ -204,7 +204,7 @@ static bhvd_status join(struct executor_context *run, struct group *set, struct 
     return nccl_settle(run, group);
 }
 
-bhvd_status nccl_agree(struct executor_context *run, struct group *set, const struct work *op, int levels, struct nccl_group **out)
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op, int levels, struct nccl_group **out)
 {
     const struct member mine = member_of(op, levels);
     struct nccl_group *local = calloc(1, sizeof *local);
@@ -235,7 +235,7 @@ bhvd_status nccl_agree(struct executor_context *run, struct group *set, const st
 
 // ---------------------------------------------------------------------------------------------------------- errors
 
-bhvd_status nccl_failed(struct executor_context *run, const struct nccl_group *group, int result, const char *what)
+bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int result, const char *what)
 {
     const struct nccl *nccl = group->device->nccl;
     const char *details = group->comm ? nccl->last_error(group->comm) : NULL;
@@ -263,7 +263,7 @@ struct settling {
     nccl_result state;
 };
 
-static int is_settled(struct executor_context *run, void *arg)
+static int is_settled(struct run *run, void *arg)
 {
     struct settling *settling = arg;
     (void)run;
@@ -273,7 +273,7 @@ static int is_settled(struct executor_context *run, void *arg)
     return settling->state != NCCL_IN_PROGRESS;
 }
 
-bhvd_status nccl_settle(struct executor_context *run, struct nccl_group *group)
+bhvd_status nccl_settle(struct run *run, struct nccl_group *group)
 {
     struct settling settling = {group, NCCL_SUCCESS};
     bhvd_status status = run_until_gpu(run, is_settled, &settling);
@@ -283,7 +283,7 @@ bhvd_status nccl_settle(struct executor_context *run, struct nccl_group *group)
 }
 
 // Whether what was enqueued last is on the GPU for too long.
-static bool is_late(const struct executor_context *run, struct nccl_group *group)
+static bool is_late(const struct run *run, struct nccl_group *group)
 {
     if (!group->last_ns || clock_now_ns() < group->last_ns + run_gpu_timeout_ns(run))
         return false;
@@ -292,7 +292,7 @@ static bool is_late(const struct executor_context *run, struct nccl_group *group
     return !done;
 }
 
-void nccl_look(struct executor_context *run, struct nccl_group *group)
+void nccl_look(struct run *run, struct nccl_group *group)
 {
     for (; group; group = group->local) {
         const nccl_result state = group->comm && !run->failure.status ? state_of(group) : NCCL_SUCCESS;

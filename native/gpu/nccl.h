@@ -53,12 +53,12 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 
 // In an execution on GPUs, of a set that has not agreed yet. levels: enum nccl_levels, what this rank wishes. *out is there after
 // errors too, to be given to nccl_abort; NULL: no memory.
-bhvd_status nccl_agree(struct executor_context *run, struct group *set, const struct work *op, int levels, struct nccl_group **out);
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op, int levels, struct nccl_group **out);
 // One execution that NCCL takes: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, but
 // for what goes in two levels: members that send to other hosts wait for the GPU.
 // index: of the tensor in op; rows: of the result; part and parts as for the host's collectives (collective/collective.h).
 struct nccl_run;
-bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct nccl_group *group, enum nccl_way way,
+bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
                        struct work *const *works, int count, struct nccl_run **out);
 // All tensors of the reduction's dtype of all works, as one vector.
 bhvd_status nccl_allreduce(struct nccl_run *run, bhvd_op op, const struct reduction *reduction);
@@ -74,13 +74,13 @@ bhvd_status nccl_d_lp_s(struct nccl_run *run, const struct work *op);
 // Marks the end on the stream. Waits for it only where a result goes to the host's memory. status: of what was run.
 bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
 // After calls that may not have enqueued all they do: waits until they have.
-bhvd_status nccl_settle(struct executor_context *run, struct nccl_group *group);
+bhvd_status nccl_settle(struct run *run, struct nccl_group *group);
 // Fails the run with NCCL's words.
-bhvd_status nccl_failed(struct executor_context *run, const struct nccl_group *group, int result, const char *what);
+bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int result, const char *what);
 
 // All of these take what is on this host along; NULL is fine. Engine only.
 // Fails the run where NCCL reports an error, or where the GPU has not finished in time what was enqueued last.
-void nccl_look(struct executor_context *run, struct nccl_group *group);
+void nccl_look(struct run *run, struct nccl_group *group);
 // Ends what is on the GPU, at once, of all these groups: an abort waits for the GPU, where another group's kernel may hang.
 void nccl_abort(struct nccl_group *const *groups, int count);
 // Before nccl_close: waits a moment for what is on the GPU. False: it has not finished, and is to be aborted.

@@ -37,7 +37,7 @@ bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside)
     return nccl_run_enqueued(x, inside ? inside : result);
 }
 
-static int has_passed(struct executor_context *run, void *arg)
+static int has_passed(struct run *run, void *arg)
 {
     void **device_and_event = arg;
     struct bhvd_device *device = device_and_event[0];
@@ -127,7 +127,7 @@ bhvd_status nccl_run_all_gather(struct nccl_run *x, const void *src, unsigned ch
 
 // ------------------------------------------------------------------------------------------------- begin and end
 
-bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct nccl_group *group, enum nccl_way way,
+bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
                        struct work *const *works, int count, struct nccl_run **out)
 {
     const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;

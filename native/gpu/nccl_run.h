@@ -11,7 +11,7 @@
 enum { NCCL_ALIGNMENT = 256 };          // of tensors and shards in a buffer, for vectors in NCCL's kernels
 
 struct nccl_run {
-    struct executor_context *run;
+    struct run *run;
     struct group *set;                  // the communicator's members: in two levels those of this host
     const struct hierarchy *levels;     // of the set that the operation is on, in two levels; else NULL
     struct nccl_group *group;

@@ -27,7 +27,7 @@
 #include "run/hierarchy.h"
 
 struct c_lp_s {
-    struct executor_context *run;
+    struct run *run;
     struct encoder encoder;
     struct codes codes;
     struct span_list list;              // values, and where results go; of codes that others have made: none
@@ -150,7 +150,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // For the vector of `nbytes` among the members of this group. Takes the list. NULL: no memory; the run has failed.
-static struct c_lp_s *plan_among(struct executor_context *run, const struct group *group, const struct work *op, size_t nbytes,
+static struct c_lp_s *plan_among(struct run *run, const struct group *group, const struct work *op, size_t nbytes,
                                  const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
     struct c_lp_s *x = primitive_create(run, sizeof *x, list, plan);
@@ -180,7 +180,7 @@ static struct c_lp_s *plan_among(struct executor_context *run, const struct grou
 }
 
 // A shard of the vector, from byte `offset` on, among its owners.
-static bhvd_status plan_shard(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
+static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
                               const struct between *between, struct plan *plan)
 {
     const struct work *op = between->work;
@@ -200,7 +200,7 @@ static bhvd_status plan_shard(struct executor_context *run, const struct hierarc
 }
 
 // Hosts are the ranks, each with its members' sum.
-static bhvd_status among_hosts(struct executor_context *run, struct group *group, struct work *op, struct span_list *list,
+static bhvd_status among_hosts(struct run *run, struct group *group, struct work *op, struct span_list *list,
                                struct plan *plan)
 {
     // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
@@ -214,7 +214,7 @@ static bhvd_status among_hosts(struct executor_context *run, struct group *group
     return status;
 }
 
-bhvd_status c_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
 {
     struct span_list list = {0};
     bhvd_status status = ready ? BHVD_OK : primitive_spans(run, op, &list);

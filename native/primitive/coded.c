@@ -16,7 +16,7 @@ void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *en
     plan->operands.output = ready->results;
 }
 
-unsigned char *coded_room(struct executor_context *run, struct encoder *encoder, const struct codes *codes, size_t nbytes)
+unsigned char *coded_room(struct run *run, struct encoder *encoder, const struct codes *codes, size_t nbytes)
 {
     const size_t longest = segments_part(&codes->cut, 0, 0).count;
     unsigned char *room = fusion_acquire(&run->fusion, nbytes + encoder_scratch_size(encoder, longest));

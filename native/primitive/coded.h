@@ -11,4 +11,4 @@ size_t coded_size(const void *encoder, size_t count);
 void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *encoder, size_t own, size_t received, const struct wire *wire,
                 const struct ready_codes *ready);
 // Memory of one step: so many bytes, and the encoder's scratch for a segment. NULL: none, and the run has failed.
-unsigned char *coded_room(struct executor_context *run, struct encoder *encoder, const struct codes *codes, size_t nbytes);
+unsigned char *coded_room(struct run *run, struct encoder *encoder, const struct codes *codes, size_t nbytes);

@@ -18,7 +18,7 @@
 #include "run/hierarchy.h"
 
 struct d_fp_s {
-    struct executor_context *run;
+    struct run *run;
     struct codes codes;                 // the values as they are
     struct span_list list;
     struct peers peers;
@@ -137,7 +137,7 @@ static void weigh(struct d_fp_s *a, const struct group *group, const struct hier
 }
 
 // Among the members of this group, each of which stands for its host where there are hosts. Takes the list.
-static bhvd_status plan_among(struct executor_context *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
+static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
                               struct span_list *list, struct plan *plan)
 {
     struct d_fp_s *a = primitive_create(run, sizeof *a, list, plan);
@@ -167,7 +167,7 @@ static bhvd_status plan_among(struct executor_context *run, const struct group *
 }
 
 // A shard of the vector, among hosts, where it stays what it is if there is nobody to average with.
-static bhvd_status plan_shard(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct between *between, struct plan *out)
 {
     struct span_list list = {0};
@@ -182,7 +182,7 @@ static bhvd_status plan_shard(struct executor_context *run, const struct hierarc
 }
 
 // Hosts are the peers, each with the mean of its members.
-static bhvd_status average_hosts(struct executor_context *run, struct group *group, struct span_list *list, const struct work *op,
+static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *op,
                                  struct plan *out)
 {
     const bool several = group->hierarchy != NULL;
@@ -192,7 +192,7 @@ static bhvd_status average_hosts(struct executor_context *run, struct group *gro
     return several ? hierarchical_plan(out, run, group, &mean, list, &between) : allreduce_shared(run, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct executor_context *run, struct group *group, struct work *op, struct plan *out, struct bhvd_error *error)
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
     bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;

@@ -36,7 +36,7 @@
 enum { PIECES = 32 };       // segments that hosts have under way at once, at most: what a long line holds
 
 struct d_lp_s {
-    struct executor_context *run;
+    struct run *run;
     const struct work *op;
     struct encoder encoder;
     struct codes codes;
@@ -147,7 +147,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // Among n in the ring, of which this rank or its host is `me`. The lists are still to come.
-static struct d_lp_s d_lp_s_of(struct executor_context *run, const struct work *op, int n, int me)
+static struct d_lp_s d_lp_s_of(struct run *run, const struct work *op, int n, int me)
 {
     const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
     struct d_lp_s x = {
@@ -163,7 +163,7 @@ static struct d_lp_s d_lp_s_of(struct executor_context *run, const struct work *
 }
 
 // Takes the list.
-static bhvd_status plan_among(struct executor_context *run, const struct group *group, const struct work *op,
+static bhvd_status plan_among(struct run *run, const struct group *group, const struct work *op,
                               const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
     struct d_lp_s *x = primitive_create(run, sizeof *x, list, plan);
@@ -217,7 +217,7 @@ struct host_ring {
 
 static struct piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->two_level.depth]; }
 
-static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t number)
+static struct pipeline *reduce(struct run *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -243,7 +243,7 @@ static struct pipeline *reduce(struct executor_context *run, struct two_level *l
     return &ring->reducing.pipeline;
 }
 
-static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status cross(struct run *run, struct two_level *l, size_t number, struct plan *plan)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -256,7 +256,7 @@ static bhvd_status cross(struct executor_context *run, struct two_level *l, size
 }
 
 // What the leader has goes to the other members ...
-static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t number)
+static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     unsigned char *codes = piece_at(ring, number)->codes;
@@ -266,7 +266,7 @@ static struct pipeline *spread(struct executor_context *run, struct two_level *l
 }
 
 // ... who all do the same with it.
-static void end(struct executor_context *run, struct two_level *l, size_t number)
+static void end(struct run *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -277,7 +277,7 @@ static void end(struct executor_context *run, struct two_level *l, size_t number
 static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end};
 
 // Room for means and codes. False: no memory.
-static bool lay_out(struct executor_context *run, struct host_ring *ring)
+static bool lay_out(struct run *run, struct host_ring *ring)
 {
     struct two_level *l = &ring->two_level;
     struct codes *codes = &ring->all.codes;
@@ -303,7 +303,7 @@ static bool lay_out(struct executor_context *run, struct host_ring *ring)
 }
 
 // Takes the list.
-static bhvd_status plan_hosts(struct executor_context *run, struct group *group, const struct work *op, struct span_list *list,
+static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *op, struct span_list *list,
                               struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
@@ -329,7 +329,7 @@ static bhvd_status plan_hosts(struct executor_context *run, struct group *group,
 
 // --------------------------------------------------------------------------------------------------------------------
 
-bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error)
 {
     struct span_list list = {0};

@@ -5,7 +5,7 @@
 #include "base/status.h"
 #include "run/hierarchy.h"
 
-bhvd_status primitive_spans(struct executor_context *run, struct work *op, struct span_list *list)
+bhvd_status primitive_spans(struct run *run, struct work *op, struct span_list *list)
 {
     for (size_t t = 0; t < op->tensor_count; t++) {
         struct tensor *tensor = &op->tensors[t];
@@ -15,7 +15,7 @@ bhvd_status primitive_spans(struct executor_context *run, struct work *op, struc
     return BHVD_OK;
 }
 
-void *primitive_create(struct executor_context *run, size_t size, struct span_list *list, struct plan *plan)
+void *primitive_create(struct run *run, size_t size, struct span_list *list, struct plan *plan)
 {
     void *primitive = malloc(size);
     if (!primitive) {
@@ -45,7 +45,7 @@ struct between primitive_between(between_fn plan, const struct work *op)
     return (struct between){.plan = plan, .work = op, .shard_nbytes = 16 << 20, .depth = 2};
 }
 
-bhvd_status primitive_shard(struct executor_context *run, const struct span_list *shard, struct span_list *list)
+bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list)
 {
     const struct span *span = &shard->spans[0];
     return span_list_add(list, &(struct tensor){.src = span->src, .dst = span->dst, .nbytes = span->nbytes})
@@ -53,7 +53,7 @@ bhvd_status primitive_shard(struct executor_context *run, const struct span_list
                : run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
 }
 
-bhvd_status primitive_check_hosts(const struct executor_context *run, const struct group *group, struct bhvd_error *error)
+bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error)
 {
     const int *host_of = run->connections.host_of;
     for (int i = 0; i < group->size && !shares_memory(group); i++) {

@@ -13,7 +13,7 @@
 
 // The operation's tensors as one vector, with results allocated where the caller gave no memory. list: empty, to be
 // ended by span_list_fini on errors too.
-bhvd_status primitive_spans(struct executor_context *run, struct work *op, struct span_list *list);
+bhvd_status primitive_spans(struct run *run, struct work *op, struct span_list *list);
 
 // Does such an operation go in two levels in this group? It does where a host holds several members, who share memory (two ranks
 // over transport tcp are two hosts); C_LP_S only if there are several hosts, too.
@@ -22,17 +22,17 @@ bool primitive_has_levels(const struct group *group, bhvd_kind kind, bool hierar
 int primitive_hosts(const struct group *group);
 // BHVD_ERR_UNSUPPORTED when several members on a host have no area (transport/host_memory.h), else BHVD_OK. All members
 // come to the same answer.
-bhvd_status primitive_check_hosts(const struct executor_context *run, const struct group *group, struct bhvd_error *error);
+bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error);
 
 // What a primitive has of its own while its plan is executed: `size` bytes, which the plan frees, as it does the list, which it takes.
 // NULL: no memory; the run has failed.
-void *primitive_create(struct executor_context *run, size_t size, struct span_list *list, struct plan *plan);
+void *primitive_create(struct run *run, size_t size, struct span_list *list, struct plan *plan);
 
 // Between hosts, in two levels: by the function, of few shards at once.
 struct between primitive_between(between_fn plan, const struct work *op);
 // A list of a shard's own, which outlives what the function is given: that is the next piece's by then. list: empty; as of
 // primitive_spans.
-bhvd_status primitive_shard(struct executor_context *run, const struct span_list *shard, struct span_list *list);
+bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list);
 
 // Codes that something else has made, and decodes: the rank's own, and room for those of which the result is made. Code k of segment
 // s is at k each + s segment. k: of own ones the chunk, where there are several; of results the chunk (C_LP_S by owners), the rank
@@ -43,7 +43,7 @@ struct ready_codes {
 };
 
 // What can go on beside other executions is only planned (`made`), and everything else done.
-bhvd_status c_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan);
-bhvd_status d_fp_s(struct executor_context *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error);
-bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan);
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error);
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error);

@@ -1,6 +1,6 @@
 #include "run/executor.h"
 
-static void end(struct executor_context *run, struct task *task, bhvd_status status)
+static void end(struct run *run, struct task *task, bhvd_status status)
 {
     void (*ended)(void *, bhvd_status) = task->ended;
     void *arg = task->arg;
@@ -8,7 +8,7 @@ static void end(struct executor_context *run, struct task *task, bhvd_status sta
     ended(arg, status);
 }
 
-void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
+void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
 {
     task->ended = ended;
     task->arg = arg;
@@ -17,7 +17,7 @@ void task_start(struct executor_context *run, struct task *task, void (*ended)(v
     task->advance(run, task);
 }
 
-void task_drop(struct executor_context *run, struct task *task)
+void task_drop(struct run *run, struct task *task)
 {
     struct task **at = &run->executor.tasks.head;
     while (*at != task)
@@ -26,13 +26,13 @@ void task_drop(struct executor_context *run, struct task *task)
     task->destroy(run, task);
 }
 
-static int is_over(struct executor_context *run, void *task)
+static int is_over(struct run *run, void *task)
 {
     (void)run;
     return ((const struct task *)task)->is_over;
 }
 
-bhvd_status task_execute(struct executor_context *run, struct task *task)
+bhvd_status task_execute(struct run *run, struct task *task)
 {
     task_start(run, task, NULL, NULL);
     bhvd_status status = run_until(run, is_over, task, -1);
@@ -42,7 +42,7 @@ bhvd_status task_execute(struct executor_context *run, struct task *task)
 
 // ----------------------------------------------------------------------------------------------------------- all of them
 
-static bool advance_all(struct executor_context *run, bool within_host)
+static bool advance_all(struct run *run, bool within_host)
 {
     bool progress = false;
     for (struct task *task = run->executor.tasks.head, *next; task && !run->failure.status; task = next) {
@@ -58,13 +58,13 @@ static bool advance_all(struct executor_context *run, bool within_host)
 }
 
 // Messages first: the work within the host of a large operation would keep a small one's waiting.
-bool executor_advance(struct executor_context *run)
+bool executor_advance(struct run *run)
 {
     bool progress = advance_all(run, false);
     return advance_all(run, true) || progress;
 }
 
-bool executor_can_advance(struct executor_context *run)
+bool executor_can_advance(struct run *run)
 {
     struct task *task = run->executor.tasks.head;
     while (task && !(task->can_advance && task->can_advance(run, task)))
@@ -73,7 +73,7 @@ bool executor_can_advance(struct executor_context *run)
 }
 
 // From the first again each time: others go with one that has them.
-void executor_abort(struct executor_context *run)
+void executor_abort(struct run *run)
 {
     for (struct task *task = run->executor.tasks.head; task;) {
         if (!task->ended) {
@@ -85,7 +85,7 @@ void executor_abort(struct executor_context *run)
     }
 }
 
-bool executor_has_state(const struct executor_context *run, const void *state)
+bool executor_has_state(const struct run *run, const void *state)
 {
     const struct task *task = run->executor.tasks.head;
     while (task && !(state && task->state == state))
@@ -93,7 +93,7 @@ bool executor_has_state(const struct executor_context *run, const void *state)
     return task;
 }
 
-bool executor_has_group(const struct executor_context *run, const struct group *group)
+bool executor_has_group(const struct run *run, const struct group *group)
 {
     const struct task *task = run->executor.tasks.head;
     while (task && task->group != group)
@@ -102,7 +102,7 @@ bool executor_has_group(const struct executor_context *run, const struct group *
 }
 
 // Executions start in the order of their numbers, and one that has others stays until they are over.
-uint64_t executor_oldest(const struct executor_context *run)
+uint64_t executor_oldest(const struct run *run)
 {
     const struct task *task = run->executor.tasks.head;
     while (task && task->execution & LINK_PAIRWISE)
@@ -110,7 +110,7 @@ uint64_t executor_oldest(const struct executor_context *run)
     return task ? task->execution : 0;
 }
 
-int executor_awaited(const struct executor_context *run)
+int executor_awaited(const struct run *run)
 {
     const struct task *task = run->executor.tasks.head;
     while (task && task->awaited < 0)
@@ -118,7 +118,7 @@ int executor_awaited(const struct executor_context *run)
     return task ? task->awaited : -1;
 }
 
-void executor_fini(struct executor_context *run)
+void executor_fini(struct run *run)
 {
     while (run->executor.tasks.head)
         task_drop(run, run->executor.tasks.head);

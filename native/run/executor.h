@@ -12,9 +12,9 @@ struct task {
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
     const struct group *group;              // of a schedule
     const void *state;                      // memory that outlives it; two that share it are not under way at once
-    bool (*advance)(struct executor_context *run, struct task *task);        // does what can be done now; true: something was
-    bool (*can_advance)(struct executor_context *run, struct task *task);    // is there anything to do now that no link tells of? NULL: never
-    void (*destroy)(struct executor_context *run, struct task *task);
+    bool (*advance)(struct run *run, struct task *task);                     // does what can be done now; true: something was
+    bool (*can_advance)(struct run *run, struct task *task);                 // is there anything to do now that no link tells of? NULL: never
+    void (*destroy)(struct run *run, struct task *task);
     void (*ended)(void *arg, bhvd_status status);
     void *arg;
     bool is_over;
@@ -22,25 +22,25 @@ struct task {
 };
 
 // ended: called when it is over or the run has failed, after it was destroyed. NULL: the caller asks is_over, and drops it.
-void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg);
+void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg);
 // Destroys one that nobody is told of, and that is over, or the run has failed.
-void task_drop(struct executor_context *run, struct task *task);
+void task_drop(struct run *run, struct task *task);
 // Starts it, waits until it is over, and destroys it.
-bhvd_status task_execute(struct executor_context *run, struct task *task);
+bhvd_status task_execute(struct run *run, struct task *task);
 
 // Does what all can do now, without looking at links. True when something was.
-bool executor_advance(struct executor_context *run);
+bool executor_advance(struct run *run);
 // Could one do something now that no link tells of?
-bool executor_can_advance(struct executor_context *run);
+bool executor_can_advance(struct run *run);
 // The run has failed: ends all that nobody waits for.
-void executor_abort(struct executor_context *run);
+void executor_abort(struct run *run);
 // Is one with this state under way?
-bool executor_has_state(const struct executor_context *run, const void *state);
+bool executor_has_state(const struct run *run, const void *state);
 // Is a schedule of this group?
-bool executor_has_group(const struct executor_context *run, const struct group *group);
+bool executor_has_group(const struct run *run, const struct group *group);
 // The number of the oldest execution that is under way here, pairwise operations aside; 0: none is.
-uint64_t executor_oldest(const struct executor_context *run);
+uint64_t executor_oldest(const struct run *run);
 // The global rank of this host that one of them waits for; -1: none does.
-int executor_awaited(const struct executor_context *run);
-static inline bool executor_is_busy(const struct executor_context *run) { return run->executor.tasks.head; }
-void executor_fini(struct executor_context *run);
+int executor_awaited(const struct run *run);
+static inline bool executor_is_busy(const struct run *run) { return run->executor.tasks.head; }
+void executor_fini(struct run *run);

@@ -8,7 +8,7 @@
 
 #include "transport/link.h"
 
-enum { FUSION_KEPT = LINK_LANES };      // one for each execution that may be on its way
+enum { FUSION_KEPT = LINK_MATCH_QUEUES }; // one for each execution that may be on its way
 
 struct fusion_buffer {
     void *data;

@@ -10,7 +10,7 @@ static int local_index_of(const struct connections *c, int rank)
     return rank == c->rank ? c->local_index : c->links[rank].local_index;
 }
 
-bool group_init(struct group *group, const struct executor_context *run, const int32_t *ranks, int size, int rank, int id,
+bool group_init(struct group *group, const struct run *run, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block)
 {
     *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < HOST_AREAS,

@@ -20,12 +20,12 @@ struct group {
 
 // The group of these global ranks, of which this one is at position `rank`, without a hierarchy; on one host it shares an area
 // if there is one of this id. False: no memory, and nothing is left.
-bool group_init(struct group *group, const struct executor_context *run, const int32_t *ranks, int size, int rank, int id,
+bool group_init(struct group *group, const struct run *run, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block);
 void group_fini(struct group *group);      // after hierarchy_destroy
 
 // The link to a member, by its position.
-static inline struct link *group_link(struct executor_context *run, const struct group *group, int index)
+static inline struct link *group_link(struct run *run, const struct group *group, int index)
 {
     return &run->connections.links[group->ranks[index]];
 }

@@ -7,7 +7,7 @@
 enum { SHARD_MIN_BYTES = 1024 };        // below, a second message costs more than a longer one
 
 // Groups the members by host.
-static bool find_hosts(const struct executor_context *run, const struct group *group, struct hierarchy *h)
+static bool find_hosts(const struct run *run, const struct group *group, struct hierarchy *h)
 {
     const int *host_of = run->connections.host_of;
     h->first = calloc((size_t)group->size + 1, sizeof *h->first);
@@ -40,7 +40,7 @@ static bool find_hosts(const struct executor_context *run, const struct group *g
 }
 
 // The group of `size` members of `group` at `positions`; this rank is the one at `rank`. NULL: no memory.
-static struct group *part_of(const struct executor_context *run, const struct group *group, const int *positions, int size, int rank)
+static struct group *part_of(const struct run *run, const struct group *group, const int *positions, int size, int rank)
 {
     struct group *part = calloc(1, sizeof *part);
     int32_t *ranks = malloc((size_t)size * sizeof *ranks);
@@ -61,7 +61,7 @@ static void part_destroy(struct group *part)
     free(part);
 }
 
-bhvd_status hierarchy_create(struct executor_context *run, struct group *group)
+bhvd_status hierarchy_create(struct run *run, struct group *group)
 {
     if (group->rank < 0 || group->id >= HOST_AREAS)
         return BHVD_OK;

@@ -29,7 +29,7 @@ struct hierarchy {
 
 // Sets group->hierarchy, or leaves it NULL: not a member, one host, no host with two members, or no shared area. All
 // members come to the same answer. BHVD_ERR_SYSTEM: no memory.
-bhvd_status hierarchy_create(struct executor_context *run, struct group *group);
+bhvd_status hierarchy_create(struct run *run, struct group *group);
 void hierarchy_destroy(struct hierarchy *hierarchy);
 
 static inline int hierarchy_members_of(const struct hierarchy *h, int host) { return h->first[host + 1] - h->first[host]; }

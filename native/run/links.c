@@ -5,13 +5,13 @@
 #include "run/plan.h"
 #include "transport/socket.h"
 
-static void fail_left(struct executor_context *run, const struct link *link)
+static void fail_left(struct run *run, const struct link *link)
 {
     run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while an operation still needed it",
               link->rank);
 }
 
-static void fail_link(struct executor_context *run, const struct link *link, bhvd_status status)
+static void fail_link(struct run *run, const struct link *link, bhvd_status status)
 {
     if (status == BHVD_ERR_PEER_LOST && link->state == LINK_LEFT)
         fail_left(run, link);
@@ -23,7 +23,7 @@ static void fail_link(struct executor_context *run, const struct link *link, bhv
 }
 
 // Whatever may have changed what the kernel is to tell of it.
-static void update(struct executor_context *run, struct link *link)
+static void update(struct run *run, struct link *link)
 {
     if (!run->failure.status && poller_update(&run->connections.poller, link))
         run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s%s", link->rank, strerror(errno),
@@ -31,7 +31,7 @@ static void update(struct executor_context *run, struct link *link)
 }
 
 // A link that a message was to go over could not be opened.
-static void fail_opening(struct executor_context *run, const struct link *link, const struct bhvd_error *error)
+static void fail_opening(struct run *run, const struct link *link, const struct bhvd_error *error)
 {
     if (link->state == LINK_LEFT)
         fail_left(run, link);
@@ -45,7 +45,7 @@ static void fail_opening(struct executor_context *run, const struct link *link, 
 
 static bool is_needed(const struct link *link) { return traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives); }
 
-static void take_arrivals(struct executor_context *run)
+static void take_arrivals(struct run *run)
 {
     struct bhvd_error error;
     for (struct link *link; !run->failure.status && connections_have_arrivals(&run->connections);) {
@@ -61,7 +61,7 @@ static void take_arrivals(struct executor_context *run)
     }
 }
 
-static bool advance(struct executor_context *run, struct link *link, bool by_socket)
+static bool advance(struct run *run, struct link *link, bool by_socket)
 {
     bool moved = false;
     uint64_t payload_before = link->payload_sent + link->payload_received;
@@ -86,11 +86,11 @@ static bool has_something(struct link *link, bool look_at_sockets)
         return true;
     if (look_at_sockets && !link->control.ops->readable)
         return true;
-    link_needs_looking(link);           // which looks
+    link_needs_poll(link);              // which looks
     return false;
 }
 
-static bool walk(struct executor_context *run, bool look_at_sockets)
+static bool walk(struct run *run, bool look_at_sockets)
 {
     const struct poller *poller = &run->connections.poller;
     bool progress = false;
@@ -107,7 +107,7 @@ static bool walk(struct executor_context *run, bool look_at_sockets)
 }
 
 // Those that are noted now; what their messages lead to is for the next time.
-static bool advance_due(struct executor_context *run)
+static bool advance_due(struct run *run)
 {
     struct link_queue *due = &run->connections.poller.due, now = *due;
     bool progress = false;
@@ -126,7 +126,7 @@ static bool advance_due(struct executor_context *run)
     return progress;
 }
 
-static void look(struct executor_context *run)
+static void look(struct run *run)
 {
     struct link *gone[POLLER_EVENTS];
     const int count = poller_look(&run->connections.poller, gone);
@@ -140,7 +140,7 @@ static void look(struct executor_context *run)
     }
 }
 
-bool run_advance_links(struct executor_context *run, bool look_at_sockets)
+bool run_advance_links(struct run *run, bool look_at_sockets)
 {
     if (connections_have_arrivals(&run->connections))
         take_arrivals(run);
@@ -152,16 +152,16 @@ bool run_advance_links(struct executor_context *run, bool look_at_sockets)
     return progress;
 }
 
-bool run_links_need_looking(const struct executor_context *run)
+bool run_links_need_poll(const struct run *run)
 {
     for (int i = 0; i < run->connections.poller.walked_count && !run->failure.status; i++) {
-        if (link_needs_looking(run->connections.poller.walked[i]))
+        if (link_needs_poll(run->connections.poller.walked[i]))
             return true;
     }
     return false;
 }
 
-bool run_links_are_ready(struct executor_context *run)
+bool run_links_are_ready(struct run *run)
 {
     for (int i = 0; i < run->connections.poller.walked_count; i++) {
         if (link_ready(run->connections.poller.walked[i]))
@@ -170,7 +170,7 @@ bool run_links_are_ready(struct executor_context *run)
     return run->connections.poller.due.head || connections_have_arrivals(&run->connections) || executor_can_advance(run);
 }
 
-bool run_links_wait_for_room(const struct executor_context *run)
+bool run_links_wait_for_room(const struct run *run)
 {
     for (int i = 0; i < run->connections.poller.walked_count; i++) {
         if (run->connections.poller.walked[i]->control_out.size)
@@ -179,7 +179,7 @@ bool run_links_wait_for_room(const struct executor_context *run)
     return false;
 }
 
-void run_look_at_liveness(struct executor_context *run)
+void run_look_at_liveness(struct run *run)
 {
     if (run->connections.poller.liveness_count && !run->failure.status)
         look(run);

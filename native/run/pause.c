@@ -20,7 +20,7 @@ static int core_count(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-void pause_init(struct executor_context *run)
+void pause_init(struct run *run)
 {
     run->spin_limit = run->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
     run->yield_limit = run->connections.local_size > 1 ? YIELD_ROUNDS : 0;
@@ -35,7 +35,7 @@ void pause_processor(void)
 #endif
 }
 
-void pause_set_doorbell(struct executor_context *run, enum doorbell_state state)
+void pause_set_doorbell(struct run *run, enum doorbell_state state)
 {
     atomic_store(&run->connections.doorbell.word->state, state);
 }
@@ -49,13 +49,13 @@ void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, 
     ppoll(fds, sizeof fds / sizeof fds[0], &timeout, NULL);
 }
 
-static bool computes(struct executor_context *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
+static bool computes(struct run *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
 
-bool pause_is_patient(struct executor_context *run) { return computes(run) && run->connections.local_size == 1; }
+bool pause_is_patient(struct run *run) { return computes(run) && run->connections.local_size == 1; }
 
 // Waits for an event; ready: what the caller waits for, looked at once more after the doorbell is set. NULL: nothing.
 // True when something moved.
-static bool engine_sleep(struct executor_context *run, int64_t deadline_ns, run_ready_fn ready, void *arg)
+static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn ready, void *arg)
 {
     pause_set_doorbell(run, DOORBELL_ASLEEP);
     bool progress = run->callbacks->poll(run->owner, true);
@@ -64,11 +64,11 @@ static bool engine_sleep(struct executor_context *run, int64_t deadline_ns, run_
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > run->sleep_ms)
             timeout = run->sleep_ms;
-        pause_in_poll(&run->connections, true, timeout, run->callbacks->needs_looking(run->owner));
+        pause_in_poll(&run->connections, true, timeout, run->callbacks->needs_poll(run->owner));
         doorbell_drain(&run->connections.doorbell);
         run_look_at_liveness(run);
         progress = run->callbacks->poll(run->owner, true);   // what came while this process was stopped counts as heard in time
-        run->callbacks->look_around(run->owner);
+        run->callbacks->check_timers(run->owner);
     }
     pause_set_doorbell(run, DOORBELL_AWAKE);
     return progress;
@@ -76,14 +76,14 @@ static bool engine_sleep(struct executor_context *run, int64_t deadline_ns, run_
 
 // No yields while this process computes: each would give a whole time slice to its own computation, and the peer waits. Who
 // sleeps gets the core back at once.
-bool pause_sleeps(struct executor_context *run, int rounds)
+bool pause_sleeps(struct run *run, int rounds)
 {
     return pause_is_patient(run) || rounds >= run->spin_limit + (computes(run) ? 0 : run->yield_limit);
 }
 
 // On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
 // meanwhile, just after the sockets.
-static void yield(struct executor_context *run, int rounds)
+static void yield(struct run *run, int rounds)
 {
     sched_yield();
     if (rounds % SOCKET_ROUNDS == 1) {
@@ -92,7 +92,7 @@ static void yield(struct executor_context *run, int rounds)
     }
 }
 
-void pause_engine(struct executor_context *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg)
+void pause_engine(struct run *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg)
 {
     ++*rounds;
     if (pause_sleeps(run, *rounds))

@@ -18,7 +18,7 @@ struct step_state {
 
 struct running_schedule {
     struct task task;
-    struct executor_context *run;
+    struct run *run;
     struct schedule schedule;
     struct operands operands;
     unsigned char *spaces[SPACE_COUNT];
@@ -62,7 +62,7 @@ static void end_pairwise(const struct running_schedule *running)
     }
 }
 
-static void destroy(struct executor_context *run, struct task *task)
+static void destroy(struct run *run, struct task *task)
 {
     struct running_schedule *running = (struct running_schedule *)task;
     fusion_return(&run->fusion, &running->memory);
@@ -165,7 +165,7 @@ static void act(const struct running_schedule *running, const struct step *step)
     }
 }
 
-static bool advance(struct executor_context *run, struct task *task)
+static bool advance(struct run *run, struct task *task)
 {
     struct running_schedule *running = (struct running_schedule *)task;
     bool progress = false;
@@ -195,7 +195,7 @@ static bool moves_little(const struct schedule *schedule)
 }
 
 // Who waits for whom, and the numbers of the messages.
-static void wire(struct running_schedule *running)
+static void number_and_link_steps(struct running_schedule *running)
 {
     for (int i = 0; i < running->schedule.count; i++)
         running->steps[i] = (struct step_state){.first = STEP_NONE};
@@ -224,7 +224,7 @@ static void wire(struct running_schedule *running)
 }
 
 // The task of a schedule, which is the task's from now on. NULL: no memory, and the run has failed.
-static struct task *task_of(struct executor_context *run, const struct group *group, struct schedule *schedule,
+static struct task *task_of(struct run *run, const struct group *group, struct schedule *schedule,
                             const struct operands *operands)
 {
     struct running_schedule *running = malloc(sizeof *running);
@@ -248,7 +248,7 @@ static struct task *task_of(struct executor_context *run, const struct group *gr
         return NULL;
     }
     running->is_urgent = moves_little(&running->schedule);
-    wire(running);
+    number_and_link_steps(running);
     for (int i = 0; i < running->schedule.count; i++) {
         const struct step *step = &running->schedule.steps[i];
         if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
@@ -267,14 +267,14 @@ struct schedule *plan_begin(struct plan *plan, const struct group *group)
     return &plan->schedule;
 }
 
-static struct task *take_task(struct executor_context *run, struct plan *plan)
+static struct task *take_task(struct run *run, struct plan *plan)
 {
     struct task *task = plan->task;
     plan->task = NULL;
     return task ? task : task_of(run, plan->group, &plan->schedule, &plan->operands);
 }
 
-bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
+bhvd_status plan_start(struct run *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
                        struct task **out)
 {
     struct task *task = take_task(run, plan);
@@ -286,7 +286,7 @@ bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*e
     return BHVD_OK;
 }
 
-bhvd_status plan_execute(struct executor_context *run, struct plan *plan)
+bhvd_status plan_execute(struct run *run, struct plan *plan)
 {
     struct task *task = take_task(run, plan);
     bhvd_status status = task ? task_execute(run, task) : run->failure.status;
@@ -294,7 +294,7 @@ bhvd_status plan_execute(struct executor_context *run, struct plan *plan)
     return status;
 }
 
-void plan_fini(struct executor_context *run, struct plan *plan)
+void plan_fini(struct run *run, struct plan *plan)
 {
     if (plan->task)
         plan->task->destroy(run, plan->task);

@@ -49,9 +49,9 @@ struct plan {
 // The schedule is to be written into the plan then.
 struct schedule *plan_begin(struct plan *plan, const struct group *group);
 // Starts it, or its task, waits until it is over, and frees what it has.
-bhvd_status plan_execute(struct executor_context *run, struct plan *plan);
-void plan_fini(struct executor_context *run, struct plan *plan);
+bhvd_status plan_execute(struct run *run, struct plan *plan);
+void plan_fini(struct run *run, struct plan *plan);
 
 // Starts it, or its task. ended: as of a task, and the plan is the caller's still; NULL: *out is to be dropped. BHVD_ERR_SYSTEM: no memory.
-bhvd_status plan_start(struct executor_context *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
+bhvd_status plan_start(struct run *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
                        struct task **out);

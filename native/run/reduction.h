@@ -18,7 +18,7 @@ static inline struct reduction reduction_of(const struct kernel_table *kernels, 
 
 // How the values of so many ranks become one. Average is a sum, with the size taken out of the second factor (one multiplication, not
 // two).
-static inline struct reduction reduction_by(const struct executor_context *run, const struct work *op, bhvd_dtype dtype, int size)
+static inline struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
 {
     const enum kernel_reduction kind = op->op == BHVD_OP_MIN       ? KERNEL_MIN
                                        : op->op == BHVD_OP_MAX     ? KERNEL_MAX

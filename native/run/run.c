@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 
-void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, bhvd_context *owner)
+void run_init(struct run *run, const struct executor_callbacks *callbacks, bhvd_context *owner)
 {
     run->callbacks = callbacks;
     run->owner = owner;
@@ -12,15 +12,15 @@ void run_init(struct executor_context *run, const struct executor_callbacks *cal
     kernel_table_init(&run->kernels, cpu_features());
 }
 
-void run_fini(struct executor_context *run)
+void run_fini(struct run *run)
 {
     fusion_fini(&run->fusion);
     pthread_mutex_destroy(&run->failure_lock);
 }
 
-void run_after_fork(struct executor_context *run) { pthread_mutex_init(&run->failure_lock, NULL); }
+void run_after_fork(struct run *run) { pthread_mutex_init(&run->failure_lock, NULL); }
 
-bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error *error)
+bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error)
 {
     pthread_mutex_lock(&run->failure_lock);
     const bool is_first = !run->failure.status;
@@ -32,7 +32,7 @@ bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error 
     return run->failure.status;
 }
 
-bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
 {
     struct bhvd_error error;
     va_list args;
@@ -43,13 +43,13 @@ bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cau
     return run_fail_with(run, &error);
 }
 
-bhvd_status run_fail_protocol(struct executor_context *run, int rank)
+bhvd_status run_fail_protocol(struct run *run, int rank)
 {
     return run_blame(run, BHVD_ERR_SYSTEM, BHVD_CAUSE_PROTOCOL, rank, "rank %d sent something that breaks the protocol; "
                      "do all ranks run the same version and the same program?", rank);
 }
 
-struct bhvd_error run_failure(struct executor_context *run)
+struct bhvd_error run_failure(struct run *run)
 {
     pthread_mutex_lock(&run->failure_lock);
     struct bhvd_error failure = run->failure;

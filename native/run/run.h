@@ -17,7 +17,7 @@
 #include "transport/connect.h"
 
 // How long nothing has moved that an operation needs.
-struct stillness {
+struct no_progress {
     int64_t since_ns;                   // 0: not looked at yet
     uint64_t moved;
 };
@@ -25,7 +25,7 @@ struct stillness {
 // What is under way, in the order in which it was started (executor.h).
 struct executor {
     struct FIFO(struct task) tasks;
-    struct stillness still;
+    struct no_progress still;
 };
 
 // What goes on above while something here waits. `owner` is the run's, of which nothing is known here.
@@ -33,8 +33,8 @@ struct executor_callbacks {
     link_frame_fn on_frame;                                     // a peer's control frame; its first argument is the owner
     bool (*poll)(bhvd_context *owner, bool look_at_sockets);    // one look at everything that can move, links included; did something?
     void (*keep_alive)(bhvd_context *owner);                    // after looking: who is to be told that this rank lives, who was silent?
-    void (*look_around)(bhvd_context *owner);                   // at the clock: that, and whatever else is due
-    bool (*needs_looking)(bhvd_context *owner);                 // would a thread that sleeps in poll() miss something? MPI and GPUs have no descriptor
+    void (*check_timers)(bhvd_context *owner);                  // at the clock: that, and whatever else is due
+    bool (*needs_poll)(bhvd_context *owner);                    // would a thread that sleeps in poll() miss something? MPI and GPUs have no descriptor
     bool (*others_are_earlier)(const bhvd_context *owner);    // may those that are waited for still be busy with something else?
     void (*failed)(bhvd_context *owner, const struct bhvd_error *error);    // the first error, once
 };
@@ -56,7 +56,7 @@ enum allreduce_path {
     ALLREDUCE_HIERARCHICAL      // groups on several hosts, some with several members
 };
 
-struct executor_context {
+struct run {
     struct connections connections;
     struct kernel_table kernels;
     enum allreduce_path allreduce_path;
@@ -82,25 +82,25 @@ struct executor_context {
 };
 
 // Of a run that is all zeros; not its connections, which are the owner's to open and to close.
-void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, bhvd_context *owner);
-void run_fini(struct executor_context *run);  // after executor_fini
+void run_init(struct run *run, const struct executor_callbacks *callbacks, bhvd_context *owner);
+void run_fini(struct run *run);               // after executor_fini
 // In a forked child: fresh locks.
-void run_after_fork(struct executor_context *run);
+void run_after_fork(struct run *run);
 
 // Nothing can be executed any more, by another rank's doing. The first failure stays, since later ones are consequences: returns its
 // status.
-bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 // The same, as nobody's doing.
 #define run_fail(run, status, ...) run_blame(run, status, BHVD_CAUSE_NONE, -1, __VA_ARGS__)
-bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error *error);
+bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error);
 // A peer sent something that makes no sense.
-bhvd_status run_fail_protocol(struct executor_context *run, int rank);
+bhvd_status run_fail_protocol(struct run *run, int rank);
 // For any thread.
-struct bhvd_error run_failure(struct executor_context *run);
+struct bhvd_error run_failure(struct run *run);
 
 // In shared memory the others read so much here, and this rank so much of them.
-static inline void run_shared_bytes(struct executor_context *run, uint64_t sent, uint64_t received)
+static inline void run_shared_bytes(struct run *run, uint64_t sent, uint64_t received)
 {
     run->payload_sent += sent;
     run->payload_received += received;
@@ -108,31 +108,31 @@ static inline void run_shared_bytes(struct executor_context *run, uint64_t sent,
         run->sent->shm += sent;
 }
 // A message of the execution's: links count what they send for all.
-static inline void run_message_bytes(const struct executor_context *run, const struct link *link, uint64_t nbytes)
+static inline void run_message_bytes(const struct run *run, const struct link *link, uint64_t nbytes)
 {
     if (run->sent)
         *link_medium(link, &run->sent->shm, &run->sent->tcp, &run->sent->mpi) += nbytes;
 }
 
 // links.c. Moves what can be moved over all links. True when something did.
-bool run_advance_links(struct executor_context *run, bool look_at_sockets);
+bool run_advance_links(struct run *run, bool look_at_sockets);
 // Is something under way over a link that no descriptor tells of?
-bool run_links_need_looking(const struct executor_context *run);
+bool run_links_need_poll(const struct run *run);
 // Is there something to do that can be seen without a system call?
-bool run_links_are_ready(struct executor_context *run);
+bool run_links_are_ready(struct run *run);
 // Do frames wait for room in a ring?
-bool run_links_wait_for_room(const struct executor_context *run);
+bool run_links_wait_for_room(const struct run *run);
 // Has a rank of this host died? For before and after sleeps: a system call.
-void run_look_at_liveness(struct executor_context *run);
+void run_look_at_liveness(struct run *run);
 
 // wait.c. Waits until ready(arg) is > 0. Negative: ready has failed the run. waiting_for: the global rank that it waits for, for
 // the message; -1 when several.
-typedef int (*run_ready_fn)(struct executor_context *run, void *arg);
-bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *arg, int waiting_for);
+typedef int (*run_ready_fn)(struct run *run, void *arg);
+bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for);
 // The same for what only a GPU knows, so that the engine looks again and again instead of sleeping. A GPU may be busy for a
 // while with what it was given before, and NCCL's first connections take long: the limit is GPU_TIMEOUTS times as long.
-bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg);
+bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg);
 enum { GPU_TIMEOUTS = 20 };
-int64_t run_gpu_timeout_ns(const struct executor_context *run);
+int64_t run_gpu_timeout_ns(const struct run *run);
 // Fails the run when nothing has moved for too long that the schedules under way wait for.
-void run_look_at_schedules(struct executor_context *run);
+void run_look_at_schedules(struct run *run);

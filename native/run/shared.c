@@ -11,18 +11,18 @@ enum {
     WORTH_IT = 4                // times: what is past this rank's caches its readers find in no cache, either
 };
 
-static struct host_counts *counts_of(struct executor_context *run, const struct pipeline *pipeline, int index)
+static struct host_counts *counts_of(struct run *run, const struct pipeline *pipeline, int index)
 {
     return host_memory_counts(&run->connections.host, pipeline->group->id, pipeline->lane, pipeline->group->local_indices[index]);
 }
 
-static uint64_t count_of(struct executor_context *run, const struct pipeline *pipeline, int index, enum host_count count)
+static uint64_t count_of(struct run *run, const struct pipeline *pipeline, int index, enum host_count count)
 {
     uint64_t done = atomic_load(&counts_of(run, pipeline, index)->done[count]), first = pipeline->group->first_block;
     return done > first ? done : first;         // the area may have been another set's
 }
 
-unsigned char *shared_staging_buffer(struct executor_context *run, const struct group *group, int index, size_t block)
+unsigned char *shared_staging_buffer(struct run *run, const struct group *group, int index, size_t block)
 {
     return host_memory_staging_buffer(&run->connections.host, group->id, group->lane, group->local_indices[index],
                             (int)((group->block[group->lane] + block) % HOST_STAGING_BUFFERS));
@@ -51,7 +51,7 @@ static bool needs(const struct pipeline *pipeline, int index, enum host_count st
            (!pipeline->steps.only_root || step == HOST_STAGED || index == pipeline->steps.root);
 }
 
-static void look_at_others(struct executor_context *run, struct pipeline *pipeline, enum host_count step)
+static void look_at_others(struct run *run, struct pipeline *pipeline, enum host_count step)
 {
     const enum host_count needed = before(pipeline, step);
     uint64_t least = UINT64_MAX;
@@ -67,7 +67,7 @@ static void look_at_others(struct executor_context *run, struct pipeline *pipeli
     pipeline->others[needed] = least == UINT64_MAX ? pipeline->end : least;
 }
 
-static bool may_begin(struct executor_context *run, struct pipeline *pipeline, enum host_count step)
+static bool may_begin(struct run *run, struct pipeline *pipeline, enum host_count step)
 {
     const enum host_count needed = before(pipeline, step);
     const uint64_t block = pipeline->done[step];
@@ -79,7 +79,7 @@ static bool may_begin(struct executor_context *run, struct pipeline *pipeline, e
 }
 
 // Wakes whoever may be asleep for want of this very step. Its own counts tell: it has stored them before it looked.
-static void publish(struct executor_context *run, struct pipeline *pipeline, enum host_count step)
+static void publish(struct run *run, struct pipeline *pipeline, enum host_count step)
 {
     struct group *group = pipeline->group;
     const uint64_t block = pipeline->done[step]++;
@@ -94,7 +94,7 @@ static void publish(struct executor_context *run, struct pipeline *pipeline, enu
 }
 
 // Does the next block of the step wait for a member that has left? What it has done is final then.
-static bool waits_for_left(struct executor_context *run, struct pipeline *pipeline, enum host_count step, int *who)
+static bool waits_for_left(struct run *run, struct pipeline *pipeline, enum host_count step, int *who)
 {
     for (int i = 0; i < pipeline->group->size && pipeline->done[step] < pipeline->end; i++) {
         if (needs(pipeline, i, step) && group_link(run, pipeline->group, i)->state == LINK_LEFT &&
@@ -106,7 +106,7 @@ static bool waits_for_left(struct executor_context *run, struct pipeline *pipeli
     return false;
 }
 
-int pipeline_can_advance(struct executor_context *run, struct pipeline *pipeline)
+int pipeline_can_advance(struct run *run, struct pipeline *pipeline)
 {
     int who = 0;
     for (int step = 0; step < HOST_COUNTS; step++) {
@@ -138,7 +138,7 @@ void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, si
         pipeline->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
 }
 
-bool pipeline_advance(struct executor_context *run, struct pipeline *pipeline)
+bool pipeline_advance(struct run *run, struct pipeline *pipeline)
 {
     const shared_step_fn functions[HOST_COUNTS] = {pipeline->steps.stage, pipeline->steps.reduce, pipeline->steps.collect};
     int step = HOST_COLLECTED;          // the last one first: what was read or written just now is in the cache
@@ -153,7 +153,7 @@ bool pipeline_advance(struct executor_context *run, struct pipeline *pipeline)
     return true;
 }
 
-void pipeline_end(struct executor_context *run, const struct pipeline *pipeline)
+void pipeline_end(struct run *run, const struct pipeline *pipeline)
 {
     struct group *group = pipeline->group;
     // Also what this member did not do itself: from its counts the others know where it stands.
@@ -167,9 +167,9 @@ void pipeline_end(struct executor_context *run, const struct pipeline *pipeline)
     group->block[pipeline->lane] = pipeline->end;
 }
 
-static int can_advance(struct executor_context *run, void *pipeline) { return pipeline_can_advance(run, pipeline); }
+static int can_advance(struct run *run, void *pipeline) { return pipeline_can_advance(run, pipeline); }
 
-bhvd_status pipeline_run(struct executor_context *run, struct pipeline *pipeline)
+bhvd_status pipeline_run(struct run *run, struct pipeline *pipeline)
 {
     bhvd_status status = BHVD_OK;
     while (!status && !pipeline_is_over(pipeline)) {
@@ -181,19 +181,19 @@ bhvd_status pipeline_run(struct executor_context *run, struct pipeline *pipeline
     return status;
 }
 
-kernel_copy_fn shared_copy(const struct executor_context *run, size_t nbytes)
+kernel_copy_fn shared_copy(const struct run *run, size_t nbytes)
 {
     return nbytes > LONG_BYTES ? run->kernels.long_copy : span_copy;
 }
 
-bhvd_status shared_barrier(struct executor_context *run, struct group *group)
+bhvd_status shared_barrier(struct run *run, struct group *group)
 {
     struct pipeline pipeline;
     pipeline_begin(&pipeline, group, 0, 1, &(struct shared_steps){0});
     return pipeline_run(run, &pipeline);
 }
 
-static void copy_timed(struct executor_context *run, unsigned char *dst, const void *src, size_t nbytes, bool streamed)
+static void copy_timed(struct run *run, unsigned char *dst, const void *src, size_t nbytes, bool streamed)
 {
     int64_t *least_ns = &run->writes.least_ns[streamed];
     const int64_t start_ns = clock_now_ns();
@@ -202,7 +202,7 @@ static void copy_timed(struct executor_context *run, unsigned char *dst, const v
     *least_ns = *least_ns && *least_ns < ns ? *least_ns : ns;
 }
 
-void shared_put(struct executor_context *run, unsigned char *dst, const void *src, size_t nbytes)
+void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nbytes)
 {
     struct writes *writes = &run->writes;
     const uint32_t turn = nbytes >= TIMED_BYTES ? writes->count++ % TIMED_EVERY - TIMED_FROM : TIMED;
@@ -217,7 +217,7 @@ void shared_put(struct executor_context *run, unsigned char *dst, const void *sr
     }
 }
 
-void shared_stage(struct executor_context *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+void shared_stage(struct run *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
                   size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
@@ -233,13 +233,13 @@ void shared_stage(struct executor_context *run, const struct reduction *reductio
     }
 }
 
-static const unsigned char *values_of(struct executor_context *run, const struct group *group, int index, size_t block,
+static const unsigned char *values_of(struct run *run, const struct group *group, int index, size_t block,
                                       size_t offset, const unsigned char *own)
 {
     return own && index == group->rank ? own : shared_staging_buffer(run, group, index, block) + offset;
 }
 
-void shared_reduce(struct executor_context *run, const struct group *group, const struct reduction *reduction, size_t block,
+void shared_reduce(struct run *run, const struct group *group, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);

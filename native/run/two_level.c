@@ -9,7 +9,7 @@ struct inter_host {
 
 static struct inter_host *inter_host_of(const struct two_level *l, size_t piece) { return &l->inter_hosts[piece % l->depth]; }
 
-static void start_inter_host(struct executor_context *run, struct two_level *l)
+static void start_inter_host(struct run *run, struct two_level *l)
 {
     struct inter_host *inter_host = inter_host_of(l, l->begun);
     struct plan *plan = &inter_host->plan;
@@ -21,7 +21,7 @@ static void start_inter_host(struct executor_context *run, struct two_level *l)
 }
 
 // It is over, or the run has failed.
-static void end_inter_host(struct executor_context *run, struct inter_host *inter_host)
+static void end_inter_host(struct run *run, struct inter_host *inter_host)
 {
     if (inter_host->running)
         task_drop(run, inter_host->running);
@@ -47,14 +47,14 @@ static void leave_lane(struct two_level *l)
         l->local->users[l->lane] = NULL;
 }
 
-static void end_piece(struct executor_context *run, struct two_level *l)
+static void end_piece(struct run *run, struct two_level *l)
 {
     if (l->form->end)
         l->form->end(run, l, l->ended);
     l->ended++;
 }
 
-static void end_pipeline(struct executor_context *run, struct two_level *l)
+static void end_pipeline(struct run *run, struct two_level *l)
 {
     pipeline_end(run, l->pipeline);
     l->pipeline = NULL;
@@ -65,14 +65,14 @@ static void end_pipeline(struct executor_context *run, struct two_level *l)
 }
 
 // Is there something to do that is not a pipeline's step?
-static bool may_go_on(const struct two_level *l)
+static bool may_begin_stage(const struct two_level *l)
 {
     if (begins_next(l))
         return !l->form->reduce || may_take_lane(l);
     return has_crossed(l) && (!l->form->spread || may_take_lane(l));
 }
 
-static void go_on(struct executor_context *run, struct two_level *l)
+static void begin_stage(struct run *run, struct two_level *l)
 {
     l->is_reducing = begins_next(l);
     if (l->is_reducing) {
@@ -89,7 +89,7 @@ static void go_on(struct executor_context *run, struct two_level *l)
         end_piece(run, l);
 }
 
-static bool advance_pieces(struct executor_context *run, struct two_level *l)
+static bool advance_pieces(struct run *run, struct two_level *l)
 {
     struct task *task = &l->task;
     const size_t step = l->nbytes < HOST_STAGING_BUFFER_BYTES ? l->nbytes : HOST_STAGING_BUFFER_BYTES;
@@ -99,9 +99,9 @@ static bool advance_pieces(struct executor_context *run, struct two_level *l)
         l->local->users[l->lane] = l;
     for (size_t nbytes = 0; l->ended < l->count && nbytes < LOCAL_BYTES && !run->failure.status; progress = true) {
         if (!l->pipeline) {
-            if (!may_go_on(l))
+            if (!may_begin_stage(l))
                 break;
-            go_on(run, l);
+            begin_stage(run, l);
         } else if (pipeline_is_over(l->pipeline)) {
             end_pipeline(run, l);
         } else if (pipeline_advance(run, l->pipeline)) {
@@ -120,7 +120,7 @@ static bool advance_pieces(struct executor_context *run, struct two_level *l)
 }
 
 // On the account of its execution.
-static bool advance(struct executor_context *run, struct task *task)
+static bool advance(struct run *run, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;
     const struct wire wire_before = run->wire;
@@ -133,15 +133,15 @@ static bool advance(struct executor_context *run, struct task *task)
     return progress;
 }
 
-static bool can_advance(struct executor_context *run, struct task *task)
+static bool can_advance(struct run *run, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;
     if (l->pipeline)
         return pipeline_is_over(l->pipeline) || pipeline_can_advance(run, l->pipeline);
-    return task->is_over || may_go_on(l);
+    return task->is_over || may_begin_stage(l);
 }
 
-static void destroy(struct executor_context *run, struct task *task)
+static void destroy(struct run *run, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;
     leave_lane(l);
@@ -154,7 +154,7 @@ static void destroy(struct executor_context *run, struct task *task)
     free(l);
 }
 
-void *two_level_create(struct executor_context *run, size_t size, const struct two_level_form *form, struct group *local,
+void *two_level_create(struct run *run, size_t size, const struct two_level_form *form, struct group *local,
                        size_t nbytes, size_t count, size_t most)
 {
     const size_t depth = count < most ? count : most;
@@ -175,7 +175,7 @@ void *two_level_create(struct executor_context *run, size_t size, const struct t
     return l;
 }
 
-bhvd_status two_level_plan(struct executor_context *run, struct two_level *l, bool is_complete, struct plan *plan)
+bhvd_status two_level_plan(struct run *run, struct two_level *l, bool is_complete, struct plan *plan)
 {
     if (!is_complete) {
         const size_t nbytes = l->nbytes;

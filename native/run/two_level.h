@@ -19,12 +19,12 @@ struct two_level;
 // What a collective does with a piece, from 0.
 struct two_level_form {
     // Begins the pipeline in l->lane, to be returned. NULL: there is no such step.
-    struct pipeline *(*reduce)(struct executor_context *run, struct two_level *l, size_t piece);
-    struct pipeline *(*spread)(struct executor_context *run, struct two_level *l, size_t piece);
+    struct pipeline *(*reduce)(struct run *run, struct two_level *l, size_t piece);
+    struct pipeline *(*spread)(struct run *run, struct two_level *l, size_t piece);
     // Plans what this member does between hosts, if anything. BHVD_ERR_SYSTEM: the run has failed.
-    bhvd_status (*cross)(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan);
+    bhvd_status (*cross)(struct run *run, struct two_level *l, size_t piece, struct plan *plan);
     // It has been spread; may be NULL.
-    void (*end)(struct executor_context *run, struct two_level *l, size_t piece);
+    void (*end)(struct run *run, struct two_level *l, size_t piece);
 };
 
 // The first member of whoever has one.
@@ -56,7 +56,7 @@ static inline size_t two_level_piece(size_t nbytes, size_t most)
 
 // One of `size` bytes, zeros but for its levels: `count` pieces, of which at most `most` have begun and not ended. NULL: no memory;
 // the run has failed.
-void *two_level_create(struct executor_context *run, size_t size, const struct two_level_form *form, struct group *local,
+void *two_level_create(struct run *run, size_t size, const struct two_level_form *form, struct group *local,
                        size_t nbytes, size_t count, size_t most);
 // Makes the plan this task. Not complete: there was no memory for what the collective needs; the run fails, and the task is gone.
-bhvd_status two_level_plan(struct executor_context *run, struct two_level *l, bool is_complete, struct plan *plan);
+bhvd_status two_level_plan(struct run *run, struct two_level *l, bool is_complete, struct plan *plan);

@@ -7,12 +7,12 @@
 
 enum { WAITS_PER_POLL = 64 };   // of those for what is there already
 
-static int64_t timeout_ns(const struct executor_context *run) { return (int64_t)run->timeout_ms * 1000000; }
+static int64_t timeout_ns(const struct run *run) { return (int64_t)run->timeout_ms * 1000000; }
 
-int64_t run_gpu_timeout_ns(const struct executor_context *run) { return GPU_TIMEOUTS * timeout_ns(run); }
+int64_t run_gpu_timeout_ns(const struct run *run) { return GPU_TIMEOUTS * timeout_ns(run); }
 
 // Changes when a rank of this host moved something over a socket.
-static uint32_t host_activity(const struct executor_context *run)
+static uint32_t host_activity(const struct run *run)
 {
     uint32_t sum = 0;
     for (int i = 0; i < run->connections.host.ranks; i++)
@@ -21,26 +21,26 @@ static uint32_t host_activity(const struct executor_context *run)
 }
 
 // Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
-static bool stillness_is_over_limit(struct executor_context *run, struct stillness *still, int64_t limit_ns)
+static bool no_progress_is_over_limit(struct run *run, struct no_progress *still, int64_t limit_ns)
 {
     uint64_t moved = run->messages_moved + host_activity(run);
     int64_t now_ns = clock_now_ns();
     bool begins = !still->since_ns || moved != still->moved || run->returned_ns > still->since_ns;
     if (begins || (now_ns >= still->since_ns + limit_ns && run->callbacks->others_are_earlier(run->owner)))
-        *still = (struct stillness){now_ns, moved};
+        *still = (struct no_progress){now_ns, moved};
     return now_ns >= still->since_ns + limit_ns;
 }
 
 // Before every sleep, and every so often however much moves: frames that tell of life or of other operations may come without
 // end, each before the last sleep is over.
-static bool looks_at_clock(struct executor_context *run, int rounds, uint32_t polls)
+static bool looks_at_clock(struct run *run, int rounds, uint32_t polls)
 {
     return pause_sleeps(run, rounds + 1) || polls % POLLS_PER_LOOK == 0 ||
            (rounds >= run->spin_limit && rounds % SOCKET_ROUNDS == 0);
 }
 
 // The ranks whose messages are due, or the one that is waited for. Returns it; -1: several, or it is not known.
-static int name_awaited(const struct executor_context *run, int waiting_for, char *out, size_t size)
+static int name_awaited(const struct run *run, int waiting_for, char *out, size_t size)
 {
     size_t used = 0;
     int awaited = 0, last = -1;
@@ -59,7 +59,7 @@ static int name_awaited(const struct executor_context *run, int waiting_for, cha
     return awaited == 1 ? last : -1;
 }
 
-static bhvd_status fail_still(struct executor_context *run, int waiting_for)
+static bhvd_status fail_still(struct run *run, int waiting_for)
 {
     char who[128];
     if (run->waits_for_gpu)
@@ -71,18 +71,18 @@ static bhvd_status fail_still(struct executor_context *run, int waiting_for)
                      "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
 }
 
-void run_look_at_schedules(struct executor_context *run)
+void run_look_at_schedules(struct run *run)
 {
     if (!executor_is_busy(run))
-        run->executor.still = (struct stillness){0};
-    else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still, timeout_ns(run)))
+        run->executor.still = (struct no_progress){0};
+    else if (!run->failure.status && no_progress_is_over_limit(run, &run->executor.still, timeout_ns(run)))
         fail_still(run, executor_awaited(run));
 }
 
-bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *arg, int waiting_for)
+bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)
 {
     int rounds = 0;
-    struct stillness still = {0};
+    struct no_progress still = {0};
     const int64_t limit_ns = run->waits_for_gpu ? run_gpu_timeout_ns(run) : timeout_ns(run);
     for (uint32_t polls = 1;; polls++) {
         int is_ready = ready(run, arg);
@@ -99,7 +99,7 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
         bool moved = run->callbacks->poll(run->owner, rounds % SOCKET_ROUNDS == 0);
         if (moved)
             rounds = 0;
-        if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still, limit_ns) && ready(run, arg) <= 0) {
+        if (looks_at_clock(run, rounds, polls) && no_progress_is_over_limit(run, &still, limit_ns) && ready(run, arg) <= 0) {
             return fail_still(run, waiting_for);
         }
         if (!moved || (pause_is_patient(run) && !ready(run, arg)))
@@ -107,7 +107,7 @@ bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *ar
     }
 }
 
-bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg)
+bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg)
 {
     run->waits_for_gpu = true;
     bhvd_status status = run_until(run, ready, arg, -1);

@@ -96,9 +96,9 @@ static int window(const void *arg, int execution)
 {
     const struct operations *operations = arg;
     const int first = operations->agrees;
-    size_t newest_first[LINK_LANES] = {0};
+    size_t newest_first[LINK_MATCH_QUEUES] = {0};
     int count = 0;
-    for (; count < LINK_LANES && execution - count >= first; count++)
+    for (; count < LINK_MATCH_QUEUES && execution - count >= first; count++)
         newest_first[count] = operations->all[execution - count - first].nbytes;
     return count ? window_of(newest_first, count) : 1;
 }

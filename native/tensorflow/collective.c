@@ -26,7 +26,7 @@ struct collective {
 };
 
 /* A run of the op, until it ended. */
-struct executor_context {
+struct run {
     struct completion completion;
     const struct collective *collective;
     TF_OpKernelContext *ctx;
@@ -72,7 +72,7 @@ static void destroy(void *kernel)
     free(self);
 }
 
-static void run_free(struct executor_context *run)
+static void run_free(struct run *run)
 {
     for (size_t i = 0; i < run->count; i++) {
         if (run->members[i].input)
@@ -94,7 +94,7 @@ static void release_result(void *data, size_t nbytes, void *unused)
 }
 
 /* Gives what the core allocated for a tensor to TensorFlow, not copied. */
-static void set_result(struct executor_context *run, size_t index, TF_Status *status)
+static void set_result(struct run *run, size_t index, TF_Status *status)
 {
     struct bhvd_result result;
     const TF_Tensor *input = run->members[index].input;
@@ -114,7 +114,7 @@ static void set_result(struct executor_context *run, size_t index, TF_Status *st
     tf.DeleteTensor(output);
 }
 
-static void set_received_splits(struct executor_context *run, TF_Status *status)
+static void set_received_splits(struct run *run, TF_Status *status)
 {
     const size_t count = (size_t)run->set_size;
     TF_Tensor *output = tf.AllocateOutput(run->ctx, 1, TF_INT32, &run->set_size, 1, count * sizeof(int32_t), status);
@@ -125,7 +125,7 @@ static void set_received_splits(struct executor_context *run, TF_Status *status)
     tf.DeleteTensor(output);
 }
 
-static void set_value(struct executor_context *run, TF_Status *status)
+static void set_value(struct run *run, TF_Status *status)
 {
     TF_Tensor *output = tf.AllocateOutput(run->ctx, 0, TF_INT32, NULL, 0, sizeof(int32_t), status);
     if (tf.GetCode(status) != TF_OK)
@@ -136,7 +136,7 @@ static void set_value(struct executor_context *run, TF_Status *status)
 
 static void finish(struct completion *completion, bhvd_status end, const struct bhvd_error *error)
 {
-    struct executor_context *run = (struct executor_context *)completion;
+    struct run *run = (struct run *)completion;
     if (end != BHVD_OK) {
         kernel_fail(run->ctx, kernel_code(end), error->message);
     } else {
@@ -166,7 +166,7 @@ static int64_t scattered_rows(bhvd_context *context, int32_t process_set, int64_
 }
 
 /* Takes input i, and allocates its output unless the core does. */
-static bool take_member(struct executor_context *run, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
+static bool take_member(struct run *run, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
                         TF_Status *status)
 {
     const struct collective *self = run->collective;
@@ -207,7 +207,7 @@ static bool take_member(struct executor_context *run, bhvd_context *context, int
     return true;
 }
 
-static bool take_splits(struct executor_context *run, struct bhvd_args *args, TF_Status *status)
+static bool take_splits(struct run *run, struct bhvd_args *args, TF_Status *status)
 {
     tf.GetInput(run->ctx, 1, &run->splits, status);
     if (tf.GetCode(status) != TF_OK || run->collective->even)
@@ -222,7 +222,7 @@ static bool take_splits(struct executor_context *run, struct bhvd_args *args, TF
 }
 
 /* Posts the operation. On failure *status says why, and nothing is in progress. */
-static bool post(struct executor_context *run, bhvd_context *context, TF_Status *status)
+static bool post(struct run *run, bhvd_context *context, TF_Status *status)
 {
     const struct collective *self = run->collective;
     struct bhvd_error error;
@@ -267,7 +267,7 @@ static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneC
     const struct collective *self = kernel;
     bool has_tensors = self->kind != BHVD_JOIN && self->kind != BHVD_BARRIER;
     size_t count = self->kind == BHVD_ALLTOALL ? 1 : has_tensors ? (size_t)tf.NumInputs(ctx) : 0;
-    struct executor_context *run = calloc(1, sizeof *run + count * sizeof run->members[0]);
+    struct run *run = calloc(1, sizeof *run + count * sizeof run->members[0]);
     TF_Status *status = tf.NewStatus();
     run->collective = self;
     run->ctx = ctx;

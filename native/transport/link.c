@@ -29,7 +29,7 @@ struct link *link_queue_pop(struct link_queue *queue)
     return link;
 }
 
-static void lane_init(struct lane *lane, uint32_t execution) { *lane = (struct lane){.execution = execution}; }
+static void match_queue_init(struct match_queue *queue, uint32_t execution) { *queue = (struct match_queue){.execution = execution}; }
 
 void link_init(struct link *link, int rank, const uint64_t *started)
 {
@@ -39,8 +39,8 @@ void link_init(struct link *link, int rank, const uint64_t *started)
     for (int i = 0; i < LINK_STREAMS_MAX; i++) {
         link->streams[i].channel.fd = -1;
     }
-    for (uint32_t i = 0; i < LINK_LANES; i++)
-        lane_init(&link->lanes[i], i);
+    for (uint32_t i = 0; i < LINK_MATCH_QUEUES; i++)
+        match_queue_init(&link->queues[i], i);
 }
 
 void link_close(struct link *link)
@@ -52,21 +52,21 @@ void link_close(struct link *link)
     fd_close(&link->doorbell.fd);
 }
 
-static void free_unexpected(struct lane *lane)
+static void free_unexpected(struct match_queue *queue)
 {
-    for (struct transfer *unexpected; (unexpected = fifo_take(&lane->unexpected, next));)
+    for (struct transfer *unexpected; (unexpected = fifo_take(&queue->unexpected, next));)
         free(unexpected);
 }
 
 void link_fini(struct link *link)
 {
     link_close(link);
-    for (int i = 0; i < LINK_LANES; i++)
-        free_unexpected(&link->lanes[i]);
-    for (struct lane *lane = link->pairwise, *next; lane; lane = next) {
-        next = lane->next;
-        free_unexpected(lane);
-        free(lane);
+    for (int i = 0; i < LINK_MATCH_QUEUES; i++)
+        free_unexpected(&link->queues[i]);
+    for (struct match_queue *queue = link->pairwise, *next; queue; queue = next) {
+        next = queue->next;
+        free_unexpected(queue);
+        free(queue);
     }
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
         free(link->streams[i].unexpected);
@@ -119,43 +119,43 @@ static struct transfer_header header_of(uint64_t execution, uint32_t number, siz
 
 static bool is_of_pairwise(const struct transfer_header *header) { return header->number & TRANSFER_OF_PAIRWISE; }
 
-static struct lane **find_pairwise(struct lane **at, uint32_t id)
+static struct match_queue **find_pairwise(struct match_queue **at, uint32_t id)
 {
     while (*at && (*at)->execution != id)
         at = &(*at)->next;
     return at;
 }
 
-static struct lane *take_pairwise(struct link *link, uint32_t id)
+static struct match_queue *take_pairwise(struct link *link, uint32_t id)
 {
-    struct lane **at = find_pairwise(&link->pairwise, id);
+    struct match_queue **at = find_pairwise(&link->pairwise, id);
     if (!*at && (*at = malloc(sizeof **at)))
-        lane_init(*at, id);
+        match_queue_init(*at, id);
     return *at;
 }
 
-// The lane of an execution, which takes it over from another, or of a pairwise operation. NULL: that is not over, or no memory.
-static struct lane *take_lane(struct link *link, uint64_t execution)
+// The queue of an execution, which takes it over from another, or of a pairwise operation. NULL: that is not over, or no memory.
+static struct match_queue *take_queue(struct link *link, uint64_t execution)
 {
     if (execution & LINK_PAIRWISE)
         return take_pairwise(link, (uint32_t)execution);
-    struct lane *lane = &link->lanes[execution % LINK_LANES];
-    if (lane->execution == (uint32_t)execution)
-        return lane;
-    if (lane->receives.head || lane->unexpected.head)
+    struct match_queue *queue = &link->queues[execution % LINK_MATCH_QUEUES];
+    if (queue->execution == (uint32_t)execution)
+        return queue;
+    if (queue->receives.head || queue->unexpected.head)
         return NULL;
-    lane_init(lane, (uint32_t)execution);
-    return lane;
+    match_queue_init(queue, (uint32_t)execution);
+    return queue;
 }
 
 void link_end_pairwise(struct link *link, uint64_t pairwise)
 {
-    struct lane **at = find_pairwise(&link->pairwise, (uint32_t)pairwise), *lane = *at;
-    if (!lane)
+    struct match_queue **at = find_pairwise(&link->pairwise, (uint32_t)pairwise), *queue = *at;
+    if (!queue)
         return;
-    *at = lane->next;
-    free_unexpected(lane);
-    free(lane);
+    *at = queue->next;
+    free_unexpected(queue);
+    free(queue);
 }
 
 static void finish(struct transfer *transfer, struct traffic *traffic)
@@ -173,24 +173,24 @@ static void break_link(struct link *link)
     link_note(link);
 }
 
-static struct lane *lane_or_break(struct link *link, uint64_t execution)
+static struct match_queue *queue_or_break(struct link *link, uint64_t execution)
 {
-    struct lane *lane = take_lane(link, execution);
-    if (!lane)
+    struct match_queue *queue = take_queue(link, execution);
+    if (!queue)
         break_link(link);
-    return lane;
+    return queue;
 }
 
 uint32_t link_number_send(struct link *link, uint64_t execution)
 {
-    struct lane *lane = lane_or_break(link, execution);
-    return lane ? lane->sent++ : 0;
+    struct match_queue *queue = queue_or_break(link, execution);
+    return queue ? queue->sent++ : 0;
 }
 
 uint32_t link_number_recv(struct link *link, uint64_t execution)
 {
-    struct lane *lane = lane_or_break(link, execution);
-    return lane ? lane->received++ : 0;
+    struct match_queue *queue = queue_or_break(link, execution);
+    return queue ? queue->received++ : 0;
 }
 
 // The one with the least to do, of several the first: connections that are used stay quick, and what comes alone goes over one.
@@ -247,15 +247,15 @@ static bool claim_unexpected_on_its_way(struct link *link, struct transfer *tran
 void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished)
 {
-    struct lane *lane = lane_or_break(link, execution);
+    struct match_queue *queue = queue_or_break(link, execution);
     *transfer = (struct transfer){
         .buffer = buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
     link->receives.posted++;
-    if (!lane)
+    if (!queue)
         return;
-    if (link->is_deaf || link->lacks_streams)
+    if (link->is_unwatched || link->lacks_streams)
         link_note(link);
-    struct transfer *unexpected = lane->unexpected.head ? take_numbered(&lane->unexpected, transfer->header.number) : NULL;
+    struct transfer *unexpected = queue->unexpected.head ? take_numbered(&queue->unexpected, transfer->header.number) : NULL;
     if (unexpected) {
         if (unexpected->size != size)
             break_link(link);
@@ -264,7 +264,7 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
         free(unexpected);
         finish(transfer, &link->receives);
     } else if (!claim_unexpected_on_its_way(link, transfer)) {
-        fifo_put(&lane->receives, transfer, next);
+        fifo_put(&queue->receives, transfer, next);
     }
 }
 
@@ -312,26 +312,26 @@ static bool has_started(const struct link *link, const struct transfer_header *h
 // One that is long over has no messages any more.
 static bool is_long_over(const struct link *link, const struct transfer_header *header)
 {
-    return !is_of_pairwise(header) && (uint32_t)*link->started - header->execution >= LINK_LANES;
+    return !is_of_pairwise(header) && (uint32_t)*link->started - header->execution >= LINK_MATCH_QUEUES;
 }
 
-// The lane of a message that comes. NULL: the peer sent a message that fits no execution, or no memory.
-static struct lane *lane_for(struct link *link, const struct transfer_header *header)
+// The queue of a message that comes. NULL: the peer sent a message that fits no execution, or no memory.
+static struct match_queue *queue_for(struct link *link, const struct transfer_header *header)
 {
     return is_long_over(link, header) ? NULL
-                                      : take_lane(link, header->execution | (is_of_pairwise(header) ? LINK_PAIRWISE : 0));
+                                      : take_queue(link, header->execution | (is_of_pairwise(header) ? LINK_PAIRWISE : 0));
 }
 
 // Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
-static bool others_are_expected(const struct link *link, const struct lane *lane)
+static bool others_are_expected(const struct link *link, const struct match_queue *queue)
 {
-    for (int i = 0; i < LINK_LANES; i++)
-        if (&link->lanes[i] != lane && link->lanes[i].receives.head)
+    for (int i = 0; i < LINK_MATCH_QUEUES; i++)
+        if (&link->queues[i] != queue && link->queues[i].receives.head)
             return true;
-    for (const struct lane *pairwise = link->pairwise; pairwise; pairwise = pairwise->next)
-        if (pairwise != lane && pairwise->receives.head)
+    for (const struct match_queue *pairwise = link->pairwise; pairwise; pairwise = pairwise->next)
+        if (pairwise != queue && pairwise->receives.head)
             return true;
-    return link->stream_count > 1 && lane && lane->receives.head;
+    return link->stream_count > 1 && queue && queue->receives.head;
 }
 
 // What the complete header that has come belongs to. NULL: nobody expects it yet, and it is left where it is.
@@ -340,10 +340,10 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     const struct transfer_header *header = &stream->incoming;
     if (!has_started(link, header))
         return BHVD_OK;
-    struct lane *lane = lane_for(link, header);
-    if (!lane)
+    struct match_queue *queue = queue_for(link, header);
+    if (!queue)
         return BHVD_ERR_SYSTEM;
-    stream->receiving = take_numbered(&lane->receives, header->number);
+    stream->receiving = take_numbered(&queue->receives, header->number);
     if (stream->receiving) {
         stream->is_early = false;
         return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_SYSTEM;
@@ -351,7 +351,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     // What goes on between two looks may be all that it takes. Where the peer has left, a look that moves nothing is the last.
     const bool seen_before = stream->is_early || link->state != LINK_OPEN;
     stream->is_early = !seen_before;
-    if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, lane))
+    if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, queue))
         return BHVD_OK;
     struct transfer *unexpected = malloc(sizeof *unexpected + header->size);
     if (!unexpected)
@@ -362,10 +362,10 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
 }
 
 // NULL: of a pairwise operation that has none.
-static const struct lane *lane_there(const struct link *link, const struct transfer_header *header)
+static const struct match_queue *queue_there(const struct link *link, const struct transfer_header *header)
 {
-    struct lane *pairwise = link->pairwise;
-    return is_of_pairwise(header) ? *find_pairwise(&pairwise, header->execution) : &link->lanes[header->execution % LINK_LANES];
+    struct match_queue *pairwise = link->pairwise;
+    return is_of_pairwise(header) ? *find_pairwise(&pairwise, header->execution) : &link->queues[header->execution % LINK_MATCH_QUEUES];
 }
 
 bool stream_wants_input(const struct link *link, const struct stream *stream)
@@ -377,12 +377,12 @@ bool stream_wants_input(const struct link *link, const struct stream *stream)
     const struct transfer_header *header = &stream->incoming;
     if (!has_started(link, header))
         return false;
-    const struct lane *lane = lane_there(link, header);
-    for (const struct transfer *t = lane ? lane->receives.head : NULL; t; t = t->next)
+    const struct match_queue *queue = queue_there(link, header);
+    for (const struct transfer *t = queue ? queue->receives.head : NULL; t; t = t->next)
         if (t->header.number == header->number)
             return true;
-    return (lane && lane->execution != header->execution) ||
-           (header->size <= LINK_UNEXPECTED_MAX && others_are_expected(link, lane));
+    return (queue && queue->execution != header->execution) ||
+           (header->size <= LINK_UNEXPECTED_MAX && others_are_expected(link, queue));
 }
 
 static bhvd_status read_header(struct stream *stream, bool *progress)
@@ -427,12 +427,12 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
             continue;
         }
         stream->unexpected = NULL;
-        struct lane *lane = lane_for(link, &t->header);
-        if (!lane) {
+        struct match_queue *queue = queue_for(link, &t->header);
+        if (!queue) {
             free(t);
             return BHVD_ERR_SYSTEM;
         }
-        fifo_put(&lane->unexpected, t, next);
+        fifo_put(&queue->unexpected, t, next);
     }
     return BHVD_OK;
 }
@@ -556,7 +556,7 @@ bool link_ready(const struct link *link)
     return false;
 }
 
-bool link_needs_looking(const struct link *link)
+bool link_needs_poll(const struct link *link)
 {
     for (int i = 0; i < link->stream_count; i++) {
         const struct stream *stream = &link->streams[i];

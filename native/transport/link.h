@@ -2,7 +2,7 @@
 // and one or more streams (the messages of collectives), so that control never waits behind data. A message
 // goes over the stream with the least to do; within one they keep their order.
 //
-// Several executions may be on their way at once. Each has a lane: messages say which execution they belong to, and which one of
+// Several executions may be on their way at once. Each has a queue: messages say which execution they belong to, and which one of
 // it they are, so it does not matter in what order those of different executions are posted. Both sides must post the same
 // messages of an execution; their sizes are compared, so that a disagreement is an error, not garbage.
 //
@@ -20,7 +20,7 @@
 enum {
     LINK_FRAME_MAX = 64 << 20,                  // a control frame's payload
     LINK_STREAMS_MAX = 8,
-    LINK_LANES = 8,                             // executions that may be on their way at once
+    LINK_MATCH_QUEUES = 8,                      // executions that may be on their way at once
     LINK_UNEXPECTED_MAX = 1 << 20               // bytes of a message that is taken although nobody expects it yet
 };
 
@@ -69,9 +69,9 @@ struct stream {
     bool is_early;                              // and nobody did at the last look
 };
 
-// The messages of one execution. A lane is taken over by another execution when this one is over; a pairwise operation's is its own.
-struct lane {
-    struct lane *next;                          // of the pairwise operations
+// The messages of one execution. A queue is taken over by another execution when this one is over; a pairwise operation's is its own.
+struct match_queue {
+    struct match_queue *next;                   // of the pairwise operations
     uint32_t execution;
     uint32_t sent, received;                    // messages that were numbered
     struct transfer_queue receives;             // expected
@@ -99,14 +99,14 @@ struct link {
     int stream_count;
     bool lacks_streams;                         // not all of them are connected: what is posted waits
     int opening;                                // channels that this rank is connecting
-    struct lane lanes[LINK_LANES], *pairwise;
+    struct match_queue queues[LINK_MATCH_QUEUES], *pairwise;
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
     int64_t unexplained_since_ns;               // a stream is at its end, and the control channel is not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
     struct link_queue *due;                     // where it is noted (poller.h); NULL: nowhere
     struct link *next_due;
     bool is_due;                                // it is there
-    bool is_deaf, is_listed;                    // poller.h: a stream is not listened to; it is among the links of which one is not
+    bool is_unwatched, is_listed;               // poller.h: a stream is not listened to; it is among the links of which one is not
     struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -146,7 +146,7 @@ static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint
 // An execution's next message, in two steps, since who has a schedule knows its messages long before it can post them: its number, in an
 // order that the peer knows too; then the message, which moves in link_advance. Size 0 sends a header only. The two sides' sizes must
 // agree. finished: where the transfer goes when it is done. urgent: before those that are not, the same for all messages of an execution.
-// BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the lane, or an unexpected message does not fit.
+// BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the queue, or an unexpected message does not fit.
 uint32_t link_number_send(struct link *link, uint64_t execution);
 uint32_t link_number_recv(struct link *link, uint64_t execution);
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
@@ -181,4 +181,4 @@ bool link_ready(const struct link *link);
 int64_t link_silence_ns(struct link *link, int64_t now_ns);
 
 // True when something is under way that no descriptor tells of: it moves while this rank looks, and nothing would wake it.
-bool link_needs_looking(const struct link *link);
+bool link_needs_poll(const struct link *link);

@@ -36,16 +36,16 @@ bhvd_status poller_update(struct poller *poller, struct link *link)
     bool done = ask(poller, link, LIVENESS, link->liveness_fd, &link->liveness_asked, is_open ? EPOLLIN | EPOLLRDHUP : 0);
     done &= ask(poller, link, CONTROL, link->control.fd, &link->control.asked,
                 is_open ? EPOLLIN | (link->control_out.size ? EPOLLOUT : 0) : 0);
-    link->is_deaf = false;
+    link->is_unwatched = false;
     for (int i = 0; i < link->stream_count && over_sockets(link); i++) {
         struct stream *stream = &link->streams[i];
         const bool listens = stream_wants_input(link, stream) || (is_open && !stream->channel.told && !is_held(stream));
         stream->channel.told = false;
-        link->is_deaf |= !listens || is_held(stream);
+        link->is_unwatched |= !listens || is_held(stream);
         done &= ask(poller, link, STREAM + i, stream->channel.fd, &stream->channel.asked,
                     (listens ? EPOLLIN : 0) | (is_open && stream_has_output(stream) ? EPOLLOUT : 0));
     }
-    if (link->is_deaf && !link->is_listed) {
+    if (link->is_unwatched && !link->is_listed) {
         link->is_listed = true;
         poller->deaf[poller->deaf_count++] = link;
     }
@@ -58,8 +58,8 @@ static void note_deaf(struct poller *poller)
     int kept = 0;
     for (int i = 0; i < poller->deaf_count; i++) {
         struct link *link = poller->deaf[i];
-        link->is_listed = link->is_deaf;
-        if (!link->is_deaf)
+        link->is_listed = link->is_unwatched;
+        if (!link->is_unwatched)
             continue;
         poller->deaf[kept++] = link;
         for (int s = 0; s < link->stream_count; s++)

@@ -604,7 +604,7 @@ static void turn(int r)
         const struct bhvd_error *failure = &rank->ctx->run.failure;
         if (failure->status && !rank->failed_ns)
             rank->failed_ns = now_ns;
-        engine_look_around(rank->ctx);
+        engine_check_timers(rank->ctx);
         collect_ended(r);
     } while (may_post(r));
     rank->look_ns = now_ns + rank->ctx->heartbeat->interval_ms * MS;

@@ -83,7 +83,7 @@ static void check_shape(bhvd_context *ctx, const struct rank *r)
     CHECK_EQ(total, 1000003 * sizeof(float));
 }
 
-// Sums and maxima in turns are not fused: more executions than may be on their way at once, and than there are lanes.
+// Sums and maxima in turns are not fused: more executions than may be on their way at once, and than a link has queues.
 static void check_many(bhvd_context *ctx, const struct rank *r, const float *src, float *dst, int64_t count)
 {
     enum { MANY = 24 };

@@ -186,7 +186,7 @@ TEST(what_is_early_alone_stays_in_its_socket)
     link_number_recv(&pair.b.link, 4);          // posted later
     post_recv(&pair.b.link, 4, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
-    CHECK(!receives[1].done && !pair.b.link.lanes[4].unexpected.head && !pair.b.link.streams[0].receiving);
+    CHECK(!receives[1].done && !pair.b.link.queues[4].unexpected.head && !pair.b.link.streams[0].receiving);
     link_recv_numbered(&pair.b.link, 4, 0, &receives[0], in[0], LENGTH, NULL);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[0].done && receives[1].done && in[0][0] == 1 && in[1][0] == 2);
@@ -236,12 +236,12 @@ TEST(executions_beyond_the_window_and_those_long_over_are_errors)
 {
     static const struct {
         uint32_t expected, sent;
-    } cases[] = {{1, 1 + LINK_LANES}, {8, 1}};
+    } cases[] = {{1, 1 + LINK_MATCH_QUEUES}, {8, 1}};
     for (int i = 0; i < 2; i++) {
         struct pair pair;
         struct transfer send, receive;
         unsigned char out[LENGTH] = {0}, in[LENGTH];
-        pair_init(&pair, 1 + LINK_LANES, 1 + LINK_LANES);
+        pair_init(&pair, 1 + LINK_MATCH_QUEUES, 1 + LINK_MATCH_QUEUES);
         post_recv(&pair.b.link, cases[i].expected, &receive, in, LENGTH);
         post_send(&pair.a.link, cases[i].sent, &send, out, LENGTH);
         CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
@@ -313,8 +313,8 @@ TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
     for (int i = 0; i < LOOKS; i++)
         CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
     CHECK(pair.b.link.streams[0].unexpected);
-    pair.b.started = 4 + LINK_LANES;
-    post_recv(&pair.b.link, 4 + LINK_LANES, &later, in[1], LENGTH);
+    pair.b.started = 4 + LINK_MATCH_QUEUES;
+    post_recv(&pair.b.link, 4 + LINK_MATCH_QUEUES, &later, in[1], LENGTH);
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < LOOKS && !status; i++)
         status = look(&pair);

@@ -13,7 +13,7 @@
 enum { MEMBERS = 2 };
 
 struct member {
-    struct executor_context run;
+    struct run run;
     struct group group;
     struct link links[MEMBERS];
     int32_t indices[MEMBERS], ranks[MEMBERS];
@@ -31,7 +31,7 @@ static void member_init(struct member *m, int rank, const struct host_memory *me
     }
 }
 
-static void do_nothing(struct executor_context *run, struct pipeline *pipeline, size_t block)
+static void do_nothing(struct run *run, struct pipeline *pipeline, size_t block)
 {
     (void)run, (void)pipeline, (void)block;
 }

@@ -22,7 +22,7 @@ static void copy_slowly(void *dst, const void *src, size_t nbytes)
     streamed++;
 }
 
-static int streamed_of(struct executor_context *run, size_t nbytes, int writes)
+static int streamed_of(struct run *run, size_t nbytes, int writes)
 {
     static unsigned char src[LONG], dst[LONG];
     streamed = 0;
@@ -33,7 +33,7 @@ static int streamed_of(struct executor_context *run, size_t nbytes, int writes)
 
 TEST(a_rank_writes_past_its_caches_while_that_is_quicker)
 {
-    struct executor_context *run = calloc(1, sizeof *run);
+    struct run *run = calloc(1, sizeof *run);
     kernel_table_init(&run->kernels, 0);
     CHECK(!run->kernels.streamed_copy);
     CHECK_EQ(streamed_of(run, LONG, WRITES), 0);

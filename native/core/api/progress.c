@@ -107,12 +107,12 @@ static void *progress_main(void *arg)
                 pause_processor();
         }
         run_look_at_liveness(&ctx->run);
-        engine_look_around(ctx);
+        engine_check_timers(ctx);
         fusion_trim(&ctx->run.fusion, clock_now_ns());
         pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
         bool work = engine_has_work(ctx);
         const bool links_too = !ctx->run.failure.status;
-        bool looking = engine_needs_looking(ctx);
+        bool looking = engine_needs_poll(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
         if (!work && !atomic_load(&ctx->closed))
             pause_in_poll(&ctx->run.connections, links_too, ctx->heartbeat->interval_ms, looking);
@@ -132,7 +132,7 @@ static void engine_release(bhvd_context *ctx)
 }
 
 // What engine_run may not sleep through: its operation is done, or there is one to execute.
-static int has_to_act(struct executor_context *run, void *arg)
+static int has_to_act(struct run *run, void *arg)
 {
     const struct bhvd_handle *op = arg;
     (void)run;
@@ -218,7 +218,7 @@ static void finish_agreed(bhvd_context *ctx)
     for (int rounds = 0;;) {
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
-        const bool is_busy = (engine_is_busy(ctx) && !ctx->run.failure.status) || engine_needs_looking(ctx);
+        const bool is_busy = (engine_is_busy(ctx) && !ctx->run.failure.status) || engine_needs_poll(ctx);
         const bool waits = is_busy && clock_now_ns() < deadline_ns;
         if (!waits && departure_is_free(ctx))
             return;

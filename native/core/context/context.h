@@ -33,7 +33,7 @@ struct engine_counters {
 struct bhvd_context {
     struct bhvd_context_options options;        // without strings and secret
     int tree_fanout;                            // negotiation/tree.h
-    struct executor_context run;                // what executes; its failure is why nothing more can be executed
+    struct run run;                             // what executes; its failure is why nothing more can be executed
 
     pthread_mutex_t post_lock;
     struct FIFO(struct bhvd_handle) posted;

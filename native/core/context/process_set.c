@@ -61,7 +61,7 @@ struct process_set *process_set_of(const struct process_set_table *table, const 
     return NULL;
 }
 
-bhvd_status process_set_add(struct process_set_table *table, struct executor_context *run, const int32_t *ranks, int size,
+bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size,
                             bool of_members, int *id, struct bhvd_error *error)
 {
     const struct process_set *same = process_set_of(table, ranks, size, of_members);

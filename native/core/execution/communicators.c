@@ -47,7 +47,7 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
     return status;
 }
 
-static int are_idle(struct executor_context *run, void *arg)
+static int are_idle(struct run *run, void *arg)
 {
     bhvd_context *ctx = arg;
     (void)run;

@@ -60,19 +60,19 @@ static bool take_posted(bhvd_context *ctx)
     return posted != NULL;
 }
 
-void engine_look_around(bhvd_context *ctx)
+void engine_check_timers(bhvd_context *ctx)
 {
     heartbeat_look(ctx);
     communicators_look(ctx);
     stall_check(ctx);
     pairwise_check_stalls(ctx);
-    departure_look(ctx, clock_now_ns());
+    departure_check_timer(ctx, clock_now_ns());
     run_look_at_schedules(&ctx->run);
 }
 
-bool engine_needs_looking(bhvd_context *ctx)
+bool engine_needs_poll(bhvd_context *ctx)
 {
-    return ctx->staged.head || ctx->run.waits_for_gpu || run_links_need_looking(&ctx->run);
+    return ctx->staged.head || ctx->run.waits_for_gpu || run_links_need_poll(&ctx->run);
 }
 
 // ------------------------------------------------------------------------------------------------------------ executions
@@ -143,7 +143,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
 }
 
 // Starts what has a plan, which goes on beside others. False: the execution is over.
-static bool go_on(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
+static bool start_or_end(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
     if (!status && execution->plan.made && !plan_start(&ctx->run, &execution->plan, end_started, execution, NULL))
         return true;
@@ -172,7 +172,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     bhvd_status status = select_pairwise(ctx, op, &execution->plan, &error);
     ctx->run.wire = wire_before;
     execution->plan.operands.execution = LINK_PAIRWISE | id;
-    go_on(ctx, execution, status, &error);
+    start_or_end(ctx, execution, status, &error);
     ctx->run.sent = sent_before;
 }
 
@@ -187,7 +187,7 @@ void engine_execute_next(bhvd_context *ctx)
     ctx->measured = (uint64_t)execution->wire.hop_ns << 32 | execution->wire.byte_ps;
     bhvd_status status = select_execute(ctx, execution, &error);
     ctx->executing = 0;
-    const bool goes_on = go_on(ctx, execution, status, &error);
+    const bool goes_on = start_or_end(ctx, execution, status, &error);
     ctx->run.sent = NULL;
     if (goes_on)
         return;
@@ -227,7 +227,7 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     if (!ctx->run.failure.status)
         relay_flush(ctx);
     if (++ctx->polls % POLLS_PER_LOOK == 0)
-        engine_look_around(ctx);            // else nobody does while something moves without a pause
+        engine_check_timers(ctx);           // else nobody does while something moves without a pause
     return progress;
 }
 
@@ -287,8 +287,8 @@ const struct executor_callbacks engine_callbacks = {
     .on_frame = on_frame,
     .poll = engine_poll,
     .keep_alive = heartbeat_look,
-    .look_around = engine_look_around,
-    .needs_looking = engine_needs_looking,
+    .check_timers = engine_check_timers,
+    .needs_poll = engine_needs_poll,
     .others_are_earlier = heartbeat_others_are_earlier,
     .failed = failed,
 };

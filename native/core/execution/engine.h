@@ -8,9 +8,9 @@
 // One look at everything that can move, and every so often at the clock. True when something did. Never blocks, executes nothing.
 bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
 // Would an engine that sleeps miss what moves: something that no descriptor tells of?
-bool engine_needs_looking(bhvd_context *ctx);
+bool engine_needs_poll(bhvd_context *ctx);
 // At the clock: whose heartbeat is due or missing, what NCCL says, which operations wait too long.
-void engine_look_around(bhvd_context *ctx);
+void engine_check_timers(bhvd_context *ctx);
 
 // What a context's run asks of it.
 extern const struct executor_callbacks engine_callbacks;

@@ -23,12 +23,12 @@
 // ------------------------------------------------------------------------------------------------------- allreduce
 
 // Shared memory where it is possible, two levels where there are two.
-static bool use_shared(const struct executor_context *run, const struct group *group)
+static bool use_shared(const struct run *run, const struct group *group)
 {
     return group->shared && !(group->size > 1 && allreduce_is_over_links(run->allreduce_path));
 }
 
-static bool use_hierarchy(const struct executor_context *run, const struct group *group)
+static bool use_hierarchy(const struct run *run, const struct group *group)
 {
     return group->hierarchy && !allreduce_is_over_links(run->allreduce_path);
 }
@@ -65,7 +65,7 @@ static bhvd_status plan_reducescatter(struct plan *plan, const struct group *gro
     return BHVD_OK;
 }
 
-static bhvd_status allreduce_run(struct executor_context *run, struct group *group, const struct work *op,
+static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *op,
                                  bhvd_dtype dtype, struct span_list *list, struct plan *plan)
 {
     struct reduction reduction = reduction_by(run, op, dtype, group->size);
@@ -90,7 +90,7 @@ static bhvd_status allreduce_run(struct executor_context *run, struct group *gro
 }
 
 // Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself, one after the other.
-static bhvd_status execute_allreduce(struct executor_context *run, struct group *group, struct work *const *works, int count,
+static bhvd_status execute_allreduce(struct run *run, struct group *group, struct work *const *works, int count,
                                      struct nccl_run *gpu, struct plan *plan)
 {
     bhvd_status status = BHVD_OK;
@@ -135,7 +135,7 @@ static bhvd_status execute_allreduce(struct executor_context *run, struct group 
 // Rows of dim 0 that rank `index` gets of a reducescatter: the first ranks one more when it does not divide.
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
-static bhvd_status execute_reducescatter(struct executor_context *run, struct group *group, struct work *op,
+static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *op,
                                          struct tensor *tensor, size_t *part, struct nccl_run *gpu, struct plan *plan)
 {
     struct reduction reduction = reduction_by(run, op, tensor->dtype, group->size);
@@ -156,7 +156,7 @@ static bhvd_status execute_reducescatter(struct executor_context *run, struct gr
     return plan_reducescatter(plan, group, &reduction, tensor, part);
 }
 
-static bhvd_status execute_allgather(struct executor_context *run, struct group *group, struct work *op,
+static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *op,
                                      struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu,
                                      struct plan *plan)
 {
@@ -180,7 +180,7 @@ static bhvd_status execute_allgather(struct executor_context *run, struct group 
     return BHVD_OK;
 }
 
-static bhvd_status execute_alltoall(struct executor_context *run, struct group *group, struct bhvd_handle *op,
+static bhvd_status execute_alltoall(struct run *run, struct group *group, struct bhvd_handle *op,
                                     struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
                                     struct nccl_run *gpu, struct plan *plan)
 {
@@ -212,7 +212,7 @@ static bool is_on_every_host(const struct hierarchy *h, int position)
     return index < h->shards;
 }
 
-static bhvd_status execute_broadcast(struct executor_context *run, struct group *group, struct work *op, struct tensor *tensor, int root,
+static bhvd_status execute_broadcast(struct run *run, struct group *group, struct work *op, struct tensor *tensor, int root,
                                      struct nccl_run *gpu, struct plan *plan)
 {
     if (gpu)
@@ -229,7 +229,7 @@ static bhvd_status execute_broadcast(struct executor_context *run, struct group 
 }
 
 // plan: of what may go on beside others; NULL: nothing may. Several tensors come one after the other.
-static bhvd_status execute_tensors(struct executor_context *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
+static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
                                    struct plan *plan)
 {
     struct group *group = &set->group;
@@ -292,7 +292,7 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
     return status ? status : added;
 }
 
-static int is_unused(struct executor_context *run, void *arg)
+static int is_unused(struct run *run, void *arg)
 {
     const struct process_set *set = arg;
     return !executor_has_group(run, &set->group) && !pairwise_set_waits(run->owner, set->number);
@@ -345,7 +345,7 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
 }
 
 // Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.
-static bhvd_status fetch_server_error(struct executor_context *run, const struct work *op)
+static bhvd_status fetch_server_error(struct run *run, const struct work *op)
 {
     struct bhvd_error error;
     if (!op->server_copy || !bhvd_device_array_fetch(op->server_copy, &error))
@@ -354,12 +354,12 @@ static bhvd_status fetch_server_error(struct executor_context *run, const struct
 }
 
 // A primitive's plan, run to its end where nothing may or need go on beside it: within a host there is no latency to hide.
-static bhvd_status finish(struct executor_context *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
+static bhvd_status finish(struct run *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
 {
     return !status && plan->made && (on_gpu || group->shared) ? plan_execute(run, plan) : status;
 }
 
-static bhvd_status execute_primitive(struct executor_context *run, struct group *group, struct work *op, struct nccl_run *gpu,
+static bhvd_status execute_primitive(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu,
                                      struct plan *plan, struct bhvd_error *error)
 {
     if (gpu)
@@ -375,7 +375,7 @@ static bhvd_status execute_primitive(struct executor_context *run, struct group 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
                                       struct plan *plan, struct bhvd_error *error)
 {
-    struct executor_context *run = &ctx->run;
+    struct run *run = &ctx->run;
     struct work *op = execution->works[0];
     struct nccl_run *gpu;
     const bool on_gpu = operation_of(op)->on_gpu, is_primitive = op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S;

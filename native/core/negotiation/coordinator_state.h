@@ -39,7 +39,7 @@ struct coordinator {
     int64_t next_stall_check_ns;
     uint64_t response_number;                   // of the response that was begun last
     struct wire wire;                           // to the farthest rank; the slowest line
-    size_t nbytes_of[LINK_LANES];               // of the last ones, by number
+    size_t nbytes_of[LINK_MATCH_QUEUES];        // of the last ones, by number
     struct bytes out;                           // the frame being written
     struct id_range range;                      // at its end
     struct seen seen[];                         // by global rank

@@ -153,7 +153,7 @@ bhvd_status departure_take_goodbye(bhvd_context *ctx, struct link *link, struct 
     return status;
 }
 
-void departure_look(bhvd_context *ctx, int64_t now_ns)
+void departure_check_timer(bhvd_context *ctx, int64_t now_ns)
 {
     const struct relay *relay = ctx->relay;
     if (relay->closing_by_ns && now_ns >= relay->closing_by_ns && !ctx->closing.status)

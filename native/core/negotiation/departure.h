@@ -19,4 +19,4 @@ void departure_say_goodbye(bhvd_context *ctx);
 bhvd_status departure_take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
 bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
 // Waits no longer for a parent that says nothing after the coordinator left.
-void departure_look(bhvd_context *ctx, int64_t now_ns);
+void departure_check_timer(bhvd_context *ctx, int64_t now_ns);

@@ -54,7 +54,7 @@ bool inline_payload_add(struct pending *pending, int member, const struct inline
     return true;
 }
 
-void inline_payload_put_sum(const struct executor_context *run, const struct pending *pending, struct bytes *out)
+void inline_payload_put_sum(const struct run *run, const struct pending *pending, struct bytes *out)
 {
     const struct request *request = pending->requests[pending->first];
     const size_t nbytes = request_nbytes(request), count = nbytes / bhvd_dtype_size(request->tensors[0].dtype);

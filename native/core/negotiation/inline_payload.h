@@ -42,6 +42,6 @@ bool inline_payload_add(struct pending *pending, int member, const struct inline
 // Have all members said theirs?
 static inline bool inline_payload_is_whole(const struct pending *pending) { return pending->inline_count == pending->size; }
 // Says the sum of all.
-void inline_payload_put_sum(const struct executor_context *run, const struct pending *pending, struct bytes *out);
+void inline_payload_put_sum(const struct run *run, const struct pending *pending, struct bytes *out);
 // Member: keeps the sum that its response brought. False: it does not fit the operation, or no memory.
 bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item);

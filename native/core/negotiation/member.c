@@ -276,7 +276,8 @@ bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     // Each is said in a few bytes, or by an id that this rank knows.
-    if (r.failed || window == 0 || window > LINK_LANES || number < window || count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
+    if (r.failed || window == 0 || window > LINK_MATCH_QUEUES || number < window ||
+        count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
         return BHVD_ERR_SYSTEM;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
     if (!execution)

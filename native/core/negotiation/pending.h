@@ -12,7 +12,7 @@ struct pending {
     struct pending *next_ready;                 // ready.h
     struct pending *next_fused, **fused_tail;   // executed with it; of a head: where the last one ends,
     size_t fused_nbytes;                        // how much it is with all of them,
-    size_t fused_said;                          // bytes of their requests, more than their answer takes
+    size_t fused_request_nbytes;                // bytes of their requests, more than their answer takes
     int fused_count;                            // and how many, itself included
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set

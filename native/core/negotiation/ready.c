@@ -30,7 +30,8 @@ static struct pending *find_head(const struct open_heads *open, const struct pen
 {
     for (int i = 0; i < open->count; i++) {
         if (nbytes <= threshold - open->heads[i]->fused_nbytes &&
-            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - open->heads[i]->fused_said && pending_is_fusable(open->heads[i], pending))
+            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - open->heads[i]->fused_request_nbytes &&
+            pending_is_fusable(open->heads[i], pending))
             return open->heads[i];
     }
     return NULL;
@@ -54,13 +55,13 @@ static void fuse(struct coordinator *c, size_t threshold)
             *head->fused_tail = p;
             head->fused_tail = &p->next_fused;
             head->fused_nbytes += nbytes;
-            head->fused_said += p->requests[p->first]->size;
+            head->fused_request_nbytes += p->requests[p->first]->size;
             head->fused_count++;
             continue;
         }
         p->fused_tail = &p->next_fused;
         p->fused_nbytes = nbytes;
-        p->fused_said = p->requests[p->first]->size;
+        p->fused_request_nbytes = p->requests[p->first]->size;
         p->fused_count = 1;
         fifo_put(&c->ready, p, next_ready);
         if (nbytes < threshold && pending_is_fusable(p, p))

@@ -23,11 +23,11 @@ static void put_error(struct bytes *out, const struct operation_key *key, const 
 // Of the execution that is being answered, whose number is the last.
 static uint8_t put_in_window(struct coordinator *c, size_t nbytes)
 {
-    size_t newest_first[LINK_LANES] = {0};
+    size_t newest_first[LINK_MATCH_QUEUES] = {0};
     int count = 0;
-    c->nbytes_of[c->response_number % LINK_LANES] = nbytes;
-    for (; count < LINK_LANES && (uint64_t)count < c->response_number; count++)
-        newest_first[count] = c->nbytes_of[(c->response_number - (uint64_t)count) % LINK_LANES];
+    c->nbytes_of[c->response_number % LINK_MATCH_QUEUES] = nbytes;
+    for (; count < LINK_MATCH_QUEUES && (uint64_t)count < c->response_number; count++)
+        newest_first[count] = c->nbytes_of[(c->response_number - (uint64_t)count) % LINK_MATCH_QUEUES];
     return (uint8_t)window_of(newest_first, count);
 }
 

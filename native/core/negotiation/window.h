@@ -10,7 +10,7 @@
 enum { WINDOW_BYTES = 128 << 20, WINDOW_SMALL_BYTES = 64 << 10 };
 #define WINDOW_ALONE SIZE_MAX           // bytes of an execution that none goes beside
 
-// nbytes: of the last `count` executions, at least 1 and at most LINK_LANES, the newest first.
+// nbytes: of the last `count` executions, at least 1 and at most LINK_MATCH_QUEUES, the newest first.
 static inline int window_of(const size_t *nbytes, int count)
 {
     const bool is_small = nbytes[0] <= WINDOW_SMALL_BYTES;
