@@ -72,7 +72,7 @@ bool executor_can_advance(struct run *run)
     return task;
 }
 
-// From the first again each time: others go with one that has them.
+// A two-level task takes its inner tasks with it, so begin at the head each time.
 void executor_abort(struct run *run)
 {
     for (struct task *task = run->executor.tasks.head; task;) {

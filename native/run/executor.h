@@ -1,12 +1,12 @@
-// What is under way: a running schedule (plan.h), or what is more than one (two_level.h). All are looked at whenever links are, and
-// waited for by nobody but whoever runs one. Thread: the engine's.
+// The list of what is under way: running schedules (plan.h) and two-level collectives (two_level.h). All advance whenever links have
+// been polled. Only task_execute waits for one. Thread: the engine's.
 #pragma once
 
 #include "run/run.h"
 
 struct group;
 
-// The first member of whoever has one.
+// The first member of what is under way.
 struct task {
     struct task *next;
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
@@ -32,7 +32,7 @@ bhvd_status task_execute(struct run *run, struct task *task);
 bool executor_advance(struct run *run);
 // Could one do something now that no link tells of?
 bool executor_can_advance(struct run *run);
-// The run has failed: ends all that nobody waits for.
+// The run has failed: ends the tasks that have `ended`. One without is dropped by whoever started it.
 void executor_abort(struct run *run);
 // Is one with this state under way?
 bool executor_has_state(const struct run *run, const void *state);

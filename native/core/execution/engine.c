@@ -142,7 +142,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
     ctx->run.sent = &execution->sent;
 }
 
-// Starts what has a plan, which goes on beside others. False: the execution is over.
+// Starts what has a plan, which goes on beside others. False: the execution is over. A failed run overrides its own error.
 static bool start_or_end(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
     if (!status && execution->plan.made && !plan_start(&ctx->run, &execution->plan, end_started, execution, NULL))
