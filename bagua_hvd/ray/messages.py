@@ -26,9 +26,10 @@ class Messages:
 
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]] | None) -> None:
         self._callbacks = list(callbacks or ())
-        # On the node of the driver, for Ray may choose one that goes.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}) if self._callbacks else None
+        self.queue = None
+        if self._callbacks:     # on the node of the driver, for Ray may choose one that goes
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
 
     def deliver(self) -> None:
         """Calls the callbacks with what has come since."""

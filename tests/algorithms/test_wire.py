@@ -6,6 +6,7 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, Decentralized, OneBitAdam, PowerSGD, QAdam
 from bagua_hvd.job import basics
+from diloco import whole_diloco
 
 ROWS, COLUMNS = 600, 500
 N = ROWS * COLUMNS
@@ -28,6 +29,7 @@ SENT = {
     "low_precision_decentralized": lambda n: N * min(n - 1, 2),
     "choco": lambda n: N / 8 * min(n - 1, 2),
     "local_sgd": lambda n: 8 * N * (n - 1) / n / 2,
+    "whole_diloco": lambda n: 8 * N * (n - 1) / n / 4,
     "diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
     "async": lambda n: 8 * N * (n - 1) / n,
 }
@@ -38,6 +40,7 @@ ARGUMENTS = {
 INSTANCES = {
     "auto": lambda: Auto(plan={"algorithm": "gradient_allreduce"}),
     "powersgd": lambda: PowerSGD(R, warmup_steps=0),
+    "whole_diloco": lambda: whole_diloco(4),
     "shift_one": lambda: Decentralized(False, "shift_one"),
     "qadam": lambda: QAdam(False, warmup_steps=1), "onebit_adam": lambda: OneBitAdam(warmup_steps=1),
 }
@@ -46,7 +49,7 @@ INSTANCES = {
 def measure():
     hvd.init()
     n, missed = hvd.size(), []
-    assert SENT.keys() == {*algorithms.names(), "shift_one"}
+    assert SENT.keys() == {*algorithms.names(), "shift_one", "whole_diloco"}
     for name, formula in SENT.items():
         parameter = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS))
         algorithm = INSTANCES[name]() if name in INSTANCES else algorithms.get(name, **ARGUMENTS.get(name, {}))

@@ -150,11 +150,11 @@ def slowest(record):
 
 
 def spread(record):
-    """(shortest, longest) step of the slowest rank, in ms; of periods, where steps differ."""
-    period, steps = _period(record), slowest(record)
+    """(shortest, longest) step of the slowest rank, in ms; where steps differ, of periods, as ms() has them."""
+    period, steps = _period(record), [1e3 * seconds for seconds in slowest(record)]
     if period > 1:
-        steps = [ms(record, slice(at, at + period)) / 1e3 for at in range(0, len(steps), period)]
-    return 1e3 * min(steps), 1e3 * max(steps)
+        steps = [ms(record, slice(at, at + period)) for at in range(0, len(steps), period)]
+    return min(steps), max(steps)
 
 
 def nbytes(record):
