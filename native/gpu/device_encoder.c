@@ -54,24 +54,24 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
 }
 
 // As the kernels take it.
-static uint64_t option_of(const struct work *op)
+static uint64_t option_of(const struct work *work)
 {
-    const double parameter = op->codec_options.parameter;
-    const int bits = KERNELS[op->codec].bits;
-    return op->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(parameter)
+    const double parameter = work->codec_options.parameter;
+    const int bits = KERNELS[work->codec].bits;
+    return work->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(parameter)
            : bits                       ? (uint64_t)rotated_size(parameter) << 8 | (uint64_t)bits
-                                        : op->codec == BHVD_CODEC_SIGN_RMS;
+                                        : work->codec == BHVD_CODEC_SIGN_RMS;
 }
 
-struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *op,
+struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *work,
                                           struct bhvd_device *device, int rank)
 {
     return (struct device_encoder){
-        .host = encoder_init(kernels, op, rank),
+        .host = encoder_init(kernels, work, rank),
         .device = device,
-        .kernels = &KERNELS[op->codec],
-        .type = device_type_of(op->tensors[0].dtype),
-        .option = option_of(op),
+        .kernels = &KERNELS[work->codec],
+        .type = device_type_of(work->tensors[0].dtype),
+        .option = option_of(work),
     };
 }
 

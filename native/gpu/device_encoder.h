@@ -21,7 +21,7 @@ bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype);
 // And does this device have them?
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype);
 // Only where it has. rank: of the process set.
-struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *op,
+struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *work,
                                           struct bhvd_device *device, int rank);
 
 // Where the codes of a vector lie, in whichever memory: segment s of chunk k at k chunk_stride + s segment_stride.

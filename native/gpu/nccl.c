@@ -43,36 +43,36 @@ struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct gro
 }
 
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
-static bool reduces(const struct work *op, bool scales, bool in_levels)
+static bool reduces(const struct work *work, bool scales, bool in_levels)
 {
-    const bool averaged = op->op == BHVD_OP_AVERAGE || op->postscale_factor != 1.0;
-    const bool scaled = op->prescale_factor != 1.0 || (averaged && !in_levels);
-    for (size_t t = 0; t < op->tensor_count; t++) {
-        const bhvd_dtype dtype = op->tensors[t].dtype;
+    const bool averaged = work->op == BHVD_OP_AVERAGE || work->postscale_factor != 1.0;
+    const bool scaled = work->prescale_factor != 1.0 || (averaged && !in_levels);
+    for (size_t t = 0; t < work->tensor_count; t++) {
+        const bhvd_dtype dtype = work->tensors[t].dtype;
         if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
             return false;
         if (scaled && !(scales && dtype_is_floating(dtype)))
             return false;
     }
-    return op->op != BHVD_OP_ADASUM;
+    return work->op != BHVD_OP_ADASUM;
 }
 
-enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *op)
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *work)
 {
-    const bool has_levels = op->kind == BHVD_ALLREDUCE || (op->kind == BHVD_BROADCAST && !facts->is_on);
+    const bool has_levels = work->kind == BHVD_ALLREDUCE || (work->kind == BHVD_BROADCAST && !facts->is_on);
     const bool in_levels = facts->in_levels && has_levels;
     const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
-    switch (op->kind) {
+    switch (work->kind) {
     case BHVD_ALLREDUCE:
     case BHVD_REDUCESCATTER:
-        return reduces(op, facts->scales, in_levels) ? way : WAY_HOST;
+        return reduces(work, facts->scales, in_levels) ? way : WAY_HOST;
     case BHVD_BROADCAST:
     case BHVD_ALLGATHER:
     case BHVD_ALLTOALL:
         return way;
     case BHVD_C_LP_S:
     case BHVD_D_LP_S:
-        return facts->is_on && facts->encodes && !facts->has_levels && device_encoder_takes(op->codec, op->tensors[0].dtype)
+        return facts->is_on && facts->encodes && !facts->has_levels && device_encoder_takes(work->codec, work->tensors[0].dtype)
                    ? WAY_NCCL : WAY_HOST;
     default:
         return WAY_HOST;
@@ -89,10 +89,10 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 
 // ------------------------------------------------------------------------------------------------------- agreement
 
-static struct member member_of(const struct work *op, int levels)
+static struct member member_of(const struct work *work, int levels)
 {
     struct member member = {.levels = (uint8_t)levels};
-    const struct bhvd_device *device = op->staging ? op->staging->device : NULL;
+    const struct bhvd_device *device = work->staging ? work->staging->device : NULL;
     if (!device || !device->nccl)
         return member;
     memcpy(member.uuid, device->uuid, sizeof member.uuid);
@@ -204,9 +204,9 @@ static bhvd_status join(struct run *run, struct group *set, struct nccl_group *g
     return nccl_settle(run, group);
 }
 
-bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op, int levels, struct nccl_group **out)
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *work, int levels, struct nccl_group **out)
 {
-    const struct member mine = member_of(op, levels);
+    const struct member mine = member_of(work, levels);
     struct nccl_group *local = calloc(1, sizeof *local);
     struct nccl_group *group = *out = calloc(1, sizeof *group);
     struct member *members = malloc((size_t)set->size * sizeof *members);
@@ -221,9 +221,9 @@ bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op
     if (!status)
         decide(members, set, group);
     if (group->is_on)
-        status = join(run, set, group, op->staging->device);
+        status = join(run, set, group, work->staging->device);
     if (!status && group->in_levels)
-        status = join(run, set->hierarchy->local, local, op->staging->device);
+        status = join(run, set->hierarchy->local, local, work->staging->device);
     free(members);
     group->in_levels &= local->device != NULL;
     if (group->in_levels)

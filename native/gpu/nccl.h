@@ -47,13 +47,13 @@ struct nccl_facts {
 // Of such an operation in this set. group NULL: not agreed on yet.
 struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical);
 // Depends only on what is equal on all members.
-enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *op);
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *work);
 // BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
 bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
 
 // In an execution on GPUs, of a set that has not agreed yet. levels: enum nccl_levels, what this rank wishes. *out is there after
 // errors too, to be given to nccl_abort; NULL: no memory.
-bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op, int levels, struct nccl_group **out);
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *work, int levels, struct nccl_group **out);
 // One execution that NCCL takes: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, but
 // for what goes in two levels: members that send to other hosts wait for the GPU.
 // index: of the tensor in op; rows: of the result; part and parts as for the host's collectives (collective/collective.h).
@@ -62,15 +62,15 @@ bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *gr
                        struct work *const *works, int count, struct nccl_run **out);
 // All tensors of the reduction's dtype of all works, as one vector.
 bhvd_status nccl_allreduce(struct nccl_run *run, bhvd_op op, const struct reduction *reduction);
-bhvd_status nccl_reducescatter(struct nccl_run *run, struct work *op, size_t index, int64_t rows,
+bhvd_status nccl_reducescatter(struct nccl_run *run, struct work *work, size_t index, int64_t rows,
                                const struct reduction *reduction, const size_t *part);
-bhvd_status nccl_allgather(struct nccl_run *run, struct work *op, size_t index, int64_t rows,
+bhvd_status nccl_allgather(struct nccl_run *run, struct work *work, size_t index, int64_t rows,
                            const size_t *part);
-bhvd_status nccl_alltoall(struct nccl_run *run, struct work *op, size_t index, int64_t rows,
+bhvd_status nccl_alltoall(struct nccl_run *run, struct work *work, size_t index, int64_t rows,
                           const struct parts *parts);
-bhvd_status nccl_broadcast(struct nccl_run *run, struct work *op, size_t index, int root);
-bhvd_status nccl_c_lp_s(struct nccl_run *run, struct work *op);
-bhvd_status nccl_d_lp_s(struct nccl_run *run, const struct work *op);
+bhvd_status nccl_broadcast(struct nccl_run *run, struct work *work, size_t index, int root);
+bhvd_status nccl_c_lp_s(struct nccl_run *run, struct work *work);
+bhvd_status nccl_d_lp_s(struct nccl_run *run, const struct work *work);
 // Marks the end on the stream. Waits for it only where a result goes to the host's memory. status: of what was run.
 bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
 // After calls that may not have enqueued all they do: waits until they have.

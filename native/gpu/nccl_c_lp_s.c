@@ -8,7 +8,7 @@
 
 struct coded_run {
     struct nccl_run *run;
-    const struct work *op;
+    const struct work *work;
     struct device_encoder encoder;
     struct code_layout layout;
     struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: none are fed back
@@ -39,28 +39,28 @@ static bhvd_status exchange(struct nccl_run *x, const struct codes *out, const s
 static int encode_values(struct coded_run *c, void *codes)
 {
     void *values = NULL;
-    int code = staged_codes_pack(c->op, &c->run->scratch, &values);
+    int code = staged_codes_pack(c->work, &c->run->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
-                                .prescale = c->op->prescale_factor, .pass = ENCODER_VALUES};
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->op->worker_copy, &c->worker_lost, &c->run->scratch);
+                                .prescale = c->work->prescale_factor, .pass = ENCODER_VALUES};
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->worker_copy, &c->worker_lost, &c->run->scratch);
 }
 
 // The mean of the own chunk from everyone's codes, encoded.
 static int encode_mean(struct coded_run *c, const struct segment_part *own, void *code_of_mean, const void *codes)
 {
     const int n = c->run->set->size;
-    const double factor = work_sum_factor(c->op, n);
+    const double factor = work_sum_factor(c->work, n);
     const struct code_layout layout = device_encoder_layout(&c->encoder, own->count, 1);
     struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .prescale = 1.0, .pass = ENCODER_MEAN,
                                 .begin = own->begin};
     void *mean;
-    if (device_encoder_recodes(&c->encoder) && !c->op->server_copy)
+    if (device_encoder_recodes(&c->encoder) && !c->work->server_copy)
         return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
     int code = device_scratch_acquire(&c->run->scratch, own->count * c->encoder.host.element, &mean);
     if (!code)
         code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
     encoding.values = mean;
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->op->server_copy, &c->server_lost, &c->run->scratch);
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->server_copy, &c->server_lost, &c->run->scratch);
 }
 
 // Bytes of every chunk's codes; of one's own, as often as there are ranks.
@@ -108,16 +108,16 @@ static bhvd_status allgather(struct coded_run *c, void *values)
         status = nccl_run_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->group->comm, x->stream));
     return status ? status
                   : nccl_run_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride, (uint64_t)x->set->size,
-                                                            work_sum_factor(c->op, x->set->size), x->stream));
+                                                            work_sum_factor(c->work, x->set->size), x->stream));
 }
 
 // Results that are wanted in the host's memory.
-static bhvd_status copy_to_host(struct nccl_run *x, struct work *op, const unsigned char *values)
+static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const unsigned char *values)
 {
     bhvd_status status = BHVD_OK;
-    for (size_t t = 0; t < op->tensor_count && !status; t++) {
-        struct tensor *tensor = &op->tensors[t];
-        const struct staging_place *place = &op->staging->places[t];
+    for (size_t t = 0; t < work->tensor_count && !status; t++) {
+        struct tensor *tensor = &work->tensors[t];
+        const struct staging_place *place = &work->staging->places[t];
         if (tensor->nbytes && (!place->dst || place->dst_on_host)) {
             if (tensor_allocate_result(tensor, tensor->dim0))
                 return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
@@ -138,14 +138,14 @@ static void keep(struct coded_run *c, struct bhvd_device_array *device_copy, str
         device_buffer_release(c->run->device, lost);
 }
 
-bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
+bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *work)
 {
-    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-    const size_t n = (size_t)x->set->size, nbytes = work_nbytes(op);
+    const bool scatters = work->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t n = (size_t)x->set->size, nbytes = work_nbytes(work);
     struct coded_run c = {
         .run = x,
-        .op = op,
-        .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
+        .work = work,
+        .encoder = device_encoder_init(&x->run->kernels, work, x->device, x->set->rank),
     };
     if (!nbytes)
         return BHVD_OK;
@@ -154,15 +154,15 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
     void *values = NULL;
     bhvd_status status = sizes ? BHVD_OK : run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
     if (!status)
-        status = nccl_run_checked(x, staged_codes_target(op, &x->scratch, &values));
+        status = nccl_run_checked(x, staged_codes_target(work, &x->scratch, &values));
     if (!status)
         status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
     if (!status)
-        status = nccl_run_checked(x, staged_codes_unpack(op, &x->scratch, values));
+        status = nccl_run_checked(x, staged_codes_unpack(work, &x->scratch, values));
     if (!status)
-        status = copy_to_host(x, op, values);
-    keep(&c, op->worker_copy, c.worker_lost, status);
-    keep(&c, op->server_copy, c.server_lost, status);
+        status = copy_to_host(x, work, values);
+    keep(&c, work->worker_copy, c.worker_lost, status);
+    keep(&c, work->server_copy, c.server_lost, status);
     free(sizes);
     return status;
 }

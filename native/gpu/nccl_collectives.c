@@ -17,10 +17,10 @@ struct target {
 };
 
 // Results that the core allocates: on the device those of which only now the size is known, as the front end expects.
-static bhvd_status target(struct nccl_run *x, struct work *op, size_t index, int64_t dim0, struct target *out)
+static bhvd_status target(struct nccl_run *x, struct work *work, size_t index, int64_t dim0, struct target *out)
 {
-    struct tensor *tensor = &op->tensors[index];
-    struct staging_place *place = &op->staging->places[index];
+    struct tensor *tensor = &work->tensors[index];
+    struct staging_place *place = &work->staging->places[index];
     tensor->result_dim0 = dim0;
     tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
     *out = (struct target){NULL, NULL, tensor->result_nbytes};
@@ -28,7 +28,7 @@ static bhvd_status target(struct nccl_run *x, struct work *op, size_t index, int
         out->device = place->dst;
         return BHVD_OK;
     }
-    if (!place->dst && (op->kind == BHVD_ALLGATHER || op->kind == BHVD_ALLTOALL)) {
+    if (!place->dst && (work->kind == BHVD_ALLGATHER || work->kind == BHVD_ALLTOALL)) {
         int code = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &place->result);
         if (code)
             return nccl_run_checked(x, code);
@@ -89,13 +89,13 @@ static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor
 }
 
 // Between a tensor and its place in the fusion buffer. The host's memory is copied from and to by the driver, at once.
-static bhvd_status copy_one(struct nccl_run *x, struct device_copies *copies, const struct work *op, size_t t,
+static bhvd_status copy_one(struct nccl_run *x, struct device_copies *copies, const struct work *work, size_t t,
                             unsigned char *fused, bool packs)
 {
-    const struct tensor *tensor = &op->tensors[t];
-    if (op->is_proxy)
+    const struct tensor *tensor = &work->tensors[t];
+    if (work->is_proxy)
         return packs ? copy_zeros(x, fused, tensor) : BHVD_OK;
-    const struct staging_place *place = &op->staging->places[t];
+    const struct staging_place *place = &work->staging->places[t];
     if (packs)
         return nccl_run_checked(x, device_copies_add(copies, fused, place->src, tensor->nbytes));
     if (place->dst && !place->dst_on_host)
@@ -111,12 +111,12 @@ static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned cha
         tensors += x->works[i]->tensor_count;
     bhvd_status status = nccl_run_checked(x, device_copies_begin(&copies, &x->scratch, tensors));
     for (int i = 0; i < x->count && !status; i++) {
-        const struct work *op = x->works[i];
-        for (size_t t = 0; t < op->tensor_count && !status; t++) {
-            if (op->tensors[t].dtype != dtype)
+        const struct work *work = x->works[i];
+        for (size_t t = 0; t < work->tensor_count && !status; t++) {
+            if (work->tensors[t].dtype != dtype)
                 continue;
-            status = copy_one(x, &copies, op, t, fused, packs);
-            fused += size_round_up(op->tensors[t].nbytes, NCCL_ALIGNMENT);
+            status = copy_one(x, &copies, work, t, fused, packs);
+            fused += size_round_up(work->tensors[t].nbytes, NCCL_ALIGNMENT);
         }
     }
     return status ? status : nccl_run_checked(x, device_copies_end(&copies, 0));
@@ -155,13 +155,13 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
 
 // ----------------------------------------------------------------------------------------- one tensor after the other
 
-bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *op, size_t index, int64_t rows,
+bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *work, size_t index, int64_t rows,
                                const struct reduction *reduction, const size_t *part)
 {
-    const size_t nbytes = op->tensors[index].nbytes;
-    const void *src = op->staging->places[index].src;
+    const size_t nbytes = work->tensors[index].nbytes;
+    const void *src = work->staging->places[index].src;
     struct target result;
-    bhvd_status status = target(x, op, index, rows, &result);
+    bhvd_status status = target(x, work, index, rows, &result);
     if (!nbytes)
         return status;
     if (!status && reduction->prescale != 1.0) {
@@ -172,32 +172,32 @@ bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *op, size_t index
         src = scaled;
     }
     if (!status)
-        status = nccl_run_reduce_scatter(x, op->op, reduction->dtype, src, result.device,
+        status = nccl_run_reduce_scatter(x, work->op, reduction->dtype, src, result.device,
                                          &(struct nccl_parts){.of = part, .count = x->set->size});
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, result.device, result.device, reduction->postscale, part[x->set->rank]);
     return status ? status : finish_target(x, &result);
 }
 
-bhvd_status nccl_allgather(struct nccl_run *x, struct work *op, size_t index, int64_t rows, const size_t *part)
+bhvd_status nccl_allgather(struct nccl_run *x, struct work *work, size_t index, int64_t rows, const size_t *part)
 {
     struct target result;
-    bhvd_status status = target(x, op, index, rows, &result);
+    bhvd_status status = target(x, work, index, rows, &result);
     if (status || !result.nbytes)
         return status;
-    status = nccl_run_all_gather(x, op->staging->places[index].src, result.device,
+    status = nccl_run_all_gather(x, work->staging->places[index].src, result.device,
                                  &(struct nccl_parts){.of = part, .count = x->set->size});
     return status ? status : finish_target(x, &result);
 }
 
-bhvd_status nccl_alltoall(struct nccl_run *x, struct work *op, size_t index, int64_t rows,
+bhvd_status nccl_alltoall(struct nccl_run *x, struct work *work, size_t index, int64_t rows,
                           const struct parts *parts)
 {
     struct target result;
-    bhvd_status status = target(x, op, index, rows, &result);
+    bhvd_status status = target(x, work, index, rows, &result);
     if (status)
         return status;
-    const unsigned char *from = op->staging->places[index].src;
+    const unsigned char *from = work->staging->places[index].src;
     unsigned char *to = result.device;
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < x->set->size; from += parts->sent[i], to += parts->received[i], i++) {
@@ -210,11 +210,11 @@ bhvd_status nccl_alltoall(struct nccl_run *x, struct work *op, size_t index, int
     return status ? status : finish_target(x, &result);
 }
 
-bhvd_status nccl_broadcast(struct nccl_run *x, struct work *op, size_t index, int root)
+bhvd_status nccl_broadcast(struct nccl_run *x, struct work *work, size_t index, int root)
 {
-    const void *src = op->staging->places[index].src;
+    const void *src = work->staging->places[index].src;
     struct target result;
-    bhvd_status status = target(x, op, index, op->tensors[index].dim0, &result);
+    bhvd_status status = target(x, work, index, work->tensors[index].dim0, &result);
     if (!status && result.nbytes && x->levels)
         status = nccl_two_level_broadcast(x, root, src, result.device, result.nbytes);
     else if (!status && result.nbytes)

@@ -5,7 +5,7 @@
 
 struct ring_run {
     struct nccl_run *run;
-    const struct work *op;
+    const struct work *work;
     struct device_encoder encoder;
     struct code_layout layout;
     struct peers peers;
@@ -15,10 +15,10 @@ struct ring_run {
 static int encode(struct ring_run *r, void *codes, void **values)
 {
     struct device_scratch *scratch = &r->run->scratch;
-    int code = staged_codes_pack(r->op, scratch, values);
+    int code = staged_codes_pack(r->work, scratch, values);
     void *encoded = *values;
-    if (!code && r->op->mixes_before)
-        code = staged_codes_mix(r->op, &r->encoder, scratch, &encoded);
+    if (!code && r->work->mixes_before)
+        code = staged_codes_mix(r->work, &r->encoder, scratch, &encoded);
     const struct encoding encoding = {.layout = &r->layout, .codes = codes, .values = encoded, .prescale = 1.0,
                                       .pass = ENCODER_VALUES};
     return code ? code : device_encoder_encode(&r->encoder, &encoding, scratch);
@@ -41,15 +41,15 @@ static bhvd_status exchange(struct ring_run *r, unsigned char *codes)
     return nccl_run_group_end(x, inside);
 }
 
-bhvd_status nccl_d_lp_s(struct nccl_run *x, const struct work *op)
+bhvd_status nccl_d_lp_s(struct nccl_run *x, const struct work *work)
 {
     struct ring_run r = {
         .run = x,
-        .op = op,
-        .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
+        .work = work,
+        .encoder = device_encoder_init(&x->run->kernels, work, x->device, x->set->rank),
         .peers = peers_of(BHVD_TOPOLOGY_RING, x->set->size, x->set->rank, 0),
     };
-    const size_t nbytes = work_nbytes(op);
+    const size_t nbytes = work_nbytes(work);
     void *codes = NULL, *values = NULL;
     if (!nbytes)
         return BHVD_OK;
@@ -60,8 +60,8 @@ bhvd_status nccl_d_lp_s(struct nccl_run *x, const struct work *op)
     bhvd_status status = nccl_run_checked(x, code);
     if (!status)
         status = exchange(&r, codes);
-    code = status ? 0 : staged_codes_add(op, &r.encoder, &r.layout, &r.peers, codes, x->stream);
-    if (!status && !code && op->mixes_after)
-        code = staged_codes_mix_results(op, &r.encoder, &x->scratch, values);
+    code = status ? 0 : staged_codes_add(work, &r.encoder, &r.layout, &r.peers, codes, x->stream);
+    if (!status && !code && work->mixes_after)
+        code = staged_codes_mix_results(work, &r.encoder, &x->scratch, values);
     return status ? status : nccl_run_checked(x, code);
 }

@@ -149,13 +149,13 @@ bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *gr
         return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     }
     for (int i = 0; i < count && !code; i++) {
-        const struct work *op = works[i];
-        run->nccl_payload += work_nbytes(op);
-        if (op->staging && op->staging->device != device)
+        const struct work *work = works[i];
+        run->nccl_payload += work_nbytes(work);
+        if (work->staging && work->staging->device != device)
             return run_fail(run, BHVD_ERR_UNSUPPORTED, "rank %d posted '%.*s' on another GPU than before: keep to one, or "
-                            "set BAGUA_HVD_NCCL=0", run->connections.rank, (int)op->name_size, op->name);
-        if (op->staging)
-            code = device->ops->stream_wait_event(device, x->stream, op->staging->buffer->ready);
+                            "set BAGUA_HVD_NCCL=0", run->connections.rank, (int)work->name_size, work->name);
+        if (work->staging)
+            code = device->ops->stream_wait_event(device, x->stream, work->staging->buffer->ready);
     }
     return nccl_run_checked(x, code);
 }
@@ -166,14 +166,14 @@ bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
         return status;
     int code = device_scratch_release(&x->scratch, 0);
     for (int i = 0; i < x->count && !status && !code; i++) {
-        struct work *op = x->works[i];
-        for (size_t t = 0; t < op->tensor_count && op->staging && !code; t++) {
-            if (op->staging->places[t].result)
-                code = device_buffer_record(x->device, op->staging->places[t].result, x->stream);
+        struct work *work = x->works[i];
+        for (size_t t = 0; t < work->tensor_count && work->staging && !code; t++) {
+            if (work->staging->places[t].result)
+                code = device_buffer_record(x->device, work->staging->places[t].result, x->stream);
         }
-        if (op->staging && !code) {
-            op->staging->by_nccl = true;
-            code = device_buffer_record(x->device, op->staging->buffer, x->stream);
+        if (work->staging && !code) {
+            work->staging->by_nccl = true;
+            code = device_buffer_record(x->device, work->staging->buffer, x->stream);
         }
     }
     code = code ? code : x->device->ops->event_record(x->device, x->group->done, x->stream);

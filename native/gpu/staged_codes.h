@@ -27,13 +27,13 @@ struct staged_codes {
 };
 
 // Can this operation be done so here? in_levels: it works between hosts only, on means that the host computes.
-bool staged_codes_take(const struct work *op, const struct bhvd_args *args, bool in_levels);
+bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool in_levels);
 // In place of staging_create. set_size, rank: of the operation's process set.
-bhvd_status staged_codes_create(struct work *op, const struct kernel_table *kernels,
+bhvd_status staged_codes_create(struct work *work, const struct kernel_table *kernels,
                                 const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error);
 // In place of staging_end.
-bhvd_status staged_codes_end(struct work *op, struct bhvd_error *error);
-void staged_codes_destroy(struct work *op);      // before staging_destroy
+bhvd_status staged_codes_end(struct work *work, struct bhvd_error *error);
+void staged_codes_destroy(struct work *work);      // before staging_destroy
 
 // Where the primitives find these codes.
 static inline struct ready_codes staged_codes_ready(const struct staged_codes *codes)
@@ -46,18 +46,18 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
                         struct device_buffer **lost, struct device_scratch *scratch);
 
 // D_LP_S: its replicas += D(their codes), which lie one behind the other on the device: the own one, then those of the peers.
-int staged_codes_add(const struct work *op, const struct device_encoder *encoder, const struct code_layout *layout,
+int staged_codes_add(const struct work *work, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream);
 
 // D_LP_S: what is encoded, of the tensors' values, which lie at *values and may be mixed to somewhere else.
-int staged_codes_mix(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+int staged_codes_mix(const struct work *work, const struct device_encoder *encoder, struct device_scratch *scratch,
                      void **values);
 // And the results of values and replicas, to where they belong.
-int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+int staged_codes_mix_results(const struct work *work, const struct device_encoder *encoder, struct device_scratch *scratch,
                              const void *values);
 
 // The tensors of an operation as one vector on the device, whose places `staging` knows: the only one where it lies, or scratch
 // memory, to and from which the tensors are copied in one launch; not to results on the host.
-int staged_codes_pack(const struct work *op, struct device_scratch *scratch, void **out);
-int staged_codes_target(const struct work *op, struct device_scratch *scratch, void **out);
-int staged_codes_unpack(const struct work *op, struct device_scratch *scratch, void *vector);
+int staged_codes_pack(const struct work *work, struct device_scratch *scratch, void **out);
+int staged_codes_target(const struct work *work, struct device_scratch *scratch, void **out);
+int staged_codes_unpack(const struct work *work, struct device_scratch *scratch, void *vector);

@@ -20,24 +20,24 @@ static size_t part_nbytes(const struct tensor *tensor, int set_size)
 }
 
 // Gives every tensor its place in the buffer, and its result one: the same, but for a reducescatter. Small ones come first.
-static void lay_out(struct work *op, const struct bhvd_args *args, int set_size, unsigned char *at)
+static void lay_out(struct work *work, const struct bhvd_args *args, int set_size, unsigned char *at)
 {
     for (int small = 1; small >= 0; small--) {
-        for (size_t t = 0; t < op->tensor_count; t++) {
-            struct tensor *tensor = &op->tensors[t];
+        for (size_t t = 0; t < work->tensor_count; t++) {
+            struct tensor *tensor = &work->tensors[t];
             if (is_small(tensor) != small)
                 continue;
             unsigned char *const src = at;
             at += size_round_up(tensor->nbytes, CACHE_LINE);
             tensor->src = src;
             if (tensor->dst && !args->tensors[t].dst_on_host)
-                tensor->dst = op->kind == BHVD_REDUCESCATTER ? at : allocates_result(op->kind) ? NULL : src;
-            if (op->kind == BHVD_REDUCESCATTER)
+                tensor->dst = work->kind == BHVD_REDUCESCATTER ? at : allocates_result(work->kind) ? NULL : src;
+            if (work->kind == BHVD_REDUCESCATTER)
                 at += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
-            op->staging->small_count += (size_t)small;
+            work->staging->small_count += (size_t)small;
         }
         if (small)
-            op->staging->small_nbytes = (size_t)(at - op->staging->buffer->data);
+            work->staging->small_nbytes = (size_t)(at - work->staging->buffer->data);
     }
 }
 
@@ -48,29 +48,29 @@ static int copy_over_link(struct device_scratch *scratch, void *device, void *pi
 }
 
 // Copies one tensor out, or its result back. packed: the device's side of all small ones, as they lie in pinned memory; NULL: none.
-static int copy_one(const struct work *op, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
+static int copy_one(const struct work *work, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
 {
-    const struct tensor *tensor = &op->tensors[t];
-    const struct staging_place *place = &op->staging->places[t];
+    const struct tensor *tensor = &work->tensors[t];
+    const struct staging_place *place = &work->staging->places[t];
     void *device = to_host ? (void *)(uintptr_t)place->src : place->dst;
     unsigned char *pinned = to_host ? (unsigned char *)(uintptr_t)tensor->src : tensor->dst;
-    const bool resized = !to_host && (op->kind == BHVD_REDUCESCATTER || allocates_result(op->kind));
+    const bool resized = !to_host && (work->kind == BHVD_REDUCESCATTER || allocates_result(work->kind));
     const size_t nbytes = resized ? tensor->result_nbytes : tensor->nbytes;
     if (!nbytes || (!to_host && (!place->dst || place->dst_on_host)))
         return 0;
     if (!packed || !is_small(tensor))
         return copy_over_link(copies->scratch, device, pinned, nbytes, to_host);
-    packed += pinned - op->staging->buffer->data;
+    packed += pinned - work->staging->buffer->data;
     return device_copies_add(copies, to_host ? packed : device, to_host ? device : packed, nbytes);
 }
 
 // All of them.
-static int copy_all(const struct work *op, struct device_scratch *scratch, bool to_host)
+static int copy_all(const struct work *work, struct device_scratch *scratch, bool to_host)
 {
-    const struct staging *staging = op->staging;
+    const struct staging *staging = work->staging;
     // Results that the core allocated lie outside of the pinned memory: each goes back by itself.
     const bool packs = device_copies_launch(scratch->device, staging->small_count) &&
-                       (to_host || !allocates_result(op->kind));
+                       (to_host || !allocates_result(work->kind));
     struct device_copies copies;
     void *packed = NULL;
     int code = device_copies_begin(&copies, scratch, staging->small_count);
@@ -78,27 +78,27 @@ static int copy_all(const struct work *op, struct device_scratch *scratch, bool 
         code = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
     if (!code && packs && !to_host)
         code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
-    for (size_t t = 0; t < op->tensor_count && !code; t++)
-        code = copy_one(op, t, to_host, packed, &copies);
+    for (size_t t = 0; t < work->tensor_count && !code; t++)
+        code = copy_one(work, t, to_host, packed, &copies);
     code = device_copies_end(&copies, code);
     if (!code && packs && to_host)
         code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
     return device_scratch_release(scratch, code);
 }
 
-static int start(struct work *op, const struct bhvd_args *args, bool is_read)
+static int start(struct work *work, const struct bhvd_args *args, bool is_read)
 {
     struct bhvd_device *device = args->gpu;
     const struct device_ops *ops = device->ops;
-    struct device_buffer *buffer = op->staging->buffer;
+    struct device_buffer *buffer = work->staging->buffer;
     struct device_scratch scratch = {device, device->to_host, NULL};
     int code = ops->event_record(device, buffer->ready, args->stream);
-    if (op->staging->direct)
+    if (work->staging->direct)
         return code;
     if (!code)
         code = ops->stream_wait_event(device, device->to_host, buffer->ready);
     if (!code && is_read)
-        code = copy_all(op, &scratch, true);
+        code = copy_all(work, &scratch, true);
     if (!code)
         code = ops->event_record(device, buffer->ready, device->to_host);
     if (!code)
@@ -106,7 +106,7 @@ static int start(struct work *op, const struct bhvd_args *args, bool is_read)
     return code;
 }
 
-bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
+bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
                          struct bhvd_error *error)
 {
     struct bhvd_device *device = args->gpu;
@@ -115,12 +115,12 @@ bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t n
     bhvd_status status = device_check_capture(device, args->stream, posted, error);
     if (status)
         return status;
-    struct staging *staging = calloc(1, sizeof *staging + op->tensor_count * sizeof staging->places[0]);
+    struct staging *staging = calloc(1, sizeof *staging + work->tensor_count * sizeof staging->places[0]);
     if (!staging)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
-    staging->count = op->tensor_count;
-    for (size_t t = 0; t < op->tensor_count; t++)
+    staging->count = work->tensor_count;
+    for (size_t t = 0; t < work->tensor_count; t++)
         staging->places[t] = (struct staging_place){args->tensors[t].src, args->tensors[t].dst,
                                                     args->tensors[t].dst_on_host != 0, NULL};
     int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
@@ -130,28 +130,28 @@ bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t n
     }
     device_hold(device);
     *out = staging->buffer->data;
-    op->staging = staging;
+    work->staging = staging;
     return BHVD_OK;
 }
 
-bhvd_status staging_create(struct work *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
+bhvd_status staging_create(struct work *work, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error)
 {
     size_t nbytes = 0;
-    for (size_t t = 0; t < op->tensor_count && !direct; t++) {
-        const struct tensor *tensor = &op->tensors[t];
+    for (size_t t = 0; t < work->tensor_count && !direct; t++) {
+        const struct tensor *tensor = &work->tensors[t];
         nbytes += size_round_up(tensor->nbytes, CACHE_LINE);
-        if (op->kind == BHVD_REDUCESCATTER)
+        if (work->kind == BHVD_REDUCESCATTER)
             nbytes += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
     }
     unsigned char *at;
-    bhvd_status status = staging_open(op, args, nbytes, &at, error);
+    bhvd_status status = staging_open(work, args, nbytes, &at, error);
     if (status)
         return status;
-    op->staging->direct = direct;
+    work->staging->direct = direct;
     if (!direct)
-        lay_out(op, args, set_size, at);
-    int code = start(op, args, op->kind != BHVD_BROADCAST || args->root_rank == rank);
+        lay_out(work, args, set_size, at);
+    int code = start(work, args, work->kind != BHVD_BROADCAST || args->root_rank == rank);
     return code ? device_failed(args->gpu, code, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
@@ -169,14 +169,14 @@ int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
     return -1;
 }
 
-bhvd_status staging_end(struct work *op, struct bhvd_error *error)
+bhvd_status staging_end(struct work *work, struct bhvd_error *error)
 {
-    struct staging *staging = op->staging;
+    struct staging *staging = work->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
     if (staging->by_nccl)               // which writes the results
         return BHVD_OK;
-    int code = op->kind != BHVD_D_LP_S || op->mixes_after ? copy_all(op, &scratch, false) : 0;
+    int code = work->kind != BHVD_D_LP_S || work->mixes_after ? copy_all(work, &scratch, false) : 0;
     if (!code)
         code = device_buffer_record(device, staging->buffer, device->from_host);
     return code ? device_failed(device, code, "the results cannot be copied to the GPU", error) : BHVD_OK;
@@ -203,16 +203,16 @@ bhvd_status staging_join(const struct staging *staging, void *stream, struct bhv
     return code ? device_failed(device, code, "the framework's stream cannot wait for the results", error) : BHVD_OK;
 }
 
-bhvd_status staging_copy_result(const struct work *op, size_t index, void *dst, void *stream, struct bhvd_error *error)
+bhvd_status staging_copy_result(const struct work *work, size_t index, void *dst, void *stream, struct bhvd_error *error)
 {
-    struct device_buffer *result = op->staging && index < op->tensor_count ? op->staging->places[index].result : NULL;
+    struct device_buffer *result = work->staging && index < work->tensor_count ? work->staging->places[index].result : NULL;
     if (!result)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
-    struct bhvd_device *device = op->staging->device;
+    struct bhvd_device *device = work->staging->device;
     bhvd_status status = device_check_capture(device, stream, "a result was copied", error);
     if (status)
         return status;
-    int code = device->ops->copy(device, dst, result->data, op->tensors[index].result_nbytes, stream);
+    int code = device->ops->copy(device, dst, result->data, work->tensors[index].result_nbytes, stream);
     if (!code)
         code = device_buffer_record(device, result, stream);
     return code ? device_failed(device, code, "a result cannot be copied", error) : BHVD_OK;

@@ -38,20 +38,20 @@ struct staging {
     struct staging_place places[];
 };
 
-// Puts op->tensors into pinned memory and starts the copies; direct: only marks where the framework's stream is.
+// Puts work->tensors into pinned memory and starts the copies; direct: only marks where the framework's stream is.
 // set_size: of the operation's process set; rank: this one's. On error nothing is left, and the tensors are as they were.
-bhvd_status staging_create(struct work *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
+bhvd_status staging_create(struct work *work, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error);
-// The part of it that copies nothing: op->staging with a pinned buffer of nbytes, at *out.
-bhvd_status staging_open(struct work *op, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
+// The part of it that copies nothing: work->staging with a pinned buffer of nbytes, at *out.
+bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
                          struct bhvd_error *error);
 // 1: the tensors are in the host's memory, or need not be. 0: not yet. -1: the GPU failed, *error says how.
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error);
 // Starts the copies back, of an operation that ended well.
-bhvd_status staging_end(struct work *op, struct bhvd_error *error);
+bhvd_status staging_end(struct work *work, struct bhvd_error *error);
 // The stream goes on when the results are there.
 bhvd_status staging_join(const struct staging *staging, void *stream, struct bhvd_error *error);
 // Copies what was allocated on the device for a tensor. BHVD_ERR_ARGUMENT: nothing was.
-bhvd_status staging_copy_result(const struct work *op, size_t index, void *dst, void *stream, struct bhvd_error *error);
+bhvd_status staging_copy_result(const struct work *work, size_t index, void *dst, void *stream, struct bhvd_error *error);
 // The buffer goes back to the device, which uses it again when the GPU is done with it. destroy(NULL) is fine.
 void staging_destroy(struct staging *staging);

@@ -150,25 +150,25 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // For the vector of `nbytes` among the members of this group. Takes the list. NULL: no memory; the run has failed.
-static struct c_lp_s *plan_among(struct run *run, const struct group *group, const struct work *op, size_t nbytes,
+static struct c_lp_s *plan_among(struct run *run, const struct group *group, const struct work *work, size_t nbytes,
                                  const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
     struct c_lp_s *x = primitive_create(run, sizeof *x, list, plan);
     if (!x)
         return NULL;
-    const size_t n = (size_t)group->size, element = bhvd_dtype_size(op->tensors[0].dtype);
-    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t n = (size_t)group->size, element = bhvd_dtype_size(work->tensors[0].dtype);
+    const bool scatters = work->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     *x = (struct c_lp_s){
         .run = run,
-        .encoder = encoder_init(&run->kernels, op, group->rank),
+        .encoder = encoder_init(&run->kernels, work, group->rank),
         .codes = {.cut = {nbytes / element, scatters ? n : 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
         .list = plan->list,
         .size = group->size,
         .rank = group->rank,
-        .prescale = op->prescale_factor,
-        .factor = work_sum_factor(op, group->size),
-        .worker_error = op->worker_error,
-        .server_error = op->server_error,
+        .prescale = work->prescale_factor,
+        .factor = work_sum_factor(work, group->size),
+        .worker_error = work->worker_error,
+        .server_error = work->server_error,
     };
     plan->operands = (struct operands){.act = act, .arg = x};
     coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &run->wire, ready);
@@ -183,10 +183,10 @@ static struct c_lp_s *plan_among(struct run *run, const struct group *group, con
 static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
                               const struct between *between, struct plan *plan)
 {
-    const struct work *op = between->work;
-    const size_t begin = offset / bhvd_dtype_size(op->tensors[0].dtype);
+    const struct work *work = between->work;
+    const size_t begin = offset / bhvd_dtype_size(work->tensors[0].dtype);
     struct span_list list = {0};
-    struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : plan_among(run, h->cross, op, shard->nbytes, NULL, &list, plan);
+    struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : plan_among(run, h->cross, work, shard->nbytes, NULL, &list, plan);
     span_list_fini(&list);
     if (!x)
         return run->failure.status;
@@ -194,35 +194,35 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
     x->prescale = 1.0;                          // done within hosts
     if (x->worker_error)
         x->worker_error += begin;
-    if (x->server_error && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+    if (x->server_error && work->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         x->server_error += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
     return BHVD_OK;
 }
 
 // Hosts are the ranks, each with its members' sum.
-static bhvd_status among_hosts(struct run *run, struct group *group, struct work *op, struct span_list *list,
+static bhvd_status among_hosts(struct run *run, struct group *group, struct work *work, struct span_list *list,
                                struct plan *plan)
 {
     // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
     // (hosts / n) sum is the host's mean.
-    const double weight = op->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
-    const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, op->prescale_factor, weight);
-    const struct between between = primitive_between(plan_shard, op);
+    const double weight = work->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
+    const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, work->prescale_factor, weight);
+    const struct between between = primitive_between(plan_shard, work);
     bhvd_status status = hierarchical_plan(plan, run, group, &within, list, &between);
     if (!status)
-        plan->task->state = work_state(op);
+        plan->task->state = work_state(work);
     return status;
 }
 
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan)
 {
     struct span_list list = {0};
-    bhvd_status status = ready ? BHVD_OK : primitive_spans(run, op, &list);
-    if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        status = among_hosts(run, group, op, &list, plan);
-    } else if (!status && work_nbytes(op)) {
-        if (plan_among(run, group, op, work_nbytes(op), ready, &list, plan))
-            plan->operands.state = work_state(op);
+    bhvd_status status = ready ? BHVD_OK : primitive_spans(run, work, &list);
+    if (!status && list.nbytes && primitive_has_levels(group, work->kind, work->hierarchical)) {
+        status = among_hosts(run, group, work, &list, plan);
+    } else if (!status && work_nbytes(work)) {
+        if (plan_among(run, group, work, work_nbytes(work), ready, &list, plan))
+            plan->operands.state = work_state(work);
         else
             status = run->failure.status;
     }

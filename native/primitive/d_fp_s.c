@@ -137,23 +137,23 @@ static void weigh(struct d_fp_s *a, const struct group *group, const struct hier
 }
 
 // Among the members of this group, each of which stands for its host where there are hosts. Takes the list.
-static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
+static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *work,
                               struct span_list *list, struct plan *plan)
 {
     struct d_fp_s *a = primitive_create(run, sizeof *a, list, plan);
     if (!a)
         return run->failure.status;
-    const bhvd_dtype dtype = op->tensors[0].dtype;
+    const bhvd_dtype dtype = work->tensors[0].dtype;
     const size_t element = bhvd_dtype_size(dtype);
     *a = (struct d_fp_s){
         .run = run,
         .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element, .size = size_of_values},
         .list = plan->list,
-        .peers = peers_of(op->topology, group->size, group->rank, op->round),
+        .peers = peers_of(work->topology, group->size, group->rank, work->round),
         .dtype = dtype,
         .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
-    weigh(a, group, hosts, op->topology);
+    weigh(a, group, hosts, work->topology);
     a->codes.arg = &a->codes.element;
     codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &run->wire);
     plan->operands = (struct operands){.act = act, .arg = a};
@@ -182,26 +182,26 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
 }
 
 // Hosts are the peers, each with the mean of its members.
-static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *op,
+static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *work,
                                  struct plan *out)
 {
     const bool several = group->hierarchy != NULL;
-    const struct between between = primitive_between(plan_shard, op);
+    const struct between between = primitive_between(plan_shard, work);
     const int members = several ? group->hierarchy->local->size : group->size;
-    const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, 1.0, 1.0 / members);
+    const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, 1.0, 1.0 / members);
     return several ? hierarchical_plan(out, run, group, &mean, list, &between) : allreduce_shared(run, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *out, struct bhvd_error *error)
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *work, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
+    bhvd_status status = work->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     if (!status)
-        status = primitive_spans(run, op, &list);
-    if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        status = average_hosts(run, group, &list, op, out);
-    } else if (!status && list.nbytes && peers_of(op->topology, group->size, group->rank, op->round).count) {
-        status = plan_among(run, group, NULL, op, &list, out);
+        status = primitive_spans(run, work, &list);
+    if (!status && list.nbytes && primitive_has_levels(group, work->kind, work->hierarchical)) {
+        status = average_hosts(run, group, &list, work, out);
+    } else if (!status && list.nbytes && peers_of(work->topology, group->size, group->rank, work->round).count) {
+        status = plan_among(run, group, NULL, work, &list, out);
     } else if (!status) {
         keep(&list);
     }

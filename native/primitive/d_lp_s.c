@@ -37,7 +37,7 @@ enum { PIECES = 32 };       // segments that hosts have under way at once, at mo
 
 struct d_lp_s {
     struct run *run;
-    const struct work *op;
+    const struct work *work;
     struct encoder encoder;
     struct codes codes;
     struct span_list list, results;     // of values, and of results: the operation's, or values are a part of its vector ...
@@ -74,7 +74,7 @@ static void mix(const struct d_lp_s *x, const struct room *room, void *dst, cons
     for (int r = 0; r < REPLICAS; r++) {
         if (weights[1 + r] == 0)
             continue;
-        const float *replica = x->op->replicas[r] + begin;
+        const float *replica = x->work->replicas[r] + begin;
         kernels->scale[BHVD_FLOAT32](is_first ? room->mixed : room->term, replica, weights[1 + r], count);
         if (!is_first)
             kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](room->mixed, room->mixed, room->term, count);
@@ -104,7 +104,7 @@ static void encode(struct d_lp_s *x, const struct room *room, const struct part 
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
-    if (x->op->mixes_before) {
+    if (x->work->mixes_before) {
         mix(x, room, x->encoder.value, value, x->before, begin, count);
         value = x->encoder.value;
     }
@@ -130,9 +130,9 @@ static void combine(struct d_lp_s *x, const struct part *values, const unsigned 
     if (!make_room(x, &room))
         return;
     for (int r = 0; r < REPLICAS; r++)
-        if (x->op->replicas[r])
-            x->encoder.codec->decode_add(x->op->replicas[r] + begin, codes[r], count, &x->encoder.options);
-    if (x->op->mixes_after)
+        if (x->work->replicas[r])
+            x->encoder.codec->decode_add(x->work->replicas[r] + begin, codes[r], count, &x->encoder.options);
+    if (x->work->mixes_after)
         store_result(x, &room, values);
 }
 
@@ -147,31 +147,31 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // Among n in the ring, of which this rank or its host is `me`. The lists are still to come.
-static struct d_lp_s d_lp_s_of(struct run *run, const struct work *op, int n, int me)
+static struct d_lp_s d_lp_s_of(struct run *run, const struct work *work, int n, int me)
 {
-    const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
+    const size_t element = bhvd_dtype_size(work->tensors[0].dtype);
     struct d_lp_s x = {
         .run = run,
-        .op = op,
-        .encoder = encoder_init(&run->kernels, op, me),
-        .codes = {.cut = {work_nbytes(op) / element, 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
+        .work = work,
+        .encoder = encoder_init(&run->kernels, work, me),
+        .codes = {.cut = {work_nbytes(work) / element, 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
     };
-    memcpy(x.before, op->before, sizeof x.before);
-    memcpy(x.after, op->after, sizeof x.after);
+    memcpy(x.before, work->before, sizeof x.before);
+    memcpy(x.after, work->after, sizeof x.after);
     return x;
 }
 
 // Takes the list.
-static bhvd_status plan_among(struct run *run, const struct group *group, const struct work *op,
+static bhvd_status plan_among(struct run *run, const struct group *group, const struct work *work,
                               const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
     struct d_lp_s *x = primitive_create(run, sizeof *x, list, plan);
     if (!x)
         return run->failure.status;
-    *x = d_lp_s_of(run, op, group->size, group->rank);
+    *x = d_lp_s_of(run, work, group->size, group->rank);
     x->list = x->results = plan->list;
-    plan->operands = (struct operands){.act = act, .arg = x, .state = work_state(op)};
+    plan->operands = (struct operands){.act = act, .arg = x, .state = work_state(work)};
     coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &run->wire, ready);
     schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
     return BHVD_OK;
@@ -303,16 +303,16 @@ static bool lay_out(struct run *run, struct host_ring *ring)
 }
 
 // Takes the list.
-static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *op, struct span_list *list,
+static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *work, struct span_list *list,
                               struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     struct group *local = h ? h->local : group;
-    struct d_lp_s x = d_lp_s_of(run, op, h ? h->hosts : 1, h ? h->host : 0);
+    struct d_lp_s x = d_lp_s_of(run, work, h ? h->hosts : 1, h ? h->host : 0);
     struct host_ring *ring = two_level_create(run, sizeof *ring, &FORM, local, list->nbytes, segments_in_chunk(&x.codes.cut), PIECES);
     if (!ring)
         return run->failure.status;
-    if (h && op->replicas[0]) {
+    if (h && work->replicas[0]) {
         weigh(h, &x.peers, x.before);
         weigh(h, &x.peers, x.after);
     }
@@ -323,25 +323,25 @@ static bhvd_status plan_hosts(struct run *run, struct group *group, const struct
     ring->all = x;
     ring->group = group;
     ring->mean = reduction_of(&run->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
-    ring->two_level.task.state = work_state(op);
+    ring->two_level.task.state = work_state(work);
     return two_level_plan(run, &ring->two_level, lay_out(run, ring), plan);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
 
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
-    for (size_t t = 0; t < op->tensor_count && !status; t++) {
-        if (!span_list_add(&list, &op->tensors[t]))
-            status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+    bhvd_status status = work->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
+    for (size_t t = 0; t < work->tensor_count && !status; t++) {
+        if (!span_list_add(&list, &work->tensors[t]))
+            status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", work->tensor_count);
     }
-    if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        status = plan_hosts(run, group, op, &list, plan);
+    if (!status && list.nbytes && primitive_has_levels(group, work->kind, work->hierarchical)) {
+        status = plan_hosts(run, group, work, &list, plan);
     } else if (!status && list.nbytes) {
-        status = plan_among(run, group, op, ready, &list, plan);
+        status = plan_among(run, group, work, ready, &list, plan);
     }
     span_list_fini(&list);
     return status;

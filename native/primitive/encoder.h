@@ -28,7 +28,7 @@ struct encoder {
     float *wide;                // ... and in float32
 };
 
-struct encoder encoder_init(const struct kernel_table *kernels, const struct work *op, int rank);
+struct encoder encoder_init(const struct kernel_table *kernels, const struct work *work, int rank);
 // The codec's transform; NULL: it has none.
 static inline const struct kernel_transform *encoder_transform(const struct encoder *e)
 {

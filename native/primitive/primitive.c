@@ -5,10 +5,10 @@
 #include "base/status.h"
 #include "run/hierarchy.h"
 
-bhvd_status primitive_spans(struct run *run, struct work *op, struct span_list *list)
+bhvd_status primitive_spans(struct run *run, struct work *work, struct span_list *list)
 {
-    for (size_t t = 0; t < op->tensor_count; t++) {
-        struct tensor *tensor = &op->tensors[t];
+    for (size_t t = 0; t < work->tensor_count; t++) {
+        struct tensor *tensor = &work->tensors[t];
         if (tensor_allocate_result(tensor, tensor->dim0) || !span_list_add(list, tensor))
             return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
     }
@@ -40,9 +40,9 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-struct between primitive_between(between_fn plan, const struct work *op)
+struct between primitive_between(between_fn plan, const struct work *work)
 {
-    return (struct between){.plan = plan, .work = op, .shard_nbytes = 16 << 20, .depth = 2};
+    return (struct between){.plan = plan, .work = work, .shard_nbytes = 16 << 20, .depth = 2};
 }
 
 bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list)

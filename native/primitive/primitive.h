@@ -13,7 +13,7 @@
 
 // The operation's tensors as one vector, with results allocated where the caller gave no memory. list: empty, to be
 // ended by span_list_fini on errors too.
-bhvd_status primitive_spans(struct run *run, struct work *op, struct span_list *list);
+bhvd_status primitive_spans(struct run *run, struct work *work, struct span_list *list);
 
 // Does such an operation go in two levels in this group? It does where a host holds several members, who share memory (two ranks
 // over transport tcp are two hosts); C_LP_S only if there are several hosts, too.
@@ -29,7 +29,7 @@ bhvd_status primitive_check_hosts(const struct run *run, const struct group *gro
 void *primitive_create(struct run *run, size_t size, struct span_list *list, struct plan *plan);
 
 // Between hosts, in two levels: by the function, of few shards at once.
-struct between primitive_between(between_fn plan, const struct work *op);
+struct between primitive_between(between_fn plan, const struct work *work);
 // A list of a shard's own, which outlives what the function is given: that is the next piece's by then. list: empty; as of
 // primitive_spans.
 bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list);
@@ -43,7 +43,7 @@ struct ready_codes {
 };
 
 // What can go on beside other executions is only planned (`made`), and everything else done.
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan);
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error);
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan);
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *work, struct plan *plan, struct bhvd_error *error);
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error);

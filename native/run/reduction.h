@@ -18,11 +18,11 @@ static inline struct reduction reduction_of(const struct kernel_table *kernels, 
 
 // How the values of so many ranks become one. Average is a sum, with the size taken out of the second factor (one multiplication, not
 // two).
-static inline struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
+static inline struct reduction reduction_by(const struct run *run, const struct work *work, bhvd_dtype dtype, int size)
 {
-    const enum kernel_reduction kind = op->op == BHVD_OP_MIN       ? KERNEL_MIN
-                                       : op->op == BHVD_OP_MAX     ? KERNEL_MAX
-                                       : op->op == BHVD_OP_PRODUCT ? KERNEL_PRODUCT
+    const enum kernel_reduction kind = work->op == BHVD_OP_MIN       ? KERNEL_MIN
+                                       : work->op == BHVD_OP_MAX     ? KERNEL_MAX
+                                       : work->op == BHVD_OP_PRODUCT ? KERNEL_PRODUCT
                                                                    : KERNEL_SUM;
-    return reduction_of(&run->kernels, kind, dtype, op->prescale_factor, work_sum_factor(op, size));
+    return reduction_of(&run->kernels, kind, dtype, work->prescale_factor, work_sum_factor(work, size));
 }

@@ -26,9 +26,9 @@ struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operat
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_handle *operation = operation_find_locked(ctx, key);
+    struct bhvd_handle *op = operation_find_locked(ctx, key);
     pthread_mutex_unlock(&ctx->post_lock);
-    return operation;
+    return op;
 }
 
 void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)

@@ -53,9 +53,9 @@ struct bhvd_handle {
     struct tensor tensors[];
 };
 
-static inline struct operation_key operation_key_of(const struct bhvd_handle *operation)
+static inline struct operation_key operation_key_of(const struct bhvd_handle *op)
 {
-    return (struct operation_key){operation->process_set, operation->work.name_size, operation->work.name};
+    return (struct operation_key){op->process_set, op->work.name_size, op->work.name};
 }
 
 static inline struct bhvd_handle *operation_of(struct work *work)
@@ -64,16 +64,16 @@ static inline struct bhvd_handle *operation_of(struct work *work)
 }
 
 // Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
-void operation_end(struct bhvd_handle *operation, const struct bhvd_error *error);
+void operation_end(struct bhvd_handle *op, const struct bhvd_error *error);
 void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error);     // all of a list linked by `next`
-void operation_drop(struct bhvd_handle *operation);
+void operation_drop(struct bhvd_handle *op);
 // From when this is true, `error` is final.
-static inline bool operation_is_over(const struct bhvd_handle *operation)
+static inline bool operation_is_over(const struct bhvd_handle *op)
 {
-    return atomic_load(&operation->state) == OPERATION_ENDED;
+    return atomic_load(&op->state) == OPERATION_ENDED;
 }
 // Sleeps, mostly until another thread has ended it; CLOCK_NEVER: no deadline.
-void operation_sleep(struct bhvd_handle *operation, int64_t deadline_ns);
+void operation_sleep(struct bhvd_handle *op, int64_t deadline_ns);
 // Ends all operations in progress on a process set that is being removed.
 void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 

@@ -35,12 +35,12 @@ static struct nccl_group *exchange(bhvd_context *ctx, struct process_set *set, s
     return before;
 }
 
-bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct work *op)
+bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct work *work)
 {
     struct nccl_group *group;
     if (set->nccl)
         return BHVD_OK;
-    bhvd_status status = nccl_agree(&ctx->run, &set->group, op, ctx->options.nccl_levels, &group);
+    bhvd_status status = nccl_agree(&ctx->run, &set->group, work, ctx->options.nccl_levels, &group);
     exchange(ctx, set, group);
     if (status)
         nccl_abort(&group, 1);                  // the context failed before the set had the communicator

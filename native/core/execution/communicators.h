@@ -8,7 +8,7 @@ void communicators_look(bhvd_context *ctx);
 // Ends what is on the GPU, at once.
 void communicators_abort(bhvd_context *ctx);
 // The set agrees, unless it has.
-bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct work *op);
+bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct work *work);
 // The set ends, or all do: waits a moment for what is on the GPU.
 // Waits until the GPU has done what it was given; operations end before. The run fails when that takes too long.
 void communicators_await(bhvd_context *ctx);

@@ -65,15 +65,15 @@ static bhvd_status plan_reducescatter(struct plan *plan, const struct group *gro
     return BHVD_OK;
 }
 
-static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *op,
+static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *work,
                                  bhvd_dtype dtype, struct span_list *list, struct plan *plan)
 {
-    struct reduction reduction = reduction_by(run, op, dtype, group->size);
+    struct reduction reduction = reduction_by(run, work, dtype, group->size);
     if (list->nbytes == 0)
         return BHVD_OK;
     if (group->size == 1)
         return allreduce_alone(&reduction, list);
-    if (op->op == BHVD_OP_ADASUM)
+    if (work->op == BHVD_OP_ADASUM)
         return allreduce_adasum(run, group, &reduction, list);
     if (use_shared(run, group))
         return allreduce_shared(run, group, &reduction, list);
@@ -97,14 +97,14 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
     bool present[BHVD_DTYPE_COUNT] = {false};
     int dtypes = 0;
     for (int i = 0; i < count; i++) {
-        struct work *op = works[i];
-        for (size_t t = 0; t < op->tensor_count; t++) {
-            if (tensor_allocate_result(&op->tensors[t], op->tensors[t].dim0))
-                return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
-            if (operation_of(op)->inline_sum)
-                memcpy(op->tensors[t].dst, operation_of(op)->inline_sum, op->tensors[t].nbytes);
-            dtypes += !present[op->tensors[t].dtype];
-            present[op->tensors[t].dtype] = true;
+        struct work *work = works[i];
+        for (size_t t = 0; t < work->tensor_count; t++) {
+            if (tensor_allocate_result(&work->tensors[t], work->tensors[t].dim0))
+                return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", work->tensors[t].nbytes);
+            if (operation_of(work)->inline_sum)
+                memcpy(work->tensors[t].dst, operation_of(work)->inline_sum, work->tensors[t].nbytes);
+            dtypes += !present[work->tensors[t].dtype];
+            present[work->tensors[t].dtype] = true;
         }
     }
     for (int dtype = 0; dtype < BHVD_DTYPE_COUNT && !status; dtype++) {
@@ -117,9 +117,9 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
             continue;
         }
         for (int i = 0; i < count && !status; i++) {
-            const struct work *op = works[i];
-            for (size_t t = 0; t < op->tensor_count && !status && !operation_of(works[i])->inline_sum; t++) {
-                if (op->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &op->tensors[t]))
+            const struct work *work = works[i];
+            for (size_t t = 0; t < work->tensor_count && !status && !operation_of(works[i])->inline_sum; t++) {
+                if (work->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &work->tensors[t]))
                     status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for %d fused operations", count);
             }
         }
@@ -135,14 +135,14 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
 // Rows of dim 0 that rank `index` gets of a reducescatter: the first ranks one more when it does not divide.
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
-static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *op,
+static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *work,
                                          struct tensor *tensor, size_t *part, struct nccl_run *gpu, struct plan *plan)
 {
-    struct reduction reduction = reduction_by(run, op, tensor->dtype, group->size);
+    struct reduction reduction = reduction_by(run, work, tensor->dtype, group->size);
     for (int i = 0; i < group->size; i++)
         part[i] = (size_t)rows_of(tensor->dim0, i, group->size) * tensor->row_nbytes;
     if (gpu)
-        return nccl_reducescatter(gpu, op, (size_t)(tensor - op->tensors),
+        return nccl_reducescatter(gpu, work, (size_t)(tensor - work->tensors),
                                   rows_of(tensor->dim0, group->rank, group->size), &reduction, part);
     if (tensor_allocate_result(tensor, rows_of(tensor->dim0, group->rank, group->size)))
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[group->rank]);
@@ -156,7 +156,7 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
     return plan_reducescatter(plan, group, &reduction, tensor, part);
 }
 
-static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *op,
+static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *work,
                                      struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu,
                                      struct plan *plan)
 {
@@ -166,7 +166,7 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
         rows += dim0[i];
     }
     if (gpu)
-        return nccl_allgather(gpu, op, (size_t)(tensor - op->tensors), rows, part);
+        return nccl_allgather(gpu, work, (size_t)(tensor - work->tensors), rows, part);
     if (tensor_allocate_result(tensor, rows))
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
     if (use_shared(run, group)) {
@@ -212,11 +212,11 @@ static bool is_on_every_host(const struct hierarchy *h, int position)
     return index < h->shards;
 }
 
-static bhvd_status execute_broadcast(struct run *run, struct group *group, struct work *op, struct tensor *tensor, int root,
+static bhvd_status execute_broadcast(struct run *run, struct group *group, struct work *work, struct tensor *tensor, int root,
                                      struct nccl_run *gpu, struct plan *plan)
 {
     if (gpu)
-        return nccl_broadcast(gpu, op, (size_t)(tensor - op->tensors), root);
+        return nccl_broadcast(gpu, work, (size_t)(tensor - work->tensors), root);
     if (tensor_allocate_result(tensor, tensor->dim0))
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
     if (use_shared(run, group))
@@ -229,37 +229,37 @@ static bhvd_status execute_broadcast(struct run *run, struct group *group, struc
 }
 
 // plan: of what may go on beside others; NULL: nothing may. Several tensors come one after the other.
-static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
+static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *op, struct nccl_run *gpu,
                                    struct plan *plan)
 {
     struct group *group = &set->group;
-    struct work *op = &handle->work;
+    struct work *work = &op->work;
     struct plan own = {0};
-    if (!plan || group->size == 1 || op->tensor_count != 1)
+    if (!plan || group->size == 1 || work->tensor_count != 1)
         plan = &own;
     const size_t n = (size_t)group->size;
-    const size_t per_tensor = response_count(op->kind, group->size);
+    const size_t per_tensor = response_count(work->kind, group->size);
     size_t *bytes = malloc(2 * n * sizeof *bytes);
-    if (op->kind == BHVD_ALLTOALL)
-        handle->received_splits = malloc(op->tensor_count * n * sizeof *handle->received_splits);
-    handle->received_size = n;
+    if (work->kind == BHVD_ALLTOALL)
+        op->received_splits = malloc(work->tensor_count * n * sizeof *op->received_splits);
+    op->received_size = n;
     bhvd_status status = BHVD_OK;
-    if (!bytes || (op->kind == BHVD_ALLTOALL && !handle->received_splits))
+    if (!bytes || (work->kind == BHVD_ALLTOALL && !op->received_splits))
         status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
-    else if (handle->agreed_count != per_tensor * op->tensor_count)
-        status = run_fail(run, BHVD_ERR_SYSTEM, "the coordinator's answer about '%.*s' does not fit it", (int)op->name_size,
-                          op->name);
-    for (size_t t = 0; t < op->tensor_count && !status; t++) {
-        struct tensor *tensor = &op->tensors[t];
-        const int64_t *agreed = handle->agreed + t * per_tensor;
-        if (op->kind == BHVD_ALLGATHER)
-            status = execute_allgather(run, group, op, tensor, agreed, bytes, gpu, plan);
-        else if (op->kind == BHVD_ALLTOALL)
-            status = execute_alltoall(run, group, handle, tensor, agreed, handle->received_splits + t * n, bytes, gpu, plan);
-        else if (op->kind == BHVD_REDUCESCATTER)
-            status = execute_reducescatter(run, group, op, tensor, bytes, gpu, plan);
+    else if (op->agreed_count != per_tensor * work->tensor_count)
+        status = run_fail(run, BHVD_ERR_SYSTEM, "the coordinator's answer about '%.*s' does not fit it", (int)work->name_size,
+                          work->name);
+    for (size_t t = 0; t < work->tensor_count && !status; t++) {
+        struct tensor *tensor = &work->tensors[t];
+        const int64_t *agreed = op->agreed + t * per_tensor;
+        if (work->kind == BHVD_ALLGATHER)
+            status = execute_allgather(run, group, work, tensor, agreed, bytes, gpu, plan);
+        else if (work->kind == BHVD_ALLTOALL)
+            status = execute_alltoall(run, group, op, tensor, agreed, op->received_splits + t * n, bytes, gpu, plan);
+        else if (work->kind == BHVD_REDUCESCATTER)
+            status = execute_reducescatter(run, group, work, tensor, bytes, gpu, plan);
         else
-            status = execute_broadcast(run, group, op, tensor, process_set_index(set, op->root_rank), gpu, plan);
+            status = execute_broadcast(run, group, work, tensor, process_set_index(set, work->root_rank), gpu, plan);
         if (!status && own.made)
             status = plan_execute(run, &own);
     }
@@ -332,23 +332,23 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
 // By NCCL, in one level or two, where a set has agreed on it and it takes such an operation; else in the host's memory, *gpu NULL.
 static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_run **gpu)
 {
-    const struct work *op = execution->works[0];
+    const struct work *work = execution->works[0];
     *gpu = NULL;
     if (!operation_of(execution->works[0])->on_gpu)
         return BHVD_OK;
-    bhvd_status status = communicators_agree(ctx, set, op);
-    const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, op->kind, op->hierarchical);
-    const enum nccl_way way = nccl_way_of(&facts, op);
+    bhvd_status status = communicators_agree(ctx, set, work);
+    const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, work->kind, work->hierarchical);
+    const enum nccl_way way = nccl_way_of(&facts, work);
     if (status || way == WAY_HOST)
         return status;
     return nccl_begin(&ctx->run, &set->group, set->nccl, way, execution->works, execution->count, gpu);
 }
 
 // Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.
-static bhvd_status fetch_server_error(struct run *run, const struct work *op)
+static bhvd_status fetch_server_error(struct run *run, const struct work *work)
 {
     struct bhvd_error error;
-    if (!op->server_copy || !bhvd_device_array_fetch(op->server_copy, &error))
+    if (!work->server_copy || !bhvd_device_array_fetch(work->server_copy, &error))
         return BHVD_OK;
     return run_fail(run, error.status, "rank %d: %s", run->connections.rank, error.message);
 }
@@ -359,34 +359,34 @@ static bhvd_status finish(struct run *run, const struct group *group, struct pla
     return !status && plan->made && (on_gpu || group->shared) ? plan_execute(run, plan) : status;
 }
 
-static bhvd_status execute_primitive(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu,
+static bhvd_status execute_primitive(struct run *run, struct group *group, struct work *work, struct nccl_run *gpu,
                                      struct plan *plan, struct bhvd_error *error)
 {
     if (gpu)
-        return op->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, op) : nccl_d_lp_s(gpu, op);
-    const bool is_ready = op->staging && op->staging->codes;
-    const struct ready_codes ready = is_ready ? staged_codes_ready(op->staging->codes) : (struct ready_codes){0};
-    if (op->kind == BHVD_D_LP_S)
-        return d_lp_s(run, group, op, is_ready ? &ready : NULL, plan, error);
-    bhvd_status status = fetch_server_error(run, op);
-    return status ? status : c_lp_s(run, group, op, is_ready ? &ready : NULL, plan);
+        return work->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, work) : nccl_d_lp_s(gpu, work);
+    const bool is_ready = work->staging && work->staging->codes;
+    const struct ready_codes ready = is_ready ? staged_codes_ready(work->staging->codes) : (struct ready_codes){0};
+    if (work->kind == BHVD_D_LP_S)
+        return d_lp_s(run, group, work, is_ready ? &ready : NULL, plan, error);
+    bhvd_status status = fetch_server_error(run, work);
+    return status ? status : c_lp_s(run, group, work, is_ready ? &ready : NULL, plan);
 }
 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
                                       struct plan *plan, struct bhvd_error *error)
 {
     struct run *run = &ctx->run;
-    struct work *op = execution->works[0];
+    struct work *work = execution->works[0];
     struct nccl_run *gpu;
-    const bool on_gpu = operation_of(op)->on_gpu, is_primitive = op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S;
+    const bool on_gpu = operation_of(work)->on_gpu, is_primitive = work->kind == BHVD_C_LP_S || work->kind == BHVD_D_LP_S;
     bhvd_status status = begin(ctx, set, execution, &gpu);
     if (!status && is_primitive)
         status = finish(run, &set->group, plan, on_gpu,
-                        execute_primitive(run, &set->group, op, gpu, plan, error));
-    else if (!status && op->kind == BHVD_ALLREDUCE)
+                        execute_primitive(run, &set->group, work, gpu, plan, error));
+    else if (!status && work->kind == BHVD_ALLREDUCE)
         status = execute_allreduce(run, &set->group, execution->works, execution->count, gpu, on_gpu ? NULL : plan);
     else if (!status)
-        status = execute_tensors(run, set, operation_of(op), gpu, on_gpu ? NULL : plan);
+        status = execute_tensors(run, set, operation_of(work), gpu, on_gpu ? NULL : plan);
     return nccl_end(gpu, status);
 }
 

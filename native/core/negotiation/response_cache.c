@@ -14,16 +14,16 @@ static void own_free(void *own)
     free(entry);
 }
 
-struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *op,
                                          const int64_t *agreed, size_t agreed_count)
 {
-    const struct operation_key key = operation_key_of(operation);
+    const struct operation_key key = operation_key_of(op);
     if (!cached_list_make_room(&cache->own, cache->capacity, &key))
         return NULL;
     struct cache_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
         return NULL;
-    bytes_put(&entry->request, operation->request.data, operation->request.size);
+    bytes_put(&entry->request, op->request.data, op->request.size);
     entry->agreed = malloc((agreed_count + 1) * sizeof *agreed);
     if (entry->request.failed || !entry->agreed) {
         own_free(entry);
@@ -33,7 +33,7 @@ struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t 
     entry->agreed_count = agreed_count;
     entry->cached.id = id;
     // the name's place in the request is the same in the copy
-    const char *name = (const char *)entry->request.data + (operation->work.name - (const char *)operation->request.data);
+    const char *name = (const char *)entry->request.data + (op->work.name - (const char *)op->request.data);
     entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
     if (!cached_list_insert(&cache->own, &entry->cached)) {
         own_free(entry);

@@ -34,7 +34,7 @@ struct response_cache *response_cache_create(int capacity);
 void response_cache_destroy(struct response_cache *cache);
 
 // Replaces what was known about the name. NULL: no room (all in progress) or no memory; then it is just not cached.
-struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *op,
                                          const int64_t *agreed, size_t agreed_count);
 // Takes references to the requests. Returns the new id, 0 when it could not be stored.
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);
