@@ -42,7 +42,7 @@ class Options:
     known_bytes_per_s: int = 0
     negotiation: str | None = None
     negotiation_fanout: int = 16
-    nccl_levels: int = 0
+    nccl_two_level: int = 0
     dynamic_process_sets: bool = False
     elastic: bool = False
     timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
@@ -69,7 +69,7 @@ def read_options(environ=None):
     options.emulated_bytes_per_s = read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8
     options.negotiation = read("BAGUA_HVD_NEGOTIATION")
     options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
-    options.nccl_levels = _nccl_levels(read)
+    options.nccl_two_level = _nccl_two_level(read)
     options.host_id = read("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0
     options.cache_capacity = read("HOROVOD_CACHE_CAPACITY")
@@ -101,7 +101,7 @@ class _Reader:
         return int(self(name) * 1000)
 
 
-def _nccl_levels(read):
+def _nccl_two_level(read):
     """Where NCCL stays within hosts: 2, wherever there are several; 1, in allreduces; 0, only where it must."""
     return 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
 

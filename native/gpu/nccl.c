@@ -26,16 +26,16 @@ enum {
 struct member {
     uint8_t uuid[DEVICE_UUID_BYTES];
     int32_t version;                    // of NCCL; 0: it cannot
-    uint8_t scales, encodes, levels, zero;      // levels: enum nccl_levels
+    uint8_t scales, encodes, two_level, zero;   // two_level: enum nccl_two_level
 };
 
 struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical)
 {
-    struct nccl_facts facts = {.has_levels = primitive_has_levels(set, kind, hierarchical), .device = -1};
-    if (!group || !(group->is_on || group->in_levels))
+    struct nccl_facts facts = {.is_hierarchical = primitive_is_hierarchical(set, kind, hierarchical), .device = -1};
+    if (!group || !(group->is_on || group->two_level))
         return facts;
     facts.is_on = group->is_on;
-    facts.in_levels = group->in_levels;
+    facts.two_level = group->two_level;
     facts.scales = group->scales;
     facts.encodes = group->encodes;
     facts.device = (group->is_on ? group : group->local)->device->index;
@@ -43,10 +43,10 @@ struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct gro
 }
 
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
-static bool reduces(const struct work *work, bool scales, bool in_levels)
+static bool reduces(const struct work *work, bool scales, bool two_level)
 {
     const bool averaged = work->op == BHVD_OP_AVERAGE || work->postscale_factor != 1.0;
-    const bool scaled = work->prescale_factor != 1.0 || (averaged && !in_levels);
+    const bool scaled = work->prescale_factor != 1.0 || (averaged && !two_level);
     for (size_t t = 0; t < work->tensor_count; t++) {
         const bhvd_dtype dtype = work->tensors[t].dtype;
         if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
@@ -57,25 +57,25 @@ static bool reduces(const struct work *work, bool scales, bool in_levels)
     return work->op != BHVD_OP_ADASUM;
 }
 
-enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *work)
+enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct work *work)
 {
-    const bool has_levels = work->kind == BHVD_ALLREDUCE || (work->kind == BHVD_BROADCAST && !facts->is_on);
-    const bool in_levels = facts->in_levels && has_levels;
-    const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
+    const bool allowed = work->kind == BHVD_ALLREDUCE || (work->kind == BHVD_BROADCAST && !facts->is_on);
+    const bool two_level = facts->two_level && allowed;
+    const enum nccl_path path = two_level ? PATH_TWO_LEVEL : facts->is_on ? PATH_NCCL : PATH_HOST;
     switch (work->kind) {
     case BHVD_ALLREDUCE:
     case BHVD_REDUCESCATTER:
-        return reduces(work, facts->scales, in_levels) ? way : WAY_HOST;
+        return reduces(work, facts->scales, two_level) ? path : PATH_HOST;
     case BHVD_BROADCAST:
     case BHVD_ALLGATHER:
     case BHVD_ALLTOALL:
-        return way;
+        return path;
     case BHVD_C_LP_S:
     case BHVD_D_LP_S:
-        return facts->is_on && facts->encodes && !facts->has_levels && device_encoder_takes(work->codec, work->tensors[0].dtype)
-                   ? WAY_NCCL : WAY_HOST;
+        return facts->is_on && facts->encodes && !facts->is_hierarchical && device_encoder_takes(work->codec, work->tensors[0].dtype)
+                   ? PATH_NCCL : PATH_HOST;
     default:
-        return WAY_HOST;
+        return PATH_HOST;
     }
 }
 
@@ -89,9 +89,9 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 
 // ------------------------------------------------------------------------------------------------------- agreement
 
-static struct member member_of(const struct work *work, int levels)
+static struct member member_of(const struct work *work, int two_level)
 {
-    struct member member = {.levels = (uint8_t)levels};
+    struct member member = {.two_level = (uint8_t)two_level};
     const struct bhvd_device *device = work->staging ? work->staging->device : NULL;
     if (!device || !device->nccl)
         return member;
@@ -133,15 +133,15 @@ static bool hosts_can(const struct member *members, const struct hierarchy *h)
 // What all members come to.
 static void decide(const struct member *members, const struct group *set, struct nccl_group *group)
 {
-    int levels = LEVELS_WHERE_NEEDED;
+    int two_level = TWO_LEVEL_WHERE_NEEDED;
     group->scales = group->encodes = true;
     for (int i = 0; i < set->size; i++) {
-        levels = members[i].levels > levels ? members[i].levels : levels;
+        two_level = members[i].two_level > two_level ? members[i].two_level : two_level;
         group->scales &= members[i].scales != 0;
         group->encodes &= members[i].encodes != 0;
     }
-    group->is_on = can(members, NULL, set->size) && !(set->hierarchy && levels == LEVELS_ONLY);
-    group->in_levels = (!group->is_on || levels != LEVELS_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
+    group->is_on = can(members, NULL, set->size) && !(set->hierarchy && two_level == TWO_LEVEL_ONLY);
+    group->two_level = (!group->is_on || two_level != TWO_LEVEL_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
 }
 
 // Every member's bytes to all, over the CPU transports.
@@ -204,9 +204,9 @@ static bhvd_status join(struct run *run, struct group *set, struct nccl_group *g
     return nccl_settle(run, group);
 }
 
-bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *work, int levels, struct nccl_group **out)
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *work, int two_level, struct nccl_group **out)
 {
-    const struct member mine = member_of(work, levels);
+    const struct member mine = member_of(work, two_level);
     struct nccl_group *local = calloc(1, sizeof *local);
     struct nccl_group *group = *out = calloc(1, sizeof *group);
     struct member *members = malloc((size_t)set->size * sizeof *members);
@@ -222,11 +222,11 @@ bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *wo
         decide(members, set, group);
     if (group->is_on)
         status = join(run, set, group, work->staging->device);
-    if (!status && group->in_levels)
+    if (!status && group->two_level)
         status = join(run, set->hierarchy->local, local, work->staging->device);
     free(members);
-    group->in_levels &= local->device != NULL;
-    if (group->in_levels)
+    group->two_level &= local->device != NULL;
+    if (group->two_level)
         group->local = local;
     else
         free(local);

@@ -70,7 +70,7 @@ static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct re
         status = scale(x, reduction->dtype, dst, src, reduction->prescale, nbytes);
         src = dst;
     }
-    if (!status && x->levels)
+    if (!status && x->hierarchy)
         return nccl_two_level_allreduce(x, op, reduction, dst, nbytes);
     if (!status)
         status = nccl_run_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
@@ -126,7 +126,7 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
 {
     const struct work *only = x->works[0];
     const struct staging_place *place = only->is_proxy ? NULL : &only->staging->places[0];
-    if (!x->levels && x->count == 1 && only->tensor_count == 1 && place && place->dst && !place->dst_on_host)
+    if (!x->hierarchy && x->count == 1 && only->tensor_count == 1 && place && place->dst && !place->dst_on_host)
         return only->tensors[0].nbytes
                    ? reduce_vector(x, op, reduction, place->dst, place->src, only->tensors[0].nbytes) : BHVD_OK;
     size_t nbytes = 0, only_nbytes = 0, tensors = 0;
@@ -145,7 +145,7 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
     if (nbytes == 0)
         return BHVD_OK;
     void *vector = NULL;
-    bhvd_status status = scratch_acquire(x, x->levels ? nccl_two_level_room(x->levels, nbytes) : nbytes, &vector);
+    bhvd_status status = scratch_acquire(x, x->hierarchy ? nccl_two_level_room(x->hierarchy, nbytes) : nbytes, &vector);
     if (!status)
         status = copy_fused(x, reduction->dtype, vector, true);
     if (!status)
@@ -215,7 +215,7 @@ bhvd_status nccl_broadcast(struct nccl_run *x, struct work *work, size_t index, 
     const void *src = work->staging->places[index].src;
     struct target result;
     bhvd_status status = target(x, work, index, work->tensors[index].dim0, &result);
-    if (!status && result.nbytes && x->levels)
+    if (!status && result.nbytes && x->hierarchy)
         status = nccl_two_level_broadcast(x, root, src, result.device, result.nbytes);
     else if (!status && result.nbytes)
         status = nccl_run_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->group->comm,

@@ -127,19 +127,19 @@ bhvd_status nccl_run_all_gather(struct nccl_run *x, const void *src, unsigned ch
 
 // ------------------------------------------------------------------------------------------------- begin and end
 
-bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
+bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_path path,
                        struct work *const *works, int count, struct nccl_run **out)
 {
-    const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;
-    if (levels) {
-        set = levels->local;
+    const struct hierarchy *hierarchy = path == PATH_TWO_LEVEL ? set->hierarchy : NULL;
+    if (hierarchy) {
+        set = hierarchy->local;
         group = group->local;
     }
     struct bhvd_device *device = group->device;
     struct nccl_run *x = *out = calloc(1, sizeof *x);
     if (!x)
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
-    *x = (struct nccl_run){.run = run, .set = set, .levels = levels, .group = group,
+    *x = (struct nccl_run){.run = run, .set = set, .hierarchy = hierarchy, .group = group,
                            .device = device, .nccl = device->nccl, .works = works, .count = count, .stream = device->from_host,
                            .scratch = {device, device->from_host, NULL}};
     int code = device->ops->enter(device);

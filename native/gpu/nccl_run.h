@@ -13,7 +13,7 @@ enum { NCCL_ALIGNMENT = 256 };          // of tensors and shards in a buffer, fo
 struct nccl_run {
     struct run *run;
     struct group *set;                  // the communicator's members: in two levels those of this host
-    const struct hierarchy *levels;     // of the set that the operation is on, in two levels; else NULL
+    const struct hierarchy *hierarchy;  // of the set that the operation is on, in two levels; else NULL
     struct nccl_group *group;
     struct bhvd_device *device;
     const struct nccl *nccl;

@@ -62,8 +62,8 @@ static struct piece piece_of(const struct hierarchy *h, const struct allreduce *
 // The host's sums, each at its shard on the owner, and from there to pinned memory, marked.
 static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
-    const struct nccl_parts shards = {.each = piece->shard, .count = x->levels->shards};
-    unsigned char *mine = piece->at + piece->shard * (size_t)x->levels->index;
+    const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
+    unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
     bhvd_status status = nccl_run_reduce_scatter(x, all->op, all->across.dtype, piece->at, mine, &shards);
     return status || !piece->pinned ? status : to_host(x, piece->pinned, mine, piece->shard);
 }
@@ -77,14 +77,14 @@ static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, con
     struct plan plan = {0};
     if (status)
         return status;
-    allreduce_plan(&plan, x->run, x->levels->cross, &all->across, &list);
+    allreduce_plan(&plan, x->run, x->hierarchy->cross, &all->across, &list);
     return plan_execute(x->run, &plan);
 }
 
 static bhvd_status end(struct nccl_run *x, const struct piece *piece)
 {
-    const struct nccl_parts shards = {.each = piece->shard, .count = x->levels->shards};
-    unsigned char *mine = piece->at + piece->shard * (size_t)x->levels->index;
+    const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
+    unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
     bhvd_status status = piece->pinned ? nccl_run_copy(x, mine, piece->pinned->data, piece->shard) : BHVD_OK;
     return status ? status : nccl_run_all_gather(x, mine, piece->at, &shards);
 }
@@ -92,7 +92,7 @@ static bhvd_status end(struct nccl_run *x, const struct piece *piece)
 bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes)
 {
-    const struct hierarchy *h = x->levels;
+    const struct hierarchy *h = x->hierarchy;
     const size_t count = (nbytes + longest_piece(h) - 1) / longest_piece(h);
     struct allreduce all = {.op = op, .across = *reduction, .vector = vector, .nbytes = nbytes};
     struct device_buffer *pinned[2] = {NULL, NULL};
@@ -134,7 +134,7 @@ static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source
         status = nccl_run_wait(x, pinned->ready);       // for what is sent, or until the room is free
     if (status)
         return status;
-    broadcast_plan(&plan, x->levels->cross, host, pinned->data, pinned->data, nbytes, false);
+    broadcast_plan(&plan, x->hierarchy->cross, host, pinned->data, pinned->data, nbytes, false);
     status = plan_execute(x->run, &plan);
     if (status || is_source)
         return status;
@@ -144,7 +144,7 @@ static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source
 
 bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes)
 {
-    const struct hierarchy *h = x->levels;
+    const struct hierarchy *h = x->hierarchy;
     int host, index;
     hierarchy_find(h, root, &host, &index);
     const bool is_source = h->host == host;

@@ -1,7 +1,7 @@
 // Allreduce and broadcast in two levels, for process sets on several hosts: NCCL among the members of a host, and between the
 // hosts the CPU transports, through pinned memory. Other collectives of such sets go by way of the host (decision 30).
 //
-// Positions are those of the set that has the hierarchy x->levels; x->set has the members of this host only.
+// Positions are those of the set that x->hierarchy belongs to; x->set has the members of this host only.
 // Nobody waits for another in a circle: what a member waits for, the others put on their streams before they wait.
 #pragma once
 

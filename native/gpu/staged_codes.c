@@ -6,9 +6,9 @@
 #include "gpu/device_copy.h"
 #include "gpu/staging.h"
 
-bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool in_levels)
+bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool is_hierarchical)
 {
-    bool takes = (work->kind == BHVD_C_LP_S || work->kind == BHVD_D_LP_S) && args->gpu && !in_levels &&
+    bool takes = (work->kind == BHVD_C_LP_S || work->kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
                  work_nbytes(work) && device_encoder_has(args->gpu, work->codec, work->tensors[0].dtype);
     for (size_t t = 0; t < args->tensor_count && takes && work->kind == BHVD_C_LP_S; t++)
         takes = !work->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);

@@ -26,8 +26,8 @@ struct staged_codes {
     struct device_buffer *lost;         // what the worker's errors are when this has ended; NULL: none are fed back
 };
 
-// Can this operation be done so here? in_levels: it works between hosts only, on means that the host computes.
-bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool in_levels);
+// Can this operation be done so here? is_hierarchical: it works between hosts only, on means that the host computes.
+bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool is_hierarchical);
 // In place of staging_create. set_size, rank: of the operation's process set.
 bhvd_status staged_codes_create(struct work *work, const struct kernel_table *kernels,
                                 const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error);

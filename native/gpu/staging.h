@@ -9,7 +9,7 @@
 //
 // Results that the core allocates (allgather, alltoall) stay in the host's memory; those that have a dst on the device go there.
 //
-// An operation that NCCL takes (gpu/nccl.h) goes none of these ways: it is posted `direct`, announced at once, or in two
+// An operation that NCCL takes (gpu/nccl.h) is not staged: it is posted `direct`, announced at once, or in two
 // levels when the tensors may be read, and NCCL reads and writes them where they are. While a process set has not agreed on NCCL,
 // operations are staged.
 #pragma once

@@ -179,7 +179,7 @@ struct bhvd_context_options {
     int64_t emulated_bytes_per_s;       /* bytes a second that each of them sends, to try a slow network; 0: as many as it can */
     int64_t known_bytes_per_s;      /* rank 0's: struct bhvd_measured_network's, which is not measured then; 0: unknown */
     const char *negotiation;        /* "star", "tree" (of relays, docs/decisions/engine.md), NULL or "": a tree beyond 64 ranks */
-    int nccl_levels;                /* tensors on GPUs, sets on several hosts. 0: NCCL among all members where it can, else
+    int nccl_two_level;             /* tensors on GPUs, sets on several hosts. 0: NCCL among all members where it can, else
                                      * within hosts; 1: NCCL within hosts in allreduces; 2: NCCL only within hosts */
     int negotiation_fanout;         /* children of a relay on its host, and as many on other hosts; 0: 16 */
 };

@@ -218,7 +218,7 @@ bhvd_status c_lp_s(struct run *run, struct group *group, struct work *work, cons
 {
     struct span_list list = {0};
     bhvd_status status = ready ? BHVD_OK : primitive_spans(run, work, &list);
-    if (!status && list.nbytes && primitive_has_levels(group, work->kind, work->hierarchical)) {
+    if (!status && list.nbytes && primitive_is_hierarchical(group, work->kind, work->hierarchical)) {
         status = among_hosts(run, group, work, &list, plan);
     } else if (!status && work_nbytes(work)) {
         if (plan_among(run, group, work, work_nbytes(work), ready, &list, plan))

@@ -198,7 +198,7 @@ bhvd_status d_fp_s(struct run *run, struct group *group, struct work *work, stru
     bhvd_status status = work->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     if (!status)
         status = primitive_spans(run, work, &list);
-    if (!status && list.nbytes && primitive_has_levels(group, work->kind, work->hierarchical)) {
+    if (!status && list.nbytes && primitive_is_hierarchical(group, work->kind, work->hierarchical)) {
         status = average_hosts(run, group, &list, work, out);
     } else if (!status && list.nbytes && peers_of(work->topology, group->size, group->rank, work->round).count) {
         status = plan_among(run, group, NULL, work, &list, out);

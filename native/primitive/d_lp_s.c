@@ -338,7 +338,7 @@ bhvd_status d_lp_s(struct run *run, struct group *group, struct work *work, cons
         if (!span_list_add(&list, &work->tensors[t]))
             status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", work->tensor_count);
     }
-    if (!status && list.nbytes && primitive_has_levels(group, work->kind, work->hierarchical)) {
+    if (!status && list.nbytes && primitive_is_hierarchical(group, work->kind, work->hierarchical)) {
         status = plan_hosts(run, group, work, &list, plan);
     } else if (!status && list.nbytes) {
         status = plan_among(run, group, work, ready, &list, plan);

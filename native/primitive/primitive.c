@@ -30,7 +30,7 @@ void *primitive_create(struct run *run, size_t size, struct span_list *list, str
 
 static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }
 
-bool primitive_has_levels(const struct group *group, bhvd_kind kind, bool hierarchical)
+bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical)
 {
     return hierarchical && (kind == BHVD_C_LP_S ? group->hierarchy != NULL : shares_memory(group));
 }

@@ -17,7 +17,7 @@ bhvd_status primitive_spans(struct run *run, struct work *work, struct span_list
 
 // Does such an operation go in two levels in this group? It does where a host holds several members, who share memory (two ranks
 // over transport tcp are two hosts); C_LP_S only if there are several hosts, too.
-bool primitive_has_levels(const struct group *group, bhvd_kind kind, bool hierarchical);
+bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical);
 // Participants of a decentralized primitive that goes in two levels where it can: hosts, and ranks without shared memory.
 int primitive_hosts(const struct group *group);
 // BHVD_ERR_UNSUPPORTED when several members on a host have no area (transport/host_memory.h), else BHVD_OK. All members

@@ -2,10 +2,10 @@
 // Hosts are simulated by host ids.
 #include "gpu_jobs.h"
 
-static void in_levels(int rank, struct bhvd_context_options *options)
+static void in_two_levels(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
-    options->nccl_levels = LEVELS_ONLY;
+    options->nccl_two_level = TWO_LEVEL_ONLY;
 }
 
 // An allreduce that is longer than several pieces with one shard.
@@ -63,14 +63,14 @@ static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
 
 TEST(every_collective_in_two_levels)
 {
-    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = every_collective, .adjust = in_levels});
-    run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = joins, .adjust = in_levels});
-    run_on_gpus((struct job){.transport = "auto", .hosts = "ABB", .body = leaves_at_once, .adjust = in_levels});
+    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = every_collective, .adjust = in_two_levels});
+    run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = joins, .adjust = in_two_levels});
+    run_on_gpus((struct job){.transport = "auto", .hosts = "ABB", .body = leaves_at_once, .adjust = in_two_levels});
 }
 
 TEST(a_vector_of_several_pieces)
 {
-    run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = several_pieces, .adjust = in_levels});
+    run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = several_pieces, .adjust = in_two_levels});
 }
 
 static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_BROADCAST};
@@ -80,7 +80,7 @@ TEST(an_error_of_nccl_within_a_host)
 {
     for (int k = 0; k < KINDS_TRIED; k++) {
         fail_group(20, "0");
-        run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = nccl_fails, .adjust = in_levels, .kind = kinds[k]});
+        run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = nccl_fails, .adjust = in_two_levels, .kind = kinds[k]});
     }
     fail_no_group();
 }
@@ -89,7 +89,7 @@ TEST(a_lost_host_leaves_no_stream_hanging)
 {
     for (int k = 0; k < KINDS_TRIED; k++) {
         fail_group(3 * RANKS + 1, "1");         // the broadcast's, and two of the first allreduce, are those before
-        run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = a_host_is_lost, .adjust = in_levels, .subject = 2,
+        run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = a_host_is_lost, .adjust = in_two_levels, .subject = 2,
                                  .kind = kinds[k]});
     }
     fail_no_group();

@@ -6,13 +6,13 @@ from world import World
 
 # What NCCL reduces; the others go by way of the host.
 REDUCED = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bfloat16"]
-FOR_ALLREDUCE, ONLY = 1, 2              # bhvd_context_options.nccl_levels
+FOR_ALLREDUCE, ONLY = 1, 2              # bhvd_context_options.nccl_two_level
 _boot = os.urandom(4).hex()
 
 
 def on_hosts(letters, levels=ONLY):
     """A World whose ranks are on the hosts that the letters name."""
-    return World(len(letters), "auto", hosts=[f"{_boot}.{letter}" for letter in letters], nccl_levels=levels)
+    return World(len(letters), "auto", hosts=[f"{_boot}.{letter}" for letter in letters], nccl_two_level=levels)
 
 
 def placements(n):

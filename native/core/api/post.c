@@ -64,14 +64,14 @@ static bhvd_status fetch_device_copies(const struct bhvd_handle *op, struct bhvd
 static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
-    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, &op->work) : WAY_HOST;
-    if (way == WAY_HOST && staged_codes_take(&op->work, args, facts->nccl.has_levels))
+    const enum nccl_path path = args->gpu ? nccl_path_of(&facts->nccl, &op->work) : PATH_HOST;
+    if (path == PATH_HOST && staged_codes_take(&op->work, args, facts->nccl.is_hierarchical))
         return staged_codes_create(&op->work, &op->ctx->run.kernels, args, facts->size, facts->rank, error);
-    bhvd_status status = way == WAY_HOST ? fetch_device_copies(op, error) : BHVD_OK;
+    bhvd_status status = path == PATH_HOST ? fetch_device_copies(op, error) : BHVD_OK;
     if (status || !args->gpu)
         return status;
-    status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
-    bool host_waits = way == WAY_LEVELS;        // and so would the other ranks' hosts, if it were announced before
+    status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
+    bool host_waits = path == PATH_TWO_LEVEL;     // and so would the other ranks' hosts, if it were announced before
     for (size_t t = 0; t < args->tensor_count; t++)
         host_waits |= args->tensors[t].dst_on_host != 0;
     if (!status)

@@ -40,7 +40,7 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
     struct nccl_group *group;
     if (set->nccl)
         return BHVD_OK;
-    bhvd_status status = nccl_agree(&ctx->run, &set->group, work, ctx->options.nccl_levels, &group);
+    bhvd_status status = nccl_agree(&ctx->run, &set->group, work, ctx->options.nccl_two_level, &group);
     exchange(ctx, set, group);
     if (status)
         nccl_abort(&group, 1);                  // the context failed before the set had the communicator

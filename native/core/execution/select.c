@@ -338,10 +338,10 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
         return BHVD_OK;
     bhvd_status status = communicators_agree(ctx, set, work);
     const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, work->kind, work->hierarchical);
-    const enum nccl_way way = nccl_way_of(&facts, work);
-    if (status || way == WAY_HOST)
+    const enum nccl_path path = nccl_path_of(&facts, work);
+    if (status || path == PATH_HOST)
         return status;
-    return nccl_begin(&ctx->run, &set->group, set->nccl, way, execution->works, execution->count, gpu);
+    return nccl_begin(&ctx->run, &set->group, set->nccl, path, execution->works, execution->count, gpu);
 }
 
 // Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.

@@ -98,7 +98,7 @@ bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const stru
     if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->device >= 0)
         return false;
     if (request->hierarchical &&
-        (set->group.rank < 0 || primitive_has_levels(&set->group, request->kind, true) || set->group.shared))
+        (set->group.rank < 0 || primitive_is_hierarchical(&set->group, request->kind, true) || set->group.shared))
         return false;
     if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->agreed == PERSISTENT_MAX)
         return false;

@@ -244,7 +244,7 @@ def test_a_shared_gpu_on_one_host_is_the_end_of_it_on_all():
     ({}, 0), ({"BAGUA_HVD_NCCL": "local"}, 2), ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, 1),
     ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "BAGUA_HVD_NCCL": "local"}, 2), ({"BAGUA_HVD_NCCL": "0"}, 0)])
 def test_variables(variables, levels):
-    assert environment.read_options(variables).nccl_levels == levels
+    assert environment.read_options(variables).nccl_two_level == levels
 
 
 def test_a_wrong_variable():
