@@ -22,7 +22,7 @@ from bagua_hvd.core.native import (
 )
 from bagua_hvd.core.operations import tensor_array
 
-if TYPE_CHECKING:           # this floor does without it where it can
+if TYPE_CHECKING:           # this layer does without it where it can
     import numpy as np
 
 _FLOAT_POINTER = ffi.typeof("float *")

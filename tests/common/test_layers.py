@@ -1,7 +1,7 @@
-"""The floors of the Python side: imports point down only, and there is no circle, neither of files nor of folders.
+"""The layers of the Python side: imports point down only, and there is no circle, neither of files nor of folders.
 
 Read from the source, imports inside functions included; so are names of modules in strings, which importlib or another
-Python are given. The floors are those of the picture in docs/architecture.md.
+Python are given. The layers are those of the picture in docs/architecture.md.
 """
 import ast
 import re
@@ -15,19 +15,19 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 
 def drawn():
-    """The picture's floors from the ground up, down to the line where C begins: lists of folders, or files."""
+    """The picture's layers from the ground up, down to the line where C begins: lists of folders, or files."""
     picture = PAGE.read_text().split("```text")[1].partition("```")[0].partition("   |")[0]
     return [re.match(r" ([\w, ]+?)  ", line)[1].split(", ") for line in reversed(picture.strip("\n").splitlines())]
 
 
-# A file imports from its own floor and from those before it.
-FLOORS = drawn()
+# A file imports from its own layer and from those before it.
+LAYERS = drawn()
 ROOF = "bagua_hvd"                  # the package itself: its version, and run() of the launcher
 
 
-def floor_of(module):
+def layer_of(module):
     part = module.split(".")[1] if "." in module else ROOF
-    return next((i for i, floor in enumerate(FLOORS) if part in floor), None), part
+    return next((i for i, layer in enumerate(LAYERS) if part in layer), None), part
 
 
 def modules():
@@ -64,7 +64,7 @@ def imports(module):
             continue
         for name in names:
             if name.startswith("bagua_hvd._native"):
-                continue                # the core itself, below all floors
+                continue                # the core itself, below all layers
             while name.startswith(ROOF):
                 if name in MODULES:
                     if name != module:
@@ -102,18 +102,18 @@ def circles(graph):
 
 
 def test_every_module_has_a_floor():
-    assert [module for module in MODULES if module != ROOF and floor_of(module)[0] is None] == []
+    assert [module for module in MODULES if module != ROOF and layer_of(module)[0] is None] == []
 
 
 def test_every_floor_is_there_once():
-    parts = {floor_of(module)[1] for module in MODULES} - {ROOF}
-    assert sorted(part for floor in FLOORS for part in floor) == sorted(parts)
+    parts = {layer_of(module)[1] for module in MODULES} - {ROOF}
+    assert sorted(part for layer in LAYERS for part in layer) == sorted(parts)
 
 
 def test_no_import_points_up():
     up = [
         f"{module} -> {other}" for module in MODULES for other in GRAPH[module]
-        if module != ROOF and other != ROOF and floor_of(other)[0] > floor_of(module)[0]
+        if module != ROOF and other != ROOF and layer_of(other)[0] > layer_of(module)[0]
     ]
     assert sorted(up) == []
 
@@ -126,7 +126,7 @@ def test_no_circle_of_folders():
     graph = {}
     for module, others in GRAPH.items():
         if module != ROOF:
-            graph.setdefault(floor_of(module)[1], set()).update(floor_of(other)[1] for other in others if other != ROOF)
+            graph.setdefault(layer_of(module)[1], set()).update(layer_of(other)[1] for other in others if other != ROOF)
     assert circles(graph) == []
 
 

@@ -1,4 +1,4 @@
-"""The folders of native/ are floors: what a file includes or calls lies on its own floor or below.
+"""The folders of native/ are layers: what a file includes or calls lies in its own layer or below.
 
 docs/decisions/engine.md says why.
 """
@@ -13,7 +13,7 @@ import native_programs
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 # From the ground up. The public header stands on nothing.
-FLOORS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu",
+LAYERS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu",
           "core/message", "core/telemetry", "core/context", "core/negotiation", "core/health", "core/execution",
           "core/api", "simulation"]
 # Loaded by TensorFlow: nothing of the engine can be reached from it. It may include the public header, and headers of
@@ -23,10 +23,10 @@ SHARED_WITH_LIBRARIES = ["include", "base"]
 HEADER = "bagua_hvd.h"
 
 
-def floor_of(path):
-    """The floor of a file of native/, given by its path below that."""
+def layer_of(path):
+    """The layer of a file of native/, given by its path below that."""
     path = str(path)
-    return next((floor for floor in [*FLOORS, *LIBRARIES] if path.startswith(floor + "/")), path.partition("/")[0])
+    return next((layer for layer in [*LAYERS, *LIBRARIES] if path.startswith(layer + "/")), path.partition("/")[0])
 
 
 def includes(path):
@@ -41,8 +41,8 @@ def all_includes():
         if path.suffix not in (".c", ".h", ".cu", ".cuh"):
             continue
         for number, name in includes(path):
-            folder = "include" if name == HEADER else floor_of(name)
-            yield floor_of(path.relative_to(NATIVE)), folder, f"{path.relative_to(NATIVE)}:{number} includes {name}"
+            folder = "include" if name == HEADER else layer_of(name)
+            yield layer_of(path.relative_to(NATIVE)), folder, f"{path.relative_to(NATIVE)}:{number} includes {name}"
 
 
 def complaint(folder, included):
@@ -51,17 +51,17 @@ def complaint(folder, included):
         return None
     if folder in LIBRARIES or included in LIBRARIES:
         return "a library of its own shares what needs no linking: the public header and base"
-    if included not in FLOORS:
-        return "it is on no floor"
-    return None if FLOORS.index(included) < FLOORS.index(folder) else "includes point down only"
+    if included not in LAYERS:
+        return "it is in no layer"
+    return None if LAYERS.index(included) < LAYERS.index(folder) else "includes point down only"
 
 
 def test_every_folder_is_known():
-    assert {floor_of(path.relative_to(NATIVE)) for path in NATIVE.rglob("*.[ch]*")} == {*FLOORS, *LIBRARIES}
+    assert {layer_of(path.relative_to(NATIVE)) for path in NATIVE.rglob("*.[ch]*")} == {*LAYERS, *LIBRARIES}
 
 
 def test_every_include_names_an_existing_file():
-    """By its folder, so that a floor can be told: "../" and bare names would hide it."""
+    """By its folder, so that a layer can be told: "../" and bare names would hide it."""
     missing = [(path, name) for path in NATIVE.rglob("*.[ch]*") for _, name in includes(path)
                if name != HEADER and not (NATIVE / name).is_file()]
     assert not missing
@@ -80,7 +80,7 @@ def module_of(path):
 
 
 def test_no_cycles_between_modules():
-    """Nor within a floor: each module can be read after those that it includes."""
+    """Nor within a layer: each module can be read after those that it includes."""
     graph = {}
     for path in sorted(NATIVE.rglob("*.[ch]*")):
         module = module_of(path.relative_to(NATIVE))
@@ -96,24 +96,24 @@ def test_no_cycles_between_modules():
 @pytest.mark.timeout(900)       # the first test of a configuration compiles the core
 @pytest.mark.skipif(not native_programs.COMPILER[0] or not shutil.which("nm"), reason="needs a C compiler and nm")
 def test_calls_point_down():
-    """Includes do not show everything: the public header declares what only the top floor defines."""
+    """Includes do not show everything: the public header declares what only the top layer defines."""
     archive, errors = native_programs.core("asan")       # which test_native has compiled
     assert not errors, errors
     folder = archive.parent / "native"
     defined, used = {}, []
     for path in sorted(folder.rglob("*.o")):
-        floor = floor_of(path.relative_to(folder))
+        layer = layer_of(path.relative_to(folder))
         if not (NATIVE / path.relative_to(folder)).with_suffix(".c").exists():
             continue                # of a file that is not there any more
         listing = subprocess.run(["nm", "--extern-only", path], capture_output=True, text=True, check=True).stdout
         for kind, name in re.findall(r"\b([A-Z]) (\S+)$", listing, re.MULTILINE):
             if kind == "U":
-                used.append((floor, name, path.name))
+                used.append((layer, name, path.name))
             else:
-                defined[name] = floor
+                defined[name] = layer
     assert len(defined) > 300
-    wrong = [f"{floor}/{file} uses {name} of {defined[name]}: {why}" for floor, name, file in used
-             if name in defined and (why := complaint(floor, defined[name]))]
+    wrong = [f"{layer}/{file} uses {name} of {defined[name]}: {why}" for layer, name, file in used
+             if name in defined and (why := complaint(layer, defined[name]))]
     assert not wrong, "\n".join(wrong)
 
 
