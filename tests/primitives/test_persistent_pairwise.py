@@ -226,7 +226,7 @@ def test_who_has_begun_hears_that_the_neighbour_of_one_who_left_gives_up():
             return str(caught.value)
 
         messages = world.run(call)
-        assert all("takes no part in 'x'" in messages[rank] for rank in (0, 4))
+        assert all("rank 2 left the job" in messages[rank] for rank in range(5) if rank != 2)
 
 
 def test_a_neighbour_leaves():
@@ -243,6 +243,31 @@ def test_a_neighbour_leaves():
                         meet(context, "x", values("float32", COUNT, rank))
             else:
                 meet(context, "x", values("float32", COUNT, rank))
+
+        world.run(call)
+
+
+def test_a_rank_leaves_that_has_posted_and_not_waited():
+    with World(4, "tcp") as world:
+        make_stand(world, "x")                  # pairs: 0 2, 1 3
+        has_left, has_failed = threading.Event(), threading.Event()
+
+        def call(rank, context):
+            x = values("float32", COUNT, rank)
+            if rank == 3:
+                post(context, "x", [view(x, "float32", np.empty_like(x))], SHIFT_ONE, 0)
+                context.shutdown()
+                has_left.set()
+                return
+            assert has_left.wait(20)
+            if rank == 1:
+                with pytest.raises(HorovodInternalError, match="rank 3 left the job"):
+                    meet(context, "x", x)
+                has_failed.set()
+            else:
+                assert has_failed.wait(20)
+                inputs = [values("float32", COUNT, r) for r in range(4)]
+                np.testing.assert_array_equal(meet(context, "x", x), averaged(SHIFT_ONE, "float32", inputs, rank, 0))
 
         world.run(call)
 

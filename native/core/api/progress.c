@@ -221,12 +221,13 @@ static void finish_agreed(bhvd_context *ctx)
         const bool is_busy = (engine_is_busy(ctx) && !ctx->run.failure.status) || engine_needs_poll(ctx);
         const bool waits = is_busy && clock_now_ns() < deadline_ns;
         if (!waits && departure_is_free(ctx))
-            return;
+            break;
         if (engine_poll(ctx, true))
             rounds = 0;
         else
             pause_engine(&ctx->run, &rounds, waits ? deadline_ns : CLOCK_NEVER, NULL, NULL);
     }
+    pairwise_leave(ctx);
 }
 
 void progress_stop(bhvd_context *ctx)

@@ -13,7 +13,8 @@
 
 enum {
     PERSISTENT_MAX = 1 << 16,           // of a job: a program with ever new names does not fill the memory
-    LOOK_EVERY_NS = 1000000000
+    LOOK_EVERY_NS = 1000000000,
+    NOBODY_LEFT = -1
 };
 
 struct neighbor {
@@ -154,11 +155,14 @@ static bool is_same(const struct persistent *persistent, const struct bhvd_handl
            memcmp(persistent->request.data, op->request.data, op->request.size) == 0;
 }
 
-static void signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number)
+// Sends the id, `number`, and of a REVOKE the rank that left.
+static void signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number, int left)
 {
     struct bytes out = {0};
     bytes_put_u32(&out, persistent->agreement.id);
     bytes_put_u32(&out, number);
+    if (type == FRAME_PAIRWISE_REVOKE)
+        bytes_put_u32(&out, (uint32_t)left);
     for (int i = 0; i < persistent->count; i++)
         frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);  // who has not posted reads it then
     bytes_fini(&out);
@@ -166,10 +170,11 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
 
 // Ends the agreement. An operation that waits for its neighbors is the last under this id. The next one asks the coordinator in full and
 // gets another id, so late frames of neighbors cannot be taken for it.
-static void end_agreement(bhvd_context *ctx, struct persistent *persistent)
+// left: the rank whose departure is the reason; NOBODY_LEFT: another reason.
+static void end_agreement(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->agreement.key);
-    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number);
+    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number, left);
     if (entry && !entry->cached.user)
         cached_list_forget(&ctx->cache->own, &entry->cached);
     persistent->is_revoked = true;
@@ -197,11 +202,11 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
         return PAIRWISE_NONE;
     }
     if (!is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
-        end_agreement(ctx, persistent);
+        end_agreement(ctx, persistent, NOBODY_LEFT);
         forget(ctx, persistent);
         return PAIRWISE_REVOKED;
     }
-    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number);
+    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number, NOBODY_LEFT);
     ctx->counters.cache_hits++;
     wait_for_neighbors(ctx->pairwise, persistent, op);
     return PAIRWISE_WAITS;
@@ -220,7 +225,7 @@ static void for_each(bhvd_context *ctx, const uint32_t *process_set, void (*act)
 static void revoke_once(bhvd_context *ctx, struct persistent *persistent)
 {
     if (!persistent->is_revoked)
-        end_agreement(ctx, persistent);
+        end_agreement(ctx, persistent, NOBODY_LEFT);
 }
 
 void pairwise_revoke_all(bhvd_context *ctx) { for_each(ctx, NULL, revoke_once); }
@@ -254,19 +259,19 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
 }
 
 // The operation that waits there does not start. Neighbors hear it, as one of them may have begun it. Returns it, held.
-static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persistent)
+static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
     persistent->number--;
-    end_agreement(ctx, persistent);
+    end_agreement(ctx, persistent, left);
     forget(ctx, persistent);
     return op;
 }
 
 // It is to be asked for, as by one that has revoked it.
-static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
+static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent, int left)
 {
-    struct bhvd_handle *op = give_up(ctx, persistent);
+    struct bhvd_handle *op = give_up(ctx, persistent, left);
     op->is_pairwise = false;
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
@@ -284,21 +289,27 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
+    const int left = (int32_t)bytes_take_u32(&payload);
     struct persistent *persistent = cached_list_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
-    if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
+    if (payload.failed || payload.at != payload.end || (persistent && !neighbor) || left < NOBODY_LEFT ||
+        left >= ctx->options.size)
         return BHVD_ERR_SYSTEM;
     if (!persistent)
         return BHVD_OK;
     const uint32_t started = persistent->number - (persistent->op != NULL);
+    if (started > last && left != NOBODY_LEFT)
+        return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left, "rank %d left the job while rank %d still needed it for "
+                         "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->agreement.key.name_size,
+                         persistent->agreement.key.name, ctx->options.rank);
     if (started > last)
         return run_fail(&ctx->run, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                        "with it: a rank has left or joined, or its process set is removed before all have asked for it, or ranks ask "
+                        "with it: a rank has joined, or its process set is removed before all have asked for it, or ranks ask "
                         "for it in different ways. Give each way a name of its own.",
                         link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->said = last;
-    return persistent->op && persistent->number > last ? ask_instead(ctx, persistent) : BHVD_OK;
+    return persistent->op && persistent->number > last ? ask_instead(ctx, persistent, left) : BHVD_OK;
 }
 
 void pairwise_take_goodbye(bhvd_context *ctx, int rank)
@@ -309,11 +320,19 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
         if (!neighbor || neighbor->said >= persistent->number)
             continue;
         struct bhvd_error error;
-        struct bhvd_handle *op = give_up(ctx, persistent);
+        struct bhvd_handle *op = give_up(ctx, persistent, rank);
         reason_left(&error, rank);
         if (!operation_is_over(op))
             operation_end(op, &error);
         operation_drop(op);
+    }
+}
+
+void pairwise_leave(bhvd_context *ctx)
+{
+    for (struct persistent *persistent = ctx->pairwise->waiting, *next; persistent; persistent = next) {
+        next = persistent->next_waiting;
+        operation_drop(give_up(ctx, persistent, ctx->options.rank));
     }
 }
 

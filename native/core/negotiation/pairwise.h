@@ -8,7 +8,7 @@
 // The request determines the neighbors (primitive/peers.h); each pair counts its own operations. A late rank delays only its
 // neighbors. READY precedes the first message, so data reaches only ranks that have posted.
 //
-// A rank that asks for the name in another way, joins, or removes the process set sends REVOKE(id, last number) to its neighbors. One
+// A rank that asks for the name in another way, joins, or removes the process set sends REVOKE(id, last number, rank that left) to its neighbors. One
 // that waits for a later number revokes too, and asks the coordinator; if it had promised that number, it now says a lower one. The
 // coordinator compares requests of revoking ranks at once, because the other ranks may never ask. A neighbor that has started a later
 // number fails the job: the program is wrong.
@@ -55,6 +55,8 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends what waits for it.
 void pairwise_take_goodbye(bhvd_context *ctx, int rank);
+// This rank leaves: takes back what it has promised its neighbors and they have not asked for yet.
+void pairwise_leave(bhvd_context *ctx);
 // The same for a process set that is being removed. An operation that waits still starts when its neighbors have asked for it: one of
 // them may have started already.
 void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set);
