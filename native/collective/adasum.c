@@ -2,8 +2,8 @@
 //
 //     A(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b          a factor is 1 where its norm is 0
 //
-// taken for each tensor by itself, and over n = 2^k ranks recursively: in round d rank r exchanges its vectors with rank
-// r ^ 2^d, and both combine them, the lower rank's as a. So all ranks end bit-equal. Dot products in double.
+// taken for each tensor by itself, and over n = 2^k ranks recursively: in round d rank r exchanges its vectors with rank r ^ 2^d,
+// and both combine them, with the lower rank's as a. So all ranks end bit-equal. Dot products are in double.
 // Wire: k N elements each way per rank.
 #include "collective/collective.h"
 
@@ -13,7 +13,7 @@ struct dots {
     double ab, aa, bb;
 };
 
-// Reads up to PIECE elements as double.
+// Converts up to PIECE elements to double.
 static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
                  double *out)
 {
@@ -76,7 +76,7 @@ struct adasum {
     const struct span_list *list;
 };
 
-// Of each tensor in the two vectors.
+// Combines each tensor of the two vectors.
 static void combine_vectors(void *arg, const struct step *step, unsigned char *const *spaces)
 {
     const struct adasum *x = arg;

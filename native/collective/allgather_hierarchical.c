@@ -1,6 +1,6 @@
-// Allgather in two levels (run/two_level.h). A part crosses to every other host once: member j sends it to the host's member
-// j modulo the number of members there. Each host then spreads what its members received in shared memory, its own parts
-// first, while the wire is busy with the others'. Hosts may hold different numbers of members.
+// Two-level allgather (run/two_level.h). Each part crosses to every other host once: member j sends it to the host's member j
+// modulo the number of members there. Each host then distributes the received parts through shared memory. It begins with its own
+// parts, while the others' are still on the wire. Hosts may hold different numbers of members.
 // Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
@@ -9,45 +9,45 @@
 #include "run/hierarchy.h"
 #include "run/two_level.h"
 
-enum { SLICES = 16 };                   // of a part, at most
+enum { SLICES = 16 };                   // at most, per part
 
-// Members of one host, from `first` on, of whose parts each member here spreads one.
+// A round covers members of one host from `first` on; each member here distributes the part of one of them.
 struct round {
     int host, first;
 };
 
-// A piece is a slice of the parts of one round; round after round, and within it slice after slice.
+// A piece is one slice of the parts of one round. Pieces are ordered by round, then by slice.
 struct allgather {
     struct two_level two_level;
     struct group *group;
     const struct hierarchy *h;
     const unsigned char *src;
     unsigned char *dst;
-    size_t *place;                      // by position: where its part begins in dst
-    size_t slice, slices;               // bytes, whole segments; of every part
+    size_t *place;                      // by position: offset of its part in dst
+    size_t slice, slices;               // bytes, whole segments; number per part
     struct round *rounds;
-    size_t *local_part;                 // of a piece: what each local member spreads
+    size_t *local_part;                 // of a piece: bytes that each local member distributes
     struct allgather_pipeline spreading;
 };
 
 static struct round round_of(const struct allgather *g, size_t piece) { return g->rounds[piece / g->slices]; }
 
-// A slice of the part of a position in the group.
+// A slice of the part of the member at this position in the group.
 static struct part slice_of(const struct allgather *g, size_t piece, int position)
 {
     const size_t offset = piece % g->slices * g->slice;
     return (struct part){offset, shared_piece(g->two_level.part[position], offset, g->slice)};
 }
 
-// Whose part a local member spreads; -1: nobody's.
+// The position of the member whose part a local member distributes; -1: none.
 static int source_of(const struct allgather *g, struct round round, int index)
 {
     const int member = round.first + index;
     return member < hierarchy_members_of(g->h, round.host) ? hierarchy_member(g->h, round.host, member) : -1;
 }
 
-// Host by host, its own part goes out, and those of the members come in whose index is this one's modulo the number of members
-// here: to the next host from the one before, and so on.
+// One round: sends this member's part to one host, and receives the parts of another host's members that map to this member (index
+// modulo the number of members here). The target moves to the next host, the source to the one before.
 static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     const struct allgather *g = (struct allgather *)l;
@@ -91,7 +91,7 @@ static struct pipeline *spread(struct run *run, struct two_level *l, size_t piec
 
 static const struct two_level_form FORM = {.cross = cross, .spread = spread};
 
-// Its own host first. rounds NULL: only counts them.
+// Lists the rounds, this host's first. rounds NULL: only counts them.
 static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
 {
     size_t count = 0;
@@ -104,7 +104,7 @@ static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
     return count;
 }
 
-// Lays out what is by member, and the rounds. False: no memory.
+// Allocates and fills the arrays indexed by member, and the rounds. False: out of memory.
 static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
 {
     struct two_level *l = &g->two_level;

@@ -1,10 +1,10 @@
-// Allgather over links. Direct: every member sends its part to each other; one hop, n-1 messages. Doubling (Bruck): in each round a
-// member sends all the parts it has, and has twice as many after it; ceil(log2 n) hops and messages. Wire, either way: each part
-// n-1 times.
+// Allgather over links. Direct: every member sends its part to every other; one hop, n-1 messages. Doubling (Bruck): in each round
+// a member sends all the parts it has, so their number doubles; ceil(log2 n) hops and messages. Wire, either way: each part n-1
+// times.
 #include "collective/collective.h"
 #include "collective/schedules.h"
 
-enum { MESSAGE_NS = 15000 };            // what a message costs its two ends, see docs/results/scaling.md
+enum { MESSAGE_NS = 15000 };            // cost of a message at both ends, see docs/results/scaling.md
 
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part)
 {
@@ -19,13 +19,13 @@ void schedule_allgather_direct(struct schedule *schedule, const size_t *part)
         for (size_t s = 0; (cut = part_segment((struct part){place, part[i]}, s)).nbytes; s++)
             schedule_receive(schedule, i, in_space(IN_OUTPUT, cut.begin), cut.nbytes, STEP_NONE);
     }
-    // Everyone begins with another one.
+    // Each rank begins with a different peer.
     for (size_t s = 0; (cut = part_segment((struct part){0, mine}, s)).nbytes; s++)
         for (int i = 1; i < schedule->size; i++)
             schedule_send(schedule, (schedule->rank + i) % schedule->size, in_space(IN_INPUT, cut.begin), cut.nbytes, STEP_NONE);
 }
 
-// Where the parts of `count` members from `first` on lie in the output.
+// The range in the output of the parts of `count` members from `first` on.
 static struct part parts_of(const size_t *part, int first, int count)
 {
     struct part whole = {0, 0};
@@ -34,8 +34,8 @@ static struct part parts_of(const size_t *part, int first, int count)
     return whole;
 }
 
-// The step after which the parts of `count` members from `first` on, counted round the end, have gone or come; the same messages on
-// both sides. there: after which this rank has them.
+// Sends or receives the parts of `count` members from `first` on, wrapping round the end, in the same messages on both sides.
+// Returns the step after which all are done. there: the step after which this rank has the parts that it sends.
 static int move(struct schedule *schedule, const size_t *part, int peer, int first, int count, int there, bool sends)
 {
     const int n = schedule->size, up_to_end = count < n - first ? count : n - first;
@@ -56,7 +56,7 @@ void schedule_allgather_doubling(struct schedule *schedule, const size_t *part)
     const int n = schedule->size, me = schedule->rank;
     const struct part mine = parts_of(part, me, 1);
     int there = schedule_copy(schedule, in_space(IN_OUTPUT, mine.begin), in_space(IN_INPUT, 0), mine.nbytes, STEP_NONE);
-    // Before a round this rank has the parts of `distance` members, from its own on.
+    // Before a round this rank has the parts of `distance` members, starting with its own.
     for (int distance = 1; distance < n; distance *= 2) {
         const int count = distance < n - distance ? distance : n - distance, from = (me + distance) % n;
         move(schedule, part, (me - distance + n) % n, me, count, there, true);

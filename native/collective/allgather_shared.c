@@ -1,8 +1,8 @@
-// Allgather in shared memory: everyone stages the next piece of its part and copies the others' pieces to their places.
+// Allgather in shared memory: each member stages the next piece of its part, and copies the others' pieces to their offsets.
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 
-// Copies to the vector's destinations, from `place` on.
+// Copies to the vector's destinations, from offset `place` on.
 static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
 {
     const unsigned char *unused;
@@ -32,7 +32,7 @@ static void collect(struct run *run, struct pipeline *pipeline, size_t block)
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
     for (int k = 1; k < group->size; k++) {
-        int i = (group->rank + k) % group->size;      // each rank begins with another one
+        int i = (group->rank + k) % group->size;      // each rank begins with a different member
         size_t place = block * HOST_STAGING_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];

@@ -1,13 +1,13 @@
-// Allreduce by recursive doubling, for vectors so short that the number of hops is what counts: in round d rank r
-// exchanges its whole vector with rank r ^ 2^d, and both add them in the same order. So all ranks end bit-equal.
+// Allreduce by recursive doubling, for vectors so short that the number of hops dominates: in round d rank r exchanges its whole
+// vector with rank r ^ 2^d, and both add them in the same order. So all ranks end bit-equal.
 // Wire: log2 p N elements each way per rank, log2 p hops; two more hops for the ranks that do not make a power of two.
 #include "collective/fold.h"
 #include "collective/schedules.h"
 
-enum { WINDOW = 8 };            // segments of a round that may have come and not been added yet
+enum { WINDOW = 8 };            // received segments of a round that wait to be added, at most
 
-// One segment of the vector, of which the rounds follow each other; segments do not wait for each other but for room: added[round]
-// is the step that has read the slot of the scratch last.
+// Runs all rounds for one segment of the vector. Segments wait for each other only for scratch slots: added[round] is the last step
+// that read this slot.
 static void exchange(struct schedule *schedule, const struct fold *fold, struct part part, size_t slot, int *added)
 {
     const struct place own = in_space(IN_VECTOR, part.begin);

@@ -1,9 +1,9 @@
-// Allreduce by recursive halving and doubling (Rabenseifner, 2004), for vectors between those where hops count and those
-// where nothing but bytes does. The vector is cut into p chunks; rank r ends its share as the owner of chunk r.
+// Allreduce by recursive halving and doubling (Rabenseifner, 2004), for vector sizes between those where hops dominate and those
+// where only bytes matter. The vector is cut into p chunks; after the first half rank r owns chunk r.
 //
 //     distance d = p/2 ... 1:   ranks r and r ^ d hold the same chunks; each keeps its half of them, sends the other half
 //                               and adds what it receives
-//     distance d = 1 ... p/2:   ranks r and r ^ d send each other what they have finished
+//     distance d = 1 ... p/2:   ranks r and r ^ d send each other the chunks that they have finished
 //
 // Wire: 2 N (p-1)/p elements each way per rank, 2 log2 p hops; with ranks that do not make a power of two, 2 N and two
 // hops more. Both sides of an exchange add in the same order, and every chunk is finished once, so all end bit-equal.
@@ -31,7 +31,7 @@ static void send(const struct halving *h, int peer, struct part whole, int after
         schedule_send(h->schedule, fold_position(&h->fold, peer), in_space(IN_VECTOR, part.begin), part.nbytes, after);
 }
 
-// Adds what the peer sends of this part, segment by segment; the step after which all is added.
+// Adds this part as the peer sends it, segment by segment. Returns the step after which all is added.
 static int add(const struct halving *h, int peer, struct part whole, size_t *scratch, int after)
 {
     struct part part;
@@ -47,7 +47,7 @@ static int add(const struct halving *h, int peer, struct part whole, size_t *scr
     return all;
 }
 
-// What the peer has finished; it comes after what this rank gave for it.
+// Receives the peer's finished part, after this rank has sent its own.
 static int take(const struct halving *h, int peer, struct part whole, int after)
 {
     struct part part;

@@ -1,4 +1,4 @@
-// Allreduce in two levels (run/two_level.h), for hosts with several members each:
+// Two-level allreduce (run/two_level.h), for hosts with several members each:
 //
 //     reduce-scatter within each host, in shared memory:   local member s holds the host's sum of shard s
 //     allreduce of shard s among its owners, over links:   every owner drives its own sockets
@@ -14,13 +14,13 @@
 #include "run/hierarchy.h"
 #include "run/two_level.h"
 
-enum { SHARD_BYTES = 2 << 20 };         // of a piece
+enum { SHARD_BYTES = 2 << 20 };         // per piece
 
-// A piece of the vector, from when its shard is reduced within the host until the result is spread there.
+// A piece of the vector, from the reduction of its shard within the host to the distribution of the result there.
 struct piece {
     struct span_list list;              // its spans
     size_t *part;                       // by local member: bytes of its shard
-    struct span shard;                  // this member's
+    struct span shard;                  // this member's shard
     struct span_list shard_list;
 };
 
@@ -86,7 +86,7 @@ static struct pipeline *spread(struct run *run, struct two_level *l, size_t numb
 
 static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread};
 
-// Of the largest shard.
+// Bytes to reserve for the largest shard.
 static size_t shard_room(const struct shards *x)
 {
     if (x->two_level.count > 1)
@@ -95,7 +95,7 @@ static size_t shard_room(const struct shards *x)
     return size_round_up(x->two_level.part[0], CACHE_LINE);
 }
 
-// Room for the pieces under way: a shard, and behind it the spans. False: no memory.
+// Allocates memory for the pieces in flight: a shard each, followed by the spans. False: out of memory.
 static bool lay_out(struct run *run, struct shards *x)
 {
     struct two_level *l = &x->two_level;

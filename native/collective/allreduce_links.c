@@ -1,4 +1,4 @@
-// Which of the allreduces over links: the cheapest, or the one that was asked for.
+// Selects the allreduce over links: the cheapest, or the requested one.
 #include "base/status.h"
 #include "collective/collective.h"
 #include "collective/schedules.h"
@@ -16,15 +16,15 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
                      PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4], PATH_NAMES[5]);
 }
 
-// What an allreduce between hosts costs, in nanoseconds. A hop and a byte on the wire are measured when ranks connect; a hop is at least
-// what the ranks themselves need. A byte added: `python -m tests.laboratory --hosts`, see docs/performance.md. The wire idles at the
-// begin of each round that waits for all of the one before: hosts are not equally late, and another connection has to gather speed.
-// Only the ratios matter, and those little.
+// Cost of an allreduce between hosts, in nanoseconds. A hop and a byte on the wire are measured when ranks connect; a hop costs at
+// least the ranks' own overhead. For the cost of adding a byte see `python -m tests.laboratory --hosts` and docs/performance.md.
+// The wire idles at the start of each round that waits for the whole previous round: hosts have different delays, and another
+// connection has to speed up. Only the ratios matter, and these only slightly.
 enum { ADD_PS = 40, IDLE_PERCENT = 10 };
 
 struct cost {
     double hops, sent, added;
-    double later;                   // of what is sent: in rounds that wait for another one
+    double later;                   // part of `sent` in rounds that wait for the round before
 };
 
 static double cost_ns(const struct wire *wire, struct cost cost)
@@ -44,7 +44,7 @@ static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struc
     struct cost halving = {.hops = 2 * rounds + 2 * folds, .sent = (2 * part + 2 * folds) * N, .added = (part + folds) * N};
     doubling.later = doubling.sent - N;
     halving.later = halving.sent - (folds ? N : N / 2);
-    // It adds while the wire is busy. Long chunks hide the hops: a segment is passed on as soon as it has come.
+    // The ring adds while the wire is busy. Long chunks hide the hops, since a segment is forwarded at once.
     const double wire_bound = cost_ns(wire, (struct cost){.hops = 1, .sent = steps * chunk});
     const double hop_bound = cost_ns(wire, (struct cost){.hops = steps, .sent = steps * segment});
     const double ring = wire_bound > hop_bound ? wire_bound : hop_bound;

@@ -1,19 +1,19 @@
-// Ring allreduce (Patarasu and Yuan, 2009). Ranks stand in a ring; the vector is cut into n chunks.
+// Ring allreduce (Patarasu and Yuan, 2009). Ranks form a ring; the vector is cut into n chunks.
 //
 //     n-1 steps reduce-scatter:  send chunk (r - s), receive chunk (r - s - 1) and add the own one; after the last step
 //                                rank r holds the sum of chunk r + 1
 //     n-1 steps allgather:       send the finished chunk (r + 1 - s), receive chunk (r - s)
 //
-// Chunks travel in segments, each passed on as soon as it was added, through all 2 (n-1) steps without a break: what one
-// rank adds and what is on the wire in either direction overlap. Every tensor byte is read when its segment is first
-// needed and written when its segment is final, so packing and unpacking overlap with the wire as well.
+// Chunks are sent in segments, each forwarded once it is added, through all 2 (n-1) steps without a break: additions overlap with
+// the wire in both directions. Every tensor byte is read when its segment is first needed and written when its segment is final, so
+// packing and unpacking overlap with the wire too.
 // Wire: 2 N (n-1)/n elements per rank, 2 (n-1) hops. The order of additions differs from chunk to chunk, but every chunk
 // is finished by one rank and copied, so all ranks end bit-equal.
 #include "collective/schedules.h"
 
-enum { WINDOW = 8 };            // segments that may have come and not been added yet
+enum { WINDOW = 8 };            // received segments that wait to be added, at most
 
-// Chunks are counted round the ring.
+// Chunk indices wrap round the ring.
 static struct part chunk(size_t nbytes, size_t element, int index, int n)
 {
     const int at = (index % n + n) % n;
@@ -28,7 +28,7 @@ void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t el
     struct part part;
     for (size_t i = 0; (part = part_segment(first, i)).nbytes; i++)
         schedule_send(schedule, next, in_space(IN_VECTOR, part.begin), part.nbytes, schedule_load(schedule, part, STEP_NONE));
-    int added[WINDOW];          // the last step that read a slot of the scratch
+    int added[WINDOW];          // the last step that read each scratch slot
     for (int slot = 0; slot < WINDOW; slot++)
         added[slot] = STEP_NONE;
     int arrived = 0;

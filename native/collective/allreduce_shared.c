@@ -1,12 +1,12 @@
-// Allreduce in shared memory, in blocks of one staging buffer: the block is cut into n chunks, member k stages all chunks but k for
-// the others, reduces chunk k of all members, its own from where it lies, into its staging buffer, and everyone collects the chunks.
-// A short vector is one block that each member reduces by itself. Either way the sum is taken in rank order, so that the
-// result depends neither on the path nor on what was fused with what, and is bit-equal on all ranks.
+// Allreduce in shared memory, in blocks of one staging buffer. The block is cut into n chunks. Member k stages all chunks but k for
+// the others. It reduces chunk k of all members into its staging buffer, reading its own in place. Then all members collect the
+// chunks. Each member reduces a short vector, of one block, by itself. Either way the sum is in rank order, so the result is
+// bit-equal on all ranks and independent of the path and of fusion.
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 
 enum {
-    SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second hand-over
+    SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second synchronization
 };
 _Static_assert((size_t)SMALL_BYTES <= (size_t)HOST_STAGING_BUFFER_BYTES, "a short vector is one block");
 
@@ -15,7 +15,7 @@ static size_t block_bytes(const struct allreduce_pipeline *a, size_t block)
     return shared_piece(a->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-// Chunk boundaries of a block: multiples of the cache line where there is enough, so that members do not share lines.
+// Chunk boundaries of a block: multiples of the cache line if the block is long enough, so that members do not share lines.
 static size_t chunk_begin(size_t nbytes, int index, int size)
 {
     size_t lines = (nbytes + 63) / 64, begin = lines * (size_t)index / (size_t)size * 64;
@@ -29,7 +29,7 @@ static void stage(struct run *run, struct pipeline *pipeline, size_t block)
     shared_stage(run, a->reduction, &a->in, staging_buffer, block_bytes(a, block));
 }
 
-// The own chunk is read where it lies, unless it is to be scaled first.
+// The own chunk is read in place, unless it has to be scaled first.
 static bool own_is_staged(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
 
 static void stage_chunks(struct run *run, struct pipeline *pipeline, size_t block)
@@ -55,13 +55,13 @@ static void reduce_all(struct run *run, struct pipeline *pipeline, size_t block)
         shared_reduce(run, pipeline->group, a->reduction, block, offset, NULL, dst, n);
 }
 
-// What a result overwrites in place was read just now, and is in the caches anyway.
+// In place, the source of a result was read just now and is in the caches, so a plain copy is best.
 static kernel_copy_fn copy_of(const struct allreduce_pipeline *a, const unsigned char *src, const unsigned char *dst)
 {
     return src == dst ? span_copy : a->copy;
 }
 
-// To the next destinations.
+// Copies to the next destinations.
 static void put(struct allreduce_pipeline *a, const unsigned char *from, size_t nbytes)
 {
     const unsigned char *src;
@@ -70,7 +70,7 @@ static void put(struct allreduce_pipeline *a, const unsigned char *from, size_t 
         copy_of(a, src, dst)(dst, from, n);
 }
 
-// The sum goes to the others and to its own destination, while it is in the L1 cache.
+// Writes the sum for the others and to its own destination, while it is in the L1 cache.
 static void reduce_chunk(struct run *run, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
@@ -104,7 +104,7 @@ static void collect(struct run *run, struct pipeline *pipeline, size_t block)
         else
             put(a, shared_staging_buffer(run, pipeline->group, i, block) + begin, chunk);
     }
-    // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
+    // Bytes that the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     const size_t own = chunk_begin(nbytes, pipeline->group->rank + 1, size) - chunk_begin(nbytes, pipeline->group->rank, size);
     const size_t read = nbytes - own + ((size_t)size - 1) * own;
     run_shared_bytes(run, read, read);

@@ -1,4 +1,4 @@
-// Alltoall over links: to each other member what is for it. Wire: what is exchanged, one hop.
+// Alltoall over links: every member sends each other member its part. Wire: the exchanged bytes, one hop.
 #include "collective/schedules.h"
 
 void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received)

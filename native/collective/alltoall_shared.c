@@ -1,6 +1,6 @@
-// Alltoall in shared memory. A staging buffer is cut into as many slices as there are receivers; a block takes every pair of members
-// one slice further, so that all write and read equally much in every block. What a rank sends to itself goes straight to
-// its place, a slice at a time like the rest.
+// Alltoall in shared memory. A staging buffer is cut into one slice per receiver; a block advances every pair of members by one
+// slice, so that all write and read equally much in every block. A rank copies its part for itself straight to its destination,
+// also a slice at a time.
 #include "base/size.h"
 #include "collective/collective.h"
 #include "run/shared.h"
@@ -19,7 +19,7 @@ static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
     return shared_piece(part, block * a->slice, a->slice);
 }
 
-// Where in the sender's staging buffer the slice lies that is meant for `to`.
+// The slice for member `to` in the staging buffer of `from`.
 static unsigned char *slice_of(struct run *run, const struct alltoall *a, int from, int to, size_t block)
 {
     return shared_staging_buffer(run, a->pipeline.group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;

@@ -1,12 +1,12 @@
-// Broadcast in two levels (run/two_level.h): over links to the members with the root's local index, one on each host, each of which
-// shows every piece to its host when it has come, and gone on. A host receives the vector once, however many members it holds.
+// Two-level broadcast (run/two_level.h): over links to the members with the root's local index, one on each host. Each of them
+// forwards every piece, and stages it for its host. A host receives the vector once, however many members it holds.
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 #include "collective/schedules.h"
 #include "run/hierarchy.h"
 #include "run/two_level.h"
 
-enum { PIECES = 64 };                   // at most: each is a schedule of its own
+enum { PIECES = 64 };                   // at most: each is a separate schedule
 
 struct broadcast {
     struct two_level two_level;

@@ -1,6 +1,6 @@
-// Broadcast over links. Ranks are counted from the root. Segments are passed on as they come, so that all levels are busy at once.
+// Broadcast over links. Ranks are counted from the root. Segments are forwarded on arrival, so all levels are busy at once.
 // Tree (binomial): rank v has its parent at v without its lowest set bit, and its children at v + 2^k for every 2^k below that bit.
-// ceil(log2 n) hops; the root sends each byte so often. Chain: rank v has its child at v + 1. n-1 hops; a rank sends each byte once.
+// ceil(log2 n) hops; the root sends each byte that often. Chain: rank v's child is v + 1. n-1 hops; a rank sends each byte once.
 #include "collective/collective.h"
 #include "collective/schedules.h"
 
@@ -16,7 +16,7 @@ void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool
 {
     const int n = schedule->size, me = (schedule->rank - root + n) % n;
     const int parent = ((chain ? me + n - 1 : me & (me - 1)) + root) % n;
-    int first_child = chain ? 2 : 1;        // twice the distance to the root of the largest subtree, which comes first
+    int first_child = chain ? 2 : 1;        // twice the distance from the root to its largest subtree, which is served first
     while (!chain && first_child < n && !(me & first_child))
         first_child *= 2;
     struct part part;

@@ -1,5 +1,5 @@
-// Brings n ranks down to a power of two, p, for algorithms that pair ranks by a bit of their number. Of the first
-// 2 (n - p) ranks the even ones give their vectors to their odd neighbors and take the result from them in the end.
+// Reduces n ranks to a power of two, p, for algorithms that pair ranks by a bit of their number. Of the first 2 (n - p) ranks, the
+// even ones send their vectors to their odd neighbors and receive the result at the end.
 #pragma once
 
 #include "run/schedule.h"
@@ -9,8 +9,8 @@ enum { FOLD_ROUNDS_MAX = 30 };
 struct fold {
     int size;                   // p
     int extra;                  // n - p
-    int rank;                   // this one among the p, -1: it stands aside
-    int neighbor;               // position of the one that gives and takes; -1: none
+    int rank;                   // this rank's number among the p; -1: it only sends to its neighbor
+    int neighbor;               // position of the neighbor that sends and receives; -1: none
 };
 
 static inline struct fold fold_of(int n, int rank)
@@ -27,13 +27,13 @@ static inline struct fold fold_of(int n, int rank)
     return fold;
 }
 
-// Position of one of the p.
+// Position of the rank with this number among the p.
 static inline int fold_position(const struct fold *fold, int rank)
 {
     return rank < fold->extra ? 2 * rank + 1 : rank + fold->extra;
 }
 
-// Who stands aside: gives this part, and takes it back.
+// For a rank outside the p: sends this part, and receives the result.
 static inline void fold_aside(struct schedule *schedule, const struct fold *fold, struct part part)
 {
     const struct place own = in_space(IN_VECTOR, part.begin);
@@ -41,7 +41,7 @@ static inline void fold_aside(struct schedule *schedule, const struct fold *fold
     schedule_store(schedule, part, schedule_receive(schedule, fold->neighbor, own, part.nbytes, sent));
 }
 
-// Of the others: loads this part, and adds what the neighbor gives, which comes to `received` after that is free.
+// For the others: loads this part, and adds the neighbor's, which is received into `received` after step `after`.
 static inline int fold_begin(struct schedule *schedule, const struct fold *fold, struct part part, struct place received,
                              int after)
 {
@@ -53,7 +53,7 @@ static inline int fold_begin(struct schedule *schedule, const struct fold *fold,
     return schedule_reduce(schedule, own, received, own, part.nbytes, schedule_both(schedule, loaded, came));
 }
 
-// The result of this part, to the neighbor and to the tensors.
+// Sends the result of this part to the neighbor, and stores it in the tensors.
 static inline void fold_end(struct schedule *schedule, const struct fold *fold, struct part part, int done)
 {
     if (fold->neighbor >= 0)

@@ -1,5 +1,5 @@
-// Collectives in shared memory as pipelines (run/shared.h), for what goes on beside others. What they are given lives until they
-// are over.
+// Collectives in shared memory as pipelines (run/shared.h), which can run beside others. Their arguments must live until they are
+// over.
 #pragma once
 
 #include "run/shared.h"
@@ -35,7 +35,7 @@ struct allgather_pipeline {
     kernel_copy_fn copy;
 };
 
-// Puts the own part where it belongs.
+// Also copies this member's own part to its destination.
 void allgather_begin(struct allgather_pipeline *g, struct run *run, struct group *group, int lane, const void *src,
                      const struct span_list *dst, const size_t *part);
 
@@ -47,6 +47,6 @@ struct broadcast_pipeline {
     kernel_copy_fn copy;
 };
 
-// From the root's src to the others' dst.
+// Copies from the root's src to the others' dst.
 void broadcast_begin(struct broadcast_pipeline *b, struct run *run, struct group *group, int lane, int root, const void *src,
                      void *dst, size_t nbytes);

@@ -1,6 +1,6 @@
-// Reducescatter in two levels (run/two_level.h), for hosts that hold equally many members: within each host, member i gets the host's
-// sums of the parts that the i-th members of all hosts are to have; across hosts these exchange and add them. A piece is a slice
-// of every part.
+// Two-level reducescatter (run/two_level.h), for hosts that hold equally many members. Within each host, member i gets the host's
+// sums of the parts of the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice of every
+// part.
 // Wire: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
@@ -12,8 +12,8 @@
 #include "run/two_level.h"
 
 enum {
-    SUMS_BYTES = 2 << 20,               // that a member has of a piece ...
-    SLICE_MIN_BYTES = 64 << 10,         // unless there are so many hosts that their slices would be shorter
+    SUMS_BYTES = 2 << 20,               // per member and piece ...
+    SLICE_MIN_BYTES = 64 << 10,         // ... unless with many hosts the slices would be shorter than this
     DEPTH = 4
 };
 
@@ -23,13 +23,13 @@ struct reducescatter {
     struct reduction within, across;
     const unsigned char *src;
     unsigned char *dst;
-    size_t *place;                      // by position: where its part begins in src
+    size_t *place;                      // by position: offset of its part in src
     size_t slice;                       // bytes, whole cache lines
-    size_t *local_part, *cross_part;    // of a piece: by local member, what all hosts' members with its index get; by host
+    size_t *local_part, *cross_part;    // of a piece: by local member, bytes for all hosts' members with its index; by host
     struct reducescatter_pipeline reducing;
 };
 
-// A slice of the part of this member of the group.
+// A slice of this member's part.
 static struct part slice_of(const struct reducescatter *r, size_t piece, int member)
 {
     const size_t offset = piece * r->slice;
@@ -45,7 +45,7 @@ static struct pipeline *reduce(struct run *run, struct two_level *l, size_t piec
 {
     struct reducescatter *r = (struct reducescatter *)l;
     const struct hierarchy *h = r->h;
-    struct span_list *list = &l->list;      // in the order of the local members that the slices go through
+    struct span_list *list = &l->list;      // in the order of the local members that receive the slices
     (void)run;
     list->count = list->nbytes = 0;
     for (int index = 0; index < l->local->size; index++) {
@@ -74,7 +74,7 @@ static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, str
 
 static const struct two_level_form FORM = {.reduce = reduce, .cross = cross};
 
-// Lays out what is by member, and room for the sums. False: no memory.
+// Allocates the arrays indexed by member, and memory for the sums. False: out of memory.
 static bool lay_out(struct run *run, struct reducescatter *r, const struct group *group, const size_t *part)
 {
     struct two_level *l = &r->two_level;

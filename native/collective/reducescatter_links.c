@@ -1,8 +1,8 @@
-// Reducescatter over links: every member sends each other its part, and adds what it receives in rank order.
+// Reducescatter over links: every member sends every other its part, and adds the values that it receives in rank order.
 // Wire: N (n-1)/n elements each way, one hop.
 #include "collective/schedules.h"
 
-// The step after which the sum of one segment of the own part, in rank order and scaled, is in the scratch at `sum`.
+// Returns the step after which the scaled rank-order sum of one segment of the own part is in the scratch at `sum`.
 static int add_all(struct schedule *schedule, struct part cut, struct place own, struct place sum, size_t mine, int own_is_there)
 {
     struct place so_far = own;
@@ -32,7 +32,7 @@ void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool 
     const size_t mine = part[me];
     size_t offset = 0, my_offset = 0;
     struct part cut;
-    int all = STEP_NONE;            // the input has been read, the sums are there: the result may be written
+    int all = STEP_NONE;            // after this step the input is read and the sums are complete: the result may be written
     for (int i = 0; i < n; offset += part[i++]) {
         if (i == me)
             my_offset = offset;

@@ -1,5 +1,5 @@
-// Reducescatter in shared memory: a block holds an equal piece of every member's part, so that all of them reduce at the
-// same time; member k reduces the k-th piece of all staging buffers straight into its output.
+// Reducescatter in shared memory. A block holds an equal piece of every member's part, so that all members reduce at the same time:
+// member k reduces the k-th piece of all staging buffers straight into its output.
 #include "collective/collective.h"
 #include "collective/pipelines.h"
 

@@ -1,14 +1,14 @@
-// Collectives over links, as schedules (run/schedule.h) of the rank that `schedule` was made for.
-// Functions of nothing but their arguments: whoever has these can write down any rank's.
+// Collectives over links, as schedules (run/schedule.h) of the rank that `schedule` was made for. These functions depend only on
+// their arguments, so any rank's schedule can be computed anywhere.
 #pragma once
 
 #include "run/schedule.h"
 
-enum { HOP_NS = 27000 };        // of one message: what the ranks themselves need at least, however near the hosts are
+enum { HOP_NS = 27000 };        // per message: the ranks' own overhead, a lower bound however close the hosts are
 
 static inline double wire_hop_ns(const struct wire *wire) { return wire->hop_ns > HOP_NS ? wire->hop_ns : HOP_NS; }
 
-// From the tensors, loaded into the vector, to the tensors: postscale * sum over ranks. element: bytes.
+// From the tensors, loaded into the vector, to the tensors: postscale * sum over ranks. element: its size in bytes.
 void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t element);
 void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element);
 void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t element);
@@ -20,17 +20,17 @@ static inline size_t vector_chunk(size_t nbytes, size_t element, int index, int 
     return (count / (size_t)size * at + (at < longer ? at : longer)) * element;
 }
 
-// From input, part[rank] bytes, to output: all parts in rank order.
+// From input (part[rank] bytes) to output (all parts in rank order).
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part);
 void schedule_allgather_doubling(struct schedule *schedule, const size_t *part);
-// The cheaper of the two. wire, and part, equal on all ranks.
+// Picks the cheaper of the two. wire and part must be equal on all ranks.
 void allgather_schedule(struct schedule *schedule, const struct wire *wire, const size_t *part);
-// Parts in rank order, in input those that go to each, in output those that come from each.
+// Parts are in rank order: in input by receiver, in output by sender.
 void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received);
-// From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values come into the
-// vector first, else they lie in input. Output may begin where input does.
+// From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values are loaded into the
+// vector first; otherwise they are read from input. Output may begin where input does.
 void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool loads);
-// Rounds in which what one of n ranks has reaches all, when those who have it double.
+// Rounds until all n ranks have a value, if the number that have it doubles in each round.
 static inline int doubling_rounds(int n)
 {
     int rounds = 0;
@@ -39,7 +39,7 @@ static inline int doubling_rounds(int n)
     return rounds;
 }
 
-// From the root's input to everybody's output, in a chain or a tree.
+// From the root's input to every output, along a chain or a tree.
 void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool chain);
-// Whether a chain is the cheaper one. wire equal on all ranks.
+// Whether a chain is cheaper. wire must be equal on all ranks.
 bool broadcast_by_chain(int n, const struct wire *wire, size_t nbytes);
