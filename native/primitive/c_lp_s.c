@@ -2,27 +2,26 @@
 //
 // SCATTER_GATHER. The vector x of N elements is cut into n chunks; chunk k belongs to rank k.
 //
-//     v_i   = x_i + delta_i;            delta_i = v_i - D(Q(v_i))             worker error, when given
-//     u_k   = mean_i D(Q(v_i[k])) + epsilon_k;   epsilon_k = u_k - D(Q(u_k))    server error, when given
+//     v_i   = x_i + delta_i;            delta_i = v_i - D(Q(v_i))             worker error, if there is one
+//     u_k   = mean_i D(Q(v_i[k])) + epsilon_k;   epsilon_k = u_k - D(Q(u_k))    server error, if there is one
 //     out   = concat_k D(Q(u_k))
 //
-// Rank k adds its own chunk decoded, and decodes its own result, so that all ranks end bit-equal. The sum over i is
-// taken in float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
-// Chunks are encoded in segments (encoder.h): while one is encoded, another is on its way to the owners, and the mean of a third
-// on its way back (schedules.h). In place is safe: a segment is written when it has been sent.
+// Rank k adds its own chunk decoded, and decodes its own result, so that all ranks end bit-equal. The sum over i is taken in
+// float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
+// Chunks are encoded in segments (encoder.h): while one is encoded, another is sent to the owners, and the mean of a third is sent
+// back (schedules.h). In place is safe: a segment is written only after it has been sent.
 // Wire: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
-// ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; no second loss.
+// ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; nothing is quantized again.
 // Wire: (n-1) |Q(N)| bytes each way per rank.
 //
-// A codec that quantizes coefficients of a transform (kernel/rotated.h): codes of ranks with the same seed have the same transform.
-// Then the sum is taken over coefficients. SCATTER_GATHER encodes it again as they are, without rounding it to the dtype, unless
-// there is a server error; else it is transformed back once. With different seeds all is as for other codecs.
+// A codec may quantize coefficients of a transform (kernel/rotated.h); codes of ranks with the same seed then have the same
+// transform, and their coefficients are summed. SCATTER_GATHER encodes this sum directly, without rounding it to the dtype, unless
+// there is a server error; otherwise the sum is transformed back once. With different seeds such a codec is handled like any other.
 //
-// Hierarchical: the ranks are hosts, and x is the host's mean, times its share of the ranks where hosts have different
-// numbers of them. Every shard of the vector (run/hierarchy.h) is a vector of its own, whose owners exchange it;
-// error states lie at the places of the elements. Wire: as above with n hosts, per host, and N elements within hosts for
-// the mean and for its way back.
+// Hierarchical: the ranks are hosts, and x is the host's mean, weighted by its number of ranks if hosts differ in it. Every shard
+// of the vector (run/hierarchy.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the elements.
+// Wire: as above with n hosts, per host, and N elements within hosts for the mean and as many to distribute the result.
 #include "primitive/coded.h"
 #include "run/hierarchy.h"
 
@@ -30,20 +29,20 @@ struct c_lp_s {
     struct run *run;
     struct encoder encoder;
     struct codes codes;
-    struct span_list list;              // values, and where results go; of codes that others have made: none
+    struct span_list list;              // values and destinations; empty for ready codes
     int size, rank;
-    size_t begin;                       // of the vector in the operation's, for seeds
-    double prescale, factor;            // factor: what the sum is multiplied by
+    size_t begin;                       // offset in the operation's vector in elements, for seeds
+    double prescale, factor;            // factor: multiplies the sum
     float *worker_error, *server_error;
 };
 
-// Working memory of one step.
+// Scratch memory of one step.
 struct room {
     void *values;                       // a segment in the dtype
-    float *sum;                         // of its elements, or of the codes' coefficients
+    float *sum;                         // a sum over its elements, or over coefficients of the codes
 };
 
-// What a sum is of: NULL, of elements; else of coefficients of this transform, as in the code `like`.
+// The terms of a sum: elements if transform is NULL, otherwise coefficients of this transform, as in the code `like`.
 struct sum_of {
     const struct kernel_transform *transform;
     const unsigned char *like;
@@ -80,7 +79,7 @@ static const unsigned char *code_of(const struct c_lp_s *x, int i, const unsigne
     return i == x->rank ? own : received + (size_t)i * x->codes.received.each;
 }
 
-// sum = factor * sum_i D(code of rank i), in rank order; or of their coefficients, if they are all of one transform
+// sum = factor * sum_i D(code of rank i), in rank order; or over their coefficients, if all codes have the same transform
 static struct sum_of add(const struct c_lp_s *x, float *sum, const unsigned char *own, const unsigned char *received, size_t count)
 {
     const struct encoder *e = &x->encoder;
@@ -97,7 +96,7 @@ static struct sum_of add(const struct c_lp_s *x, float *sum, const unsigned char
     return of;
 }
 
-// to = the sum, in the dtype. Overwrites the sum.
+// to = sum, in the dtype. Overwrites the sum.
 static void end_sum(const struct c_lp_s *x, void *to, float *sum, struct sum_of of, size_t count)
 {
     if (of.transform)
@@ -149,7 +148,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
     }
 }
 
-// For the vector of `nbytes` among the members of this group. Takes the list. NULL: no memory; the run has failed.
+// Plans `nbytes` of the vector among the members of this group. Takes the list. NULL: out of memory; the run has failed.
 static struct c_lp_s *plan_among(struct run *run, const struct group *group, const struct work *work, size_t nbytes,
                                  const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
@@ -179,7 +178,7 @@ static struct c_lp_s *plan_among(struct run *run, const struct group *group, con
     return x;
 }
 
-// A shard of the vector, from byte `offset` on, among its owners.
+// Plans a shard of the vector, from byte `offset` on, among its owners.
 static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
                               const struct between *between, struct plan *plan)
 {
@@ -191,7 +190,7 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
     if (!x)
         return run->failure.status;
     x->begin = begin;
-    x->prescale = 1.0;                          // done within hosts
+    x->prescale = 1.0;                          // the prescale is applied within hosts
     if (x->worker_error)
         x->worker_error += begin;
     if (x->server_error && work->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
@@ -199,12 +198,12 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
     return BHVD_OK;
 }
 
-// Hosts are the ranks, each with its members' sum.
+// Plans the exchange among hosts, each with the sum of its members.
 static bhvd_status among_hosts(struct run *run, struct group *group, struct work *work, struct span_list *list,
                                struct plan *plan)
 {
-    // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
-    // (hosts / n) sum is the host's mean.
+    // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
+    // sum is the host's mean.
     const double weight = work->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, work->prescale_factor, weight);
     const struct between between = primitive_between(plan_shard, work);

@@ -1,14 +1,14 @@
-// What the low-precision primitives share: codes of an encoder in their schedules.
+// Schedules of codes, shared by the low-precision primitives.
 #pragma once
 
 #include "primitive/encoder.h"
 #include "primitive/primitive.h"
 #include "primitive/schedules.h"
 
-// struct codes: the size of those of an encoder, which is its `arg`.
+// For struct codes: the size of a code of the encoder in `arg`.
 size_t coded_size(const void *encoder, size_t count);
-// The plan's schedule will have so many codes of each segment, in scratch memory; ready: these instead, and none is made.
+// Prepares the plan for `own` and `received` codes per segment, in scratch memory; ready: for these, without encoding or decoding.
 void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *encoder, size_t own, size_t received, const struct wire *wire,
                 const struct ready_codes *ready);
-// Memory of one step: so many bytes, and the encoder's scratch for a segment. NULL: none, and the run has failed.
+// Scratch of one step: `nbytes`, and the encoder's for a segment. NULL: out of memory, and the run has failed.
 unsigned char *coded_room(struct run *run, struct encoder *encoder, const struct codes *codes, size_t nbytes);

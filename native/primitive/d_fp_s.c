@@ -1,17 +1,17 @@
 // D_FP_S: decentralized, full precision, synchronous. Every participant averages with its peers (peers.h):
 //
-//     dst_i = sum_j W_ij x_j      SHIFT_ONE: (x_i + x_p) / 2, who pauses keeps x_i
+//     dst_i = sum_j W_ij x_j      SHIFT_ONE: (x_i + x_p) / 2; a rank that pauses keeps x_i
 //                                 RING:      (x_i + x_{i-1} + x_{i+1}) / 3;  n = 2: (x_i + 2 x_p) / 3
 //
-// Hierarchical, with hosts that hold different numbers of ranks, their shares are those of peers_shares().
+// Hierarchical, with hosts that hold different numbers of ranks: weighted by peers_shares().
 //
-// Added in the order written, in float32 (float64: in double), multiplied by the weight, rounded to the dtype once. Both
-// sides of a pair compute the same bits. src is only read, so that weights may be sent while a backward pass uses them.
+// Values are added in the order written, in float32 (float64: in double), multiplied by the weight, and rounded to the dtype once.
+// Both sides of a pair compute the same bits. src is only read, so weights may be sent while a backward pass uses them.
 //
-// The vector travels in segments; a few are on the wire while one is averaged (schedules.h). In place is safe: a segment is
-// written when it has been sent.
-// Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that
-// much per host, and N elements within hosts for the mean and for its way back.
+// The vector is sent in segments; a few are on the wire while one is averaged (schedules.h). In place is safe: a segment is written
+// only after it has been sent.
+// Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
+// host, and N elements within hosts for the mean and as many to distribute the result.
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 #include "primitive/schedules.h"
@@ -19,18 +19,18 @@
 
 struct d_fp_s {
     struct run *run;
-    struct codes codes;                 // the values as they are
+    struct codes codes;                 // the values, not encoded
     struct span_list list;
     struct peers peers;
-    bhvd_dtype dtype, wide;     // of the values; that they are added in: float32, or float64
-    double weight;              // of each value; or, of what their shares make of them
+    bhvd_dtype dtype, wide;     // of the values; of the sum: float32, or float64
+    double weight;              // of each value, or of the sum of values multiplied by their shares
     struct shares shares;
     bool is_weighted;           // the shares differ
 };
 
 struct segment {
     const unsigned char *mine, *received;
-    void *sum, *wide;           // room, in float32 or float64
+    void *sum, *wide;           // scratch, in float32 or float64
 };
 
 static const unsigned char *received_at(const struct d_fp_s *a, const struct segment *segment, int p)
@@ -38,7 +38,7 @@ static const unsigned char *received_at(const struct d_fp_s *a, const struct seg
     return segment->received + (size_t)p * a->codes.received.each;
 }
 
-// Values in the type that is added in: as they are, or converted to `room`.
+// Returns the values in the type of the sum: themselves, or converted into `room`.
 static const void *widen(const struct d_fp_s *a, void *room, const void *values, size_t count)
 {
     if (a->dtype == a->wide)
@@ -67,7 +67,7 @@ static void average(const struct d_fp_s *a, const struct segment *segment, void 
     store(a, segment, dst, sum, count);
 }
 
-// Each value times its share. So both sides of a pair compute the same bits.
+// Multiplies each value by its share before adding, so both sides of a pair compute the same bits.
 static void average_weighted(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
     const struct kernel_table *kernels = &a->run->kernels;
@@ -109,7 +109,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 
 static size_t size_of_values(const void *element, size_t count) { return count * *(const size_t *)element; }
 
-// Nobody to average with: the result is the value itself.
+// Without peers the result is the value itself.
 static void keep(const struct span_list *list)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -118,7 +118,7 @@ static void keep(const struct span_list *list)
     }
 }
 
-// Ranks that a member of the group stands for: those of its host, where there are hosts; else itself.
+// Number of ranks that a member of the group represents: those of its host, or only itself.
 static int members_of(const struct hierarchy *hosts, int i) { return hosts ? hierarchy_members_of(hosts, i) : 1; }
 
 static void weigh(struct d_fp_s *a, const struct group *group, const struct hierarchy *hosts, bhvd_topology topology)
@@ -136,7 +136,7 @@ static void weigh(struct d_fp_s *a, const struct group *group, const struct hier
     }
 }
 
-// Among the members of this group, each of which stands for its host where there are hosts. Takes the list.
+// Plans among the members of this group, each of which represents its host if there are hosts. Takes ownership of the list.
 static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *work,
                               struct span_list *list, struct plan *plan)
 {
@@ -166,7 +166,7 @@ static bhvd_status plan_among(struct run *run, const struct group *group, const 
     return BHVD_OK;
 }
 
-// A shard of the vector, among hosts, where it stays what it is if there is nobody to average with.
+// Plans a shard of the vector among hosts; without peers it stays as it is.
 static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct between *between, struct plan *out)
 {
@@ -181,7 +181,7 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
     return status;
 }
 
-// Hosts are the peers, each with the mean of its members.
+// The peers are hosts, each with the mean of its members.
 static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *work,
                                  struct plan *out)
 {

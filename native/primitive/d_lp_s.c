@@ -1,29 +1,29 @@
-// D_LP_S: decentralized, low precision, synchronous. Ranks stand in a ring, and each keeps replicas of what it and its
-// neighbors have sent so far:
+// D_LP_S: decentralized, low precision, synchronous. Ranks form a ring, and each keeps replicas: the sums of what it and its
+// neighbors have sent so far.
 //
 //     own += D(Q(v_i))      left += D(Q(v_{i-1}))      right += D(Q(v_{i+1}))
 //
-// All three holders of a replica decode the same bytes and add them in float32, so replicas that began equal stay
-// bit-equal: own of i, right of i-1, left of i+1. What Q loses is in v_i next time, when v is a difference to a replica:
-// DCD-PSGD and CHOCO-SGD are this primitive and a formula. n = 2: left and right are the same rank, whose code is sent
-// once and added to both; n = 1: the rank is its own left and right.
+// All three holders of a replica decode the same bytes and add them in float32, so replicas that began equal stay bit-equal: own of
+// i, right of i-1, left of i+1. The quantization error of Q is part of the next v_i if v is a difference to a replica: DCD-PSGD and
+// CHOCO-SGD are this primitive plus a formula. n = 2: left and right are the same rank, whose code is sent once and added to both;
+// n = 1: the rank is its own left and right.
 //
-// So that such a formula needs no pass of its own over memory, v_i may be mixed of a rank's values x_i and the replicas before
-// they are added to, and a result of them afterwards (weights a and b; where those of replicas are 0, v_i = x_i, no result):
+// To save such a formula a pass over memory, the primitive can mix a rank's values x_i and the replicas into v_i before it updates
+// them, and into a result afterwards (weights a and b; if those of replicas are 0, v_i = x_i, no result):
 //
 //     v_i = x_i + (a_1 own + a_2 left + a_3 right)        result = b_0 x_i + (b_1 own + b_2 left + b_3 right)
 //
-// In brackets in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
+// The brackets are computed in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (schedules.h).
 // Wire: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
-// On a GPU that has encoded v when it was posted, and adds when this has ended (gpu/staged_codes.h), codes are all there is here.
+// If a GPU encodes v when it is posted, and decodes when this has ended (gpu/staged_codes.h), this file handles only codes.
 //
-// Hierarchical: the ring is of hosts, and x_i the mean of a host's members, who all end with the same result. Each host's first
-// member, its leader, encodes and exchanges; what it has sent and received it passes on to the others, who decode the
-// same bytes. A neighbor of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
-// own + min(1, s_p / s_i) (R - own), if own is kept. So what keeps the mean of equal hosts keeps the mean over all ranks.
+// Hierarchical: the ring consists of hosts, and x_i is the mean of a host's members, who all end with the same result. Each host's
+// first member, its leader, encodes and exchanges; it passes the codes that it has sent and received to the others, who decode the
+// same bytes. A neighbor with fewer members gets a smaller weight in both mixes, as in peers.h: its replica R is replaced by own +
+// min(1, s_p / s_i) (R - own), if own is kept. So a formula that keeps the mean of equal hosts keeps the mean over all ranks.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include <string.h>
 
@@ -33,20 +33,20 @@
 #include "run/hierarchy.h"
 #include "run/two_level.h"
 
-enum { PIECES = 32 };       // segments that hosts have under way at once, at most: what a long line holds
+enum { PIECES = 32 };       // segments in flight per host, at most: enough for a link with high latency
 
 struct d_lp_s {
     struct run *run;
     const struct work *work;
     struct encoder encoder;
     struct codes codes;
-    struct span_list list, results;     // of values, and of results: the operation's, or values are a part of its vector ...
+    struct span_list list, results;     // of values and of results: the operation's; or values are a part of its vector ...
     size_t begin;                       // ... from this element on
     struct peers peers;
-    double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's, hosts counted for their ranks
+    double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's weights, adjusted for the sizes of hosts
 };
 
-// Working memory of one step: a segment in the dtype, in float32, and as doubles.
+// Scratch memory of one step: a segment in the dtype, in float32, and as doubles.
 struct room {
     unsigned char *result;
     float *mixed;
@@ -64,7 +64,7 @@ static bool make_room(struct d_lp_s *x, struct room *room)
     return memory;
 }
 
-// dst = weights[0] values + the others times the replicas, of the elements from `begin` on.
+// dst = weights[0] values + the other weights times the replicas, for the elements from `begin` on.
 static void mix(const struct d_lp_s *x, const struct room *room, void *dst, const void *values, const double *weights,
                 size_t begin, size_t count)
 {
@@ -94,7 +94,7 @@ static void mix(const struct d_lp_s *x, const struct room *room, void *dst, cons
     }
 }
 
-// Where values are in the operation's vector.
+// Offset of values in the operation's vector, in elements.
 static size_t element_of(const struct d_lp_s *x, const struct part *values)
 {
     return x->begin + values->begin / x->encoder.element;
@@ -146,7 +146,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
         encode(x, &room, &step->values, place_among(spaces, step->to));
 }
 
-// Among n in the ring, of which this rank or its host is `me`. The lists are still to come.
+// For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
 static struct d_lp_s d_lp_s_of(struct run *run, const struct work *work, int n, int me)
 {
     const size_t element = bhvd_dtype_size(work->tensors[0].dtype);
@@ -162,7 +162,7 @@ static struct d_lp_s d_lp_s_of(struct run *run, const struct work *work, int n, 
     return x;
 }
 
-// Takes the list.
+// Takes ownership of the list.
 static bhvd_status plan_among(struct run *run, const struct group *group, const struct work *work,
                               const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
@@ -179,7 +179,7 @@ static bhvd_status plan_among(struct run *run, const struct group *group, const 
 
 // ------------------------------------------------------------------------------------------------------------ of hosts
 
-// The weights between these hosts. Where a smaller host's replica counts less, the own one counts more.
+// Adjusts the weights between hosts of different sizes: a smaller host's replica gets less weight, the own one more.
 static void weigh(const struct hierarchy *h, const struct peers *peers, double *weights)
 {
     const double own = hierarchy_members_of(h, h->host);
@@ -193,8 +193,8 @@ static void weigh(const struct hierarchy *h, const struct peers *peers, double *
     }
 }
 
-// A segment, from when the host's mean of it is made until all members have combined its codes: the own one, then those of the
-// peers, which the leader makes and receives.
+// A segment, from when the host's mean of it is made until all members have combined its codes. codes: the own one, then those of
+// the peers, which the leader makes and receives.
 struct piece {
     struct d_lp_s x;
     struct span mean;
@@ -208,8 +208,8 @@ struct host_ring {
     const struct group *group;
     int leaders[PEERS_MAX];             // of the peers: positions in the group
     struct reduction mean;
-    struct span_list list;              // of the piece that is being reduced, from values to their mean
-    size_t code_nbytes;                 // bytes that a code has at most
+    struct span_list list;              // of the piece in reduction, from values to their mean
+    size_t code_nbytes;                 // bytes of a code, at most
     struct allreduce_pipeline reducing;
     struct broadcast_pipeline spreading;
     struct piece pieces[PIECES];
@@ -255,7 +255,7 @@ static bhvd_status cross(struct run *run, struct two_level *l, size_t number, st
     return BHVD_OK;
 }
 
-// What the leader has goes to the other members ...
+// The leader's codes are sent to the other members ...
 static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
@@ -265,7 +265,7 @@ static struct pipeline *spread(struct run *run, struct two_level *l, size_t numb
     return &ring->spreading.pipeline;
 }
 
-// ... who all do the same with it.
+// ... and all members combine them.
 static void end(struct run *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
@@ -276,7 +276,7 @@ static void end(struct run *run, struct two_level *l, size_t number)
 
 static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end};
 
-// Room for means and codes. False: no memory.
+// Allocates memory for means and codes. False: out of memory.
 static bool lay_out(struct run *run, struct host_ring *ring)
 {
     struct two_level *l = &ring->two_level;
@@ -302,7 +302,7 @@ static bool lay_out(struct run *run, struct host_ring *ring)
     return true;
 }
 
-// Takes the list.
+// Takes ownership of the list.
 static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *work, struct span_list *list,
                               struct plan *plan)
 {

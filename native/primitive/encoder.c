@@ -33,8 +33,7 @@ size_t encoder_size(const struct encoder *e, size_t count)
 
 size_t encoder_stride(const struct encoder *e, size_t count) { return size_round_up(encoder_size(e, count), CACHE_LINE); }
 
-// error -= decoded, where that is finite: a NaN or Inf is for the user to see in the result, once; fed back it would never
-// go away.
+// error -= decoded, where that is finite: a NaN or Inf is shown to the user once, in the result; fed back it would never go away.
 static void update_residual(float *restrict error, const float *restrict decoded, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -53,7 +52,7 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
         e->codec->encode(code, value, count, &options);
         return;
     }
-    // The error is taken against the float32 sum, so that what rounding to the dtype lost is fed back too.
+    // The error is taken against the float32 sum, so that the rounding to the dtype is fed back too.
     if (e->dtype == BHVD_FLOAT32) {
         kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](error, error, value, count);
         e->codec->encode(code, error, count, &options);

@@ -1,11 +1,11 @@
-// Encoding with error feedback and reproducible randomness: what the low-precision primitives share.
+// Encoding with error feedback and reproducible randomness, for the low-precision primitives.
 //
-// A vector is encoded in segments of at most ENCODER_SEGMENT elements, each with a header of its own, so that one is
-// encoded while another is on the wire; and a smaller segment has a smaller range, which quantizes better. The number is
-// the same for all transports, so results do not depend on them.
+// A vector is encoded in segments of at most ENCODER_SEGMENT elements, each with its own header, so that one is encoded while
+// another is on the wire. A smaller segment also has a smaller range, which quantizes better. The segment size is the same for all
+// transports, so results do not depend on them.
 //
-// What a codec that rounds at random gets as its seed: kernel/segments.h. One that rotates (struct kernel_transform) gets that of
-// rank 0's values on all ranks and in both passes, so that codes of ranks which were given the same seed can be added as they are.
+// For the seed of a codec that rounds at random see kernel/segments.h. A codec that rotates (struct kernel_transform) gets the seed
+// of rank 0's values on all ranks and in both passes, so that codes of ranks with the same seed can be added without decoding.
 #pragma once
 
 #include "base/size.h"
@@ -35,26 +35,26 @@ static inline const struct kernel_transform *encoder_transform(const struct enco
     return e->codec->transform.encode ? &e->codec->transform : NULL;
 }
 
-// Encoding needs scratch for segments of `count` elements: so many bytes, 64-byte aligned.
+// Bytes of scratch, 64-byte aligned, to encode segments of `count` elements.
 size_t encoder_scratch_size(const struct encoder *e, size_t count);
 void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);
 
-// Bytes of a segment, rounded up to whole cache lines for laying out buffers / as they travel.
+// Bytes of a segment's code: rounded up to whole cache lines, to lay out buffers; or exactly, as sent.
 size_t encoder_stride(const struct encoder *e, size_t count);
 size_t encoder_size(const struct encoder *e, size_t count);
 
 // code = Q(value + error); error = value + error - D(code). error NULL: code = Q(value). value may be e->value.
-// begin: the place of the segment in the vector.
+// begin: offset of the segment in the vector, in elements.
 void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *error,
                     enum encoder_pass pass, size_t begin);
 
-// To be mixed with the place of each segment.
+// Mixed with the offset of each segment to get its seed.
 static inline uint64_t encoder_seed(uint64_t seed, int rank, enum encoder_pass pass)
 {
     return segments_mix(segments_mix(seed, (uint64_t)rank), pass);
 }
 
-// The same of one's own.
+// The same for the encoder's own rank.
 static inline uint64_t encoder_own_seed(const struct encoder *e, enum encoder_pass pass)
 {
     return encoder_transform(e) ? encoder_seed(e->options.seed, 0, ENCODER_VALUES) : encoder_seed(e->options.seed, e->rank, pass);

@@ -17,7 +17,7 @@ static int exponential(int n, int i, int round)
     return peer < n ? peer : i;
 }
 
-// The circle method: n - 1 stand in a circle, where i meets round - i, and the last one meets who would meet himself.
+// The circle method: in a circle of n - 1 ranks, i is paired with round - i, or with the last rank instead of itself.
 static int round_robin(int n, int i, int round)
 {
     const int circle = n - 1 + n % 2;
@@ -38,7 +38,7 @@ struct peers peers_of(bhvd_topology topology, int n, int i, int round)
                                                                  : shift_one(n, i, round);
         return (struct peers){.count = peer != i, .index = {peer}, .times = 1};
     }
-    // In a ring of two the neighbor stands on both sides, and counts twice.
+    // In a ring of two the neighbor is on both sides, and counts twice.
     return (struct peers){.count = n > 2 ? 2 : n - 1, .index = {(i + n - 1) % n, (i + 1) % n}, .times = n == 2 ? 2 : 1};
 }
 

@@ -2,8 +2,8 @@
 
 #include "base/size.h"
 
-// Three segments keep processor and wire of neighbors busy. On a long line as much must be under way as it holds, and as much again,
-// since slots are freed in their order.
+// Three segments keep the processor and the wire busy. A link with high latency needs as many in flight as it holds, and as many
+// again, since slots are freed in order.
 enum { SLOTS = 3, SLOTS_MAX = 64, SLOTS_NBYTES = 8 << 20 };
 
 static size_t slots_for(const struct wire *wire, size_t nbytes)
@@ -59,7 +59,7 @@ static struct place received_at(const struct scatter_gather *x, int k, size_t s)
     return code_at(x->codes, &x->codes->received, k, s);
 }
 
-// The mean of rank k. Those that are decoded here come where the codes were that it is not made of any more.
+// The mean of rank k. If codes are decoded here, it reuses the slot of a code that is no longer needed.
 static struct place mean_at(const struct scatter_gather *x, int k, size_t s)
 {
     if (!x->codes->decodes)
@@ -67,8 +67,8 @@ static struct place mean_at(const struct scatter_gather *x, int k, size_t s)
     return k == x->schedule->rank ? own_at(x, k, s) : received_at(x, k, s);
 }
 
-// Every chunk's segment to its owner. Returns the step after which the own chunk's is there from all. Nobody need wait until all is
-// sent: whose mean is there has received it.
+// Sends every chunk's segment to its owner. Returns the step after which all ranks' codes for the own chunk have arrived. It need
+// not wait for the sends: a mean arrives only from a rank that has received this rank's code.
 static int scatter(const struct scatter_gather *x, size_t s, int after)
 {
     struct schedule *schedule = x->schedule;
@@ -79,7 +79,7 @@ static int scatter(const struct scatter_gather *x, size_t s, int after)
         if (i != me)
             came = schedule_both(schedule, came, schedule_receive(schedule, i, received_at(x, i, s), mine, after));
     for (int i = 0; i < n; i++) {
-        const int k = (me + 1 + i) % n;         // everyone begins with another owner; the own chunk comes last
+        const int k = (me + 1 + i) % n;         // each rank begins with a different owner; the own chunk comes last
         const struct segment_part part = part_of(x, k, s);
         const size_t nbytes = code_size(x->codes, part);
         if (!nbytes)
@@ -94,7 +94,7 @@ static int scatter(const struct scatter_gather *x, size_t s, int after)
     return came;
 }
 
-// The mean to everyone, and theirs to the result. Returns the step after which the slot is free, if it is used again.
+// Sends the mean to all, and decodes theirs. Returns the step after which the slot is free, if it is used again.
 static int gather(const struct scatter_gather *x, size_t s, int came, bool again)
 {
     struct schedule *schedule = x->schedule;
@@ -123,7 +123,7 @@ static int gather(const struct scatter_gather *x, size_t s, int came, bool again
     return done;
 }
 
-// The steps after which slots are free again: of the last segments.
+// For the last segments: the steps after which their slots are free again.
 struct freed {
     int after[SLOTS_MAX];
 };
@@ -160,7 +160,7 @@ void schedule_exchange(struct schedule *schedule, const struct codes *codes, con
         const bool is_awaited = s + codes->slots < segments || !codes->encodes;
         int sent = STEP_NONE, there = made;
         for (int i = 0; i < count; i++) {
-            const int p = peers ? i : (schedule->rank + 1 + i) % count, peer = peers ? peers[p] : p;     // begins with another one
+            const int p = peers ? i : (schedule->rank + 1 + i) % count, peer = peers ? peers[p] : p;     // staggered
             if (peer == schedule->rank)
                 continue;
             const int gone = schedule_send(schedule, peer, own, nbytes, made);
@@ -168,7 +168,7 @@ void schedule_exchange(struct schedule *schedule, const struct codes *codes, con
             there = schedule_both(schedule, there,
                                   schedule_receive(schedule, peer, code_at(codes, theirs, p, s), nbytes, free));
         }
-        // Where the own code is the values, the result may be written over it.
+        // If the own code is the values, the result may overwrite it.
         if (codes->decodes)
             there = schedule_combine(schedule, code_at(codes, theirs, 0, s), own, nbytes, values_of(codes, part),
                                      codes->encodes ? there : schedule_both(schedule, there, sent));
