@@ -1,4 +1,4 @@
-// Adam's arithmetic for AVX2: the same loops.
+// Adam's arithmetic for AVX2, from the same loops.
 #include "kernel/adam_loops.h"
 #include "kernel/variants.h"
 

@@ -1,5 +1,5 @@
 // Adam's loops: adam_update.c compiles them as the definition, adam_avx2.c for AVX2. The includer defines ISA, the suffix of all
-// names. A NaN stays one: it is not beyond any bound.
+// names. A NaN passes through BOUNDED.
 #include <math.h>
 
 #include "kernel/adam.h"
@@ -7,7 +7,7 @@
 
 #define BOUNDED(x, longest) ((x) < -(longest) ? -(longest) : (x) > (longest) ? (longest) : (x))
 
-// With its conditions known to the compiler, each of them is a loop of its own, of vectors.
+// Conditions are constants, so that the compiler makes a vectorized loop for each combination.
 #define ADAM_LOOPS(real, element, root)                                                                                      \
     INLINE void NAME(momentum_loop_##element)(any_##element *sent, const any_##element *m, const any_##element *g,           \
                                               const any_##element *v, const any_##element *x, const struct bhvd_adam *by,    \

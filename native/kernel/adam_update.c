@@ -1,4 +1,4 @@
-// Adam's arithmetic on tensors where they lie: one pass over memory, where NumPy would make ten.
+// Adam's arithmetic on tensors in place: one pass over memory, where NumPy would make ten.
 #include "kernel/flat.h"
 #include "kernel/variants.h"
 
@@ -14,7 +14,7 @@ void adam_kernels_init(struct adam_kernels *kernels, bhvd_dtype flat, unsigned c
         adam_kernels_init_avx2(kernels, flat);
 }
 
-// A tensor's elements i ... i + n - 1 in the flat dtype: where they are, or converted into `room`.
+// A tensor's elements i ... i + n - 1 in the flat dtype: in place, or converted into `room`.
 static const void *load(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, size_t n, void *room)
 {
     const char *from = (const char *)tensor->src + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype);
@@ -24,7 +24,7 @@ static const void *load(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_
     return room;
 }
 
-// Where to compute these elements, in `room` if they are to be converted by store().
+// Where to compute these elements: in place, or in `room` if store() has to convert them.
 static void *place(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, void *room)
 {
     const bool same = tensor->dtype == (int32_t)flat;
@@ -38,7 +38,7 @@ static void store(const struct bhvd_tensor *tensor, size_t i, size_t n, const vo
         kernel_table_best()->from_float[tensor->dtype](to, from, n);
 }
 
-// Of every block of every tensor: `t` and the elements i ... i + n - 1, which lie at `at` in a flat vector.
+// Iterates over every block of every tensor: tensor `t`, its elements i ... i + n - 1; the tensor begins at `at` in a flat vector.
 #define FOR_EACH_BLOCK(tensors, count)                                                                        \
     for (size_t t = 0, at = 0, of; t < (count) && (of = flat_count(&(tensors)[t]), true); at += of, t++)      \
         for (size_t i = 0, n; i < of && (n = of - i < BLOCK ? of - i : BLOCK); i += n)

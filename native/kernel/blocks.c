@@ -1,4 +1,4 @@
-// Codecs of blocks: the definitions. Formulas and layout: blocks.h; loops: blocks_loops.h.
+// Block codecs: the definitions. Formulas and layout: blocks.h; loops: blocks_loops.h.
 #include "kernel/blocks.h"
 
 #include "kernel/half.h"

@@ -1,5 +1,5 @@
-// Codecs block8, block4 and float8: elements in blocks, each with a scale t of its own, so that large numbers in one block cost
-// no other block its precision. The arithmetic, once for every processor.
+// Codecs block8, block4 and float8: elements in blocks, each with its own scale t, so that large numbers reduce the precision of
+// their own block only. The arithmetic is shared by all processors.
 //
 //     L = 127 (block8), 7 (block4), 448 (float8)     t = max |x| / L over a block        s = 1 / t
 //
@@ -8,13 +8,13 @@
 //                       decode: x' = value(c) t
 //
 // round is rint, to nearest even, or with options.stochastic floor(r + u), u = codec_uniform(seed, i), i the index in the chunk
-// (codec_random.h): E x' = x within 2^-17 t and rounding. float8 ignores it. An exact 0 comes back as exactly 0.
-// |x' - x| <= t/2 (stochastic: t) plus rounding; float8: 2^-4 |x|, or 2^-10 t if that is more. Decoded elements never leave the
-// numbers of the element type.
+// (codec_random.h): E x' = x within 2^-17 t and rounding. float8 ignores it. An exact 0 decodes to exactly 0. |x' - x| <= t/2
+// (stochastic: t) plus rounding; float8: 2^-4 |x|, or 2^-10 t if that is more. Decoded elements are always within the range of the
+// element type.
 //
-// real is float for float32, float16 and bfloat16, double for float64. t and s are computed in double, then rounded; t is at
-// least 2^-126 (double: 2^-1022) unless 0, so that t and s are normal numbers. NaN or infinity in a block: t is NaN, the whole
-// block decodes to NaN. The others do not suffer.
+// real is float for float32, float16 and bfloat16, double for float64. t and s are computed in double, then rounded; t is at least
+// 2^-126 (double: 2^-1022) unless 0, so that t and s are normal numbers. NaN or infinity in a block: t is NaN, the whole block
+// decodes to NaN. Other blocks are unaffected.
 //
 // Elements of a block: options.parameter, 64, 128, 256 or 512; the last block may be shorter.
 //
@@ -36,12 +36,12 @@ enum {
     BLOCKS_DEFAULT = 256,               // elements of a block
     BLOCKS_SMALLEST = 64,
     BLOCKS_LARGEST = 512,
-    BLOCKS_GROUP = 32,                  // elements whose 4-bit codes lie together
+    BLOCKS_GROUP = 32,                  // elements whose 4-bit codes are stored together
     E4M3_MANTISSA = 3,                  // bits
     E4M3_BIAS = 7                       // of the exponent
 };
 
-// One of the three.
+// A block format.
 struct blocks_format {
     bool is_float;
     int bits, levels;
@@ -49,13 +49,13 @@ struct blocks_format {
 
 static const struct blocks_format BLOCKS_8 = {false, 8, 127}, BLOCKS_4 = {false, 4, 7}, BLOCKS_E4M3 = {true, 8, 448};
 
-// Each of the codecs: its number, the name of its functions, its format.
+// For each codec: its number, its name in functions, its format.
 #define BLOCKS_EACH(of)                             \
     of(BHVD_CODEC_BLOCK8, block8, BLOCKS_8)         \
     of(BHVD_CODEC_BLOCK4, block4, BLOCKS_4)         \
     of(BHVD_CODEC_FLOAT8, float8, BLOCKS_E4M3)
 
-// Elements of a block, or 0 when the parameter is out of range.
+// Elements of a block; 0: the parameter is out of range.
 CODEC_INLINE size_t blocks_size(double parameter)
 {
     if (parameter == 0)
@@ -77,7 +77,7 @@ CODEC_INLINE size_t blocks_codes_size(const struct blocks_format *format, size_t
     return codec_padded(format->bits == 8 ? count : (count + BLOCKS_GROUP - 1) / BLOCKS_GROUP * (BLOCKS_GROUP / 2));
 }
 
-// The float8 nearest to y, even among two; |y| rounds to no more than the largest.
+// The nearest float8 to y, ties to even; requires that |y| does not round above the largest.
 CODEC_INLINE uint8_t blocks_float_code(float y)
 {
     const uint32_t bits = bits_from_float(y), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
@@ -89,7 +89,7 @@ CODEC_INLINE uint8_t blocks_float_code(float y)
     return (uint8_t)(sign | (narrow + (1u << (dropped - 1)) - 1 + (narrow >> dropped & 1)) >> dropped);
 }
 
-// Its value, divided by BLOCKS_FLOAT_UNIT: a float16 has all of them. What no encoder writes is what that is as a float16.
+// The value of a code, divided by BLOCKS_FLOAT_UNIT; it fits in a float16. Codes that no encoder writes get the float16's value.
 CODEC_INLINE float blocks_float_value(uint8_t code)
 {
     return float16_to_float((uint16_t)((code & 0x80) << 8 | (code & 0x7f) << (10 - E4M3_MANTISSA)));

@@ -1,4 +1,4 @@
-// Codecs of blocks, one element at a time. Written as of_element.h says.
+// Block codecs, one element at a time; see of_element.h.
 #define BLOCKS(name) NAME(JOIN(blocks_##name, ELEMENT))
 
 #include "kernel/decode_loops.h"

@@ -1,9 +1,9 @@
-// Codecs of blocks by vectors of float32: a block is read twice, the second time from the cache.
+// Block codecs with vectors of float32: a block is read twice, the second time from the cache.
 #include "kernel/blocks.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
 
-// BLOCK numbers as the codes of blocks_float_code.
+// The codes of BLOCK numbers, as blocks_float_code.
 INLINE __m256i float8_codes(const vec *y)
 {
     enum { DROPPED = 23 - E4M3_MANTISSA };
@@ -29,7 +29,7 @@ INLINE vec float8_values(__m128i bytes)
     return vec_from_halves((halves)((codes & 0x80) << 8 | (codes & 0x7f) << (10 - E4M3_MANTISSA)));
 }
 
-// The 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point.
+// BLOCK numbers, truncated, as 4-bit codes, two per byte.
 INLINE __m128i pair_codes(const vec *q)
 {
     whole codes[BLOCK_VECTORS] = {{0}};
@@ -44,13 +44,13 @@ struct quantizer {
     int stochastic;
 };
 
-// u: of stochastic rounding. The codes are whole numbers then when what is behind the point is left out.
+// u: for stochastic rounding; the code is then the truncated result.
 INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, vec u)
 {
     if (format->is_float)
         return x * with->s;
     if (!with->stochastic)
-        return vec_rint(x * with->s);           // at most L without being told: |x| s <= L (1 + 2^-22)
+        return vec_rint(x * with->s);           // no clamp needed: |x| s <= L (1 + 2^-22)
     return vec_with_sign(vec_min(vec_abs(x) * with->s + u, with->levels), x);
 }
 
@@ -66,7 +66,7 @@ INLINE void quantize_all(const struct blocks_format *format, const char *block, 
         q[v] = quantize(format, element->load(block + v * LANES * element->size), with, q[v]);
 }
 
-// Their codes, a byte each.
+// The codes of 32 elements, a byte each.
 INLINE __m256i codes_of(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
                         const struct element *element)
 {
@@ -89,7 +89,7 @@ INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m2
                      _mm_or_si128(_mm_and_si128(low, nibble), _mm_slli_epi16(_mm_and_si128(high, nibble), 4)));
 }
 
-// The same of 32 elements that are there.
+// Stores the codes of a full block of 32 elements.
 INLINE void store_block(const struct blocks_format *format, uint8_t *codes, const char *block, const struct quantizer *with,
                         uint32_t index, const struct element *element)
 {
@@ -110,7 +110,7 @@ INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format
     return blocks_float_grid_of(format, -mn > mx ? -mn : mx);
 }
 
-// stochastic: of options; a constant, lest constants be loaded for each 32 elements.
+// stochastic: from options; a compile-time constant, so that the loop does not reload it for each 32 elements.
 INLINE void encode(const struct blocks_format *format, void *dst, const void *src, size_t count,
                    const struct element *element, const struct bhvd_codec_options *options, int stochastic)
 {
@@ -169,7 +169,7 @@ INLINE struct grid grid_load(const struct blocks_format *format, const void *src
                          __builtin_ctzll(size), vec_set1(element->largest)};
 }
 
-// Of the codes of LANES elements, from i + v LANES on: bytes; those of 4 bits as signed numbers.
+// The codes of LANES elements, from i + v LANES on, as bytes; 4-bit codes are sign-extended.
 INLINE __m128i code_bytes(const struct grid *grid, size_t i, int v)
 {
     if (grid->format->bits == 8)
@@ -186,7 +186,7 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
     const float t = load_f32(grid->scales + (i >> grid->shift) * sizeof t);
     const __m128i bytes = code_bytes(grid, i, v);
     const vec x = grid->format->is_float ? float8_values(bytes) * (t * BLOCKS_FLOAT_UNIT) : vec_from_i8(bytes) * t;
-    // Of two operands of which one is a NaN, vec_min and vec_max give the second.
+    // If one operand is a NaN, vec_min and vec_max return the second.
     return vec_canonical(vec_min(grid->largest, vec_max(-grid->largest, x)));
 }
 

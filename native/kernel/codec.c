@@ -1,4 +1,4 @@
-// The codec functions of the public interface. No state.
+// The codec functions of the public interface. Stateless.
 #include "kernel/codec.h"
 
 #include "base/dtype.h"
@@ -6,7 +6,7 @@
 
 static const struct bhvd_codec_options defaults;
 
-// The codec's kernels for this dtype, and *options for them; NULL when it does not take the dtype.
+// The codec's kernels for this dtype; sets *options to the defaults if NULL. NULL: the codec does not support the dtype.
 static const struct kernel_codec *codec_find(bhvd_codec codec, bhvd_dtype dtype, const struct bhvd_codec_options **options)
 {
     if ((int)codec < 0 || codec >= BHVD_CODEC_COUNT || !dtype_is_valid(dtype))
@@ -23,7 +23,7 @@ size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count, const
     return kernels ? kernels->encoded_size(dtype, count, options) : 0;
 }
 
-// *kernels: to encode; to decode src.
+// Finds the kernels for encoding, or for decoding src if it is not NULL.
 static bhvd_status check(bhvd_codec codec, bhvd_dtype dtype, const void *src, size_t count, const struct bhvd_codec_options **options,
                          const struct kernel_codec **kernels)
 {

@@ -1,7 +1,7 @@
-// What the codecs share: the header of a code and its padding. Plain C that a CUDA file includes as well.
+// The header and padding of codes, common to all codecs. Plain C, also included by a CUDA file.
 //
-// Wire, one chunk: 32 bytes of header, then what the codec defines. A code is as many bytes as bhvd_encoded_size says,
-// which both sides compute from codec, dtype, count and options. Numbers are little endian.
+// Wire, one chunk: 32 bytes of header, then the codec's own content. The size of a code is bhvd_encoded_size, which both sides
+// compute from codec, dtype, count and options. Numbers are little endian.
 //     0..15: the codec's own, else 0    16: version    17: flags    18..31: the codec's own, else 0
 // Codecs float16, bfloat16 and float32 have no header: their codes are the elements.
 #pragma once
@@ -18,7 +18,7 @@ enum {
 
 CODEC_INLINE size_t codec_padded(size_t nbytes) { return (nbytes + CODEC_BLOCK - 1) / CODEC_BLOCK * CODEC_BLOCK; }
 
-// Everything of the header but what is the codec's own, which the caller stores afterwards.
+// Initializes the common fields of the header; the caller then stores the codec's own.
 CODEC_INLINE void codec_header_init(uint8_t *header, uint8_t version, int is_finite)
 {
     memset(header, 0, CODEC_HEADER);

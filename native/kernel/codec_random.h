@@ -1,5 +1,5 @@
-// The random numbers of the stochastic codecs: a function of (seed, index of the element in its chunk) and nothing
-// else, so that order, vectors and threads do not matter. Plain C that a CUDA file includes as well.
+// The random numbers of the stochastic codecs: a function only of the seed and the element's index in its chunk, so that order,
+// vectors and threads do not matter. Plain C, also included by a CUDA file.
 //
 //     z = seed + (1 + floor(i / 2^32)) 0x9e3779b97f4a7c15       mod 2^64, then the finalizer of splitmix64:
 //     z = (z ^ z >> 30) 0xbf58476d1ce4e5b9;  z = (z ^ z >> 27) 0x94d049bb133111eb;  z = z ^ z >> 31
@@ -9,12 +9,12 @@
 //     h = x mod 2^16 where i mod 32 < 16, else floor(x / 2^16)
 //     u = (2 h + 1) / 2^17                                      in (0, 1), of mean 1/2
 //
-// So one word serves two elements, since words are what encoding waits for; and two vectors have what they need side by side.
-// 2^-17 of a level of 127 is 2^-24 of the largest element: no more bits would be left of a float32 sum with it.
+// One word serves two elements, since computing words limits the speed of encoding; two vectors use the halves of the same words.
+// 2^-17 of one of 127 levels is 2^-24 of the largest element: a float32 sum could not hold more bits.
 //
-// Sources: splitmix64, Steele, Lea and Flood, OOPSLA 2014; the multipliers and shifts of the 32-bit mix were found by
-// Ettinger and others (hash-prospector). Differs: b is mixed in half way, so that seeds are no shifts of one sequence.
-// Not for secrets.
+// Sources: splitmix64, Steele, Lea and Flood, OOPSLA 2014; the multipliers and shifts of the 32-bit mix were found by Ettinger and
+// others (hash-prospector). Differs: b is mixed in half way, so that sequences of different seeds are not shifts of each other. Not
+// for cryptography.
 #pragma once
 
 #include "kernel/codec.h"
@@ -22,7 +22,7 @@
 #define CODEC_RANDOM_MULTIPLIER_1 0x21f0aaadu
 #define CODEC_RANDOM_MULTIPLIER_2 0x735a2d97u
 
-// Serves the 2^32 elements from index on, which is a multiple of 2^32.
+// The key for 2^32 elements, from index on, a multiple of 2^32.
 struct codec_key {
     uint32_t a, b;
 };
@@ -39,7 +39,7 @@ CODEC_INLINE struct codec_key codec_key(uint64_t seed, uint64_t index)
     return key;
 }
 
-// x of w.
+// x for w.
 CODEC_INLINE uint32_t codec_word(struct codec_key key, uint32_t w)
 {
     uint32_t x = w ^ key.a;

@@ -1,9 +1,7 @@
-// Sums whose order is defined, so that every processor gets the same bits, and that many threads can take part in. Elements are
-// taken in blocks of CODEC_SUMS_BLOCK. The sum of a block is CODEC_SUMS partial sums in double, part j over the elements
-// i = j mod CODEC_SUMS in rising order, then part j plus part j + w for w = 8, 4, 2, 1. The total is the sum of the blocks' sums,
-// in the same way.
-// A float32, float16 or bfloat16 is a double exactly, and so is its square: the sum is finite if and only if they all
-// are.
+// Sums in a defined order, so that every processor gets the same bits and many threads can take part. Elements are taken in blocks
+// of CODEC_SUMS_BLOCK. The sum of a block is CODEC_SUMS partial sums in double, part j over the elements i = j mod CODEC_SUMS in
+// rising order, then part j plus part j + w for w = 8, 4, 2, 1. The total is the sum of the blocks' sums, in the same order.
+// A float32, float16 or bfloat16 is exact as a double, and so is its square: the sum is finite if and only if all elements are.
 #pragma once
 
 #include "kernel/codec.h"

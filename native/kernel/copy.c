@@ -1,4 +1,4 @@
-// Copies of what is not in this core's caches when it is used: of results that are long, or that another core reads.
+// Copies of data that is not in this core's caches when it is used: long results, or data that another core reads.
 #include <string.h>
 
 #include "kernel/kernel.h"

@@ -1,6 +1,6 @@
-// Copies by AVX2, whole cache lines at a time. Past the caches, by non-temporal stores: a line that is written whole this way
-// need not be read first, nor taken from another core that has read it. On Intel's servers such stores are slow, a core waits for each
-// line; there four pages are copied side by side, so that as many prefetchers run ahead of it.
+// Copies with AVX2, whole cache lines at a time. Streamed copies use non-temporal stores, which bypass the caches: a line written
+// as a whole need not be read first, nor taken from another core's cache. On Intel's servers such stores are slow, a core waits for
+// each line; there four pages are copied side by side, so that as many prefetchers run ahead.
 #include <immintrin.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ static void stream_lines(char *dst, const char *src, size_t nbytes)
         _mm256_stream_si256((__m256i *)(dst + i), a);
         _mm256_stream_si256((__m256i *)(dst + i + VECTOR), b);
     }
-    _mm_sfence();       // what is stored next says that the copy is there
+    _mm_sfence();       // before a later store announces that the copy is complete
 }
 
 static void copy_pages(char *dst, const char *src, size_t nbytes)

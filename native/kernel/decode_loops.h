@@ -1,6 +1,6 @@
-// The decoding of a codec one element at a time. Part of a codec's loops, written as of_element.h says.
+// The decoding of a codec, one element at a time. Part of a codec's loops; see of_element.h.
 //
-// <name>_decode_<element>_<isa> and <name>_decode_add_...; decoder: a struct of what all elements need, from src, count and
+// <name>_decode_<element>_<isa> and <name>_decode_add_...; decoder: a struct with what all elements need, made from src, count and
 // options; one(decoder, i): element i. It is rounded to the element type before it is added.
 #define DECODE_LOOPS(name, type, decoder, one)                                                          \
     DECODE(name, ELEMENT)                                                                               \

@@ -1,12 +1,11 @@
-// Decoding by vectors, the same for all codecs of one code per element. The includer has the vectors of vectors.h, and
-// defines
-//     struct grid               what the code at src says of the whole chunk
-//     dequantize(grid, i, v)    vector number v of the block of 32 elements that begins with element i. A code is padded:
-//                               of a last, shorter block all vectors can be asked for
+// Decoding with vectors, shared by all codecs with one code per element. The includer uses the vectors of vectors.h, and defines
+//     struct grid               the parameters of the whole chunk, from the code at src
+//     dequantize(grid, i, v)    vector number v of the block of 32 elements that begins with element i. Codes are padded,
+//                               so all vectors of a last, shorter block may be requested
 
 #include "kernel/functions.h"
 
-// Results too large for the caches are written past them, where their alignment allows it.
+// Results too large for the caches bypass them, if their alignment allows it.
 INLINE int can_stream(const void *dst, size_t count, const struct element *element)
 {
     return element->size == sizeof(float) && count >= STREAM_COUNT && (uintptr_t)dst % sizeof(vec) == 0;
@@ -64,7 +63,7 @@ INLINE void decode_add(float *dst, const struct grid *grid, size_t count, const 
     }
 }
 
-// <decoder>_decode_<element>_<isa> and <decoder>_decode_add_...; load: a struct grid, from src, count and options.
+// <decoder>_decode_<element>_<isa> and <decoder>_decode_add_...; load: makes a struct grid from src, count and options.
 #define DECODERS(decoder, element, load)            \
     DECODE(decoder, element)                        \
     {                                               \

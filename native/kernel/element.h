@@ -1,12 +1,12 @@
 // One element of each floating point type: load from and store to memory of any alignment, as float32 (float64: as
 // double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the AVX2 versions in avx2.h:
 // round to nearest even, subnormals kept, a NaN keeps its sign and leading payload and becomes quiet when narrowed.
-// Plain C that a CUDA file includes as well.
+// Plain C, also included by a CUDA file.
 #pragma once
 
 #include "kernel/processor.h"
 
-// What may stand for a NaN in a result, so that its bits do not depend on the order of operands.
+// The NaN that a result contains, so that its bits do not depend on the order of operands.
 CODEC_INLINE float canonical_nan(float x) { return x == x ? x : (float)NAN; }
 
 CODEC_INLINE float float_from_bits(uint32_t bits)
@@ -26,7 +26,7 @@ CODEC_INLINE uint32_t bits_from_float(float x)
 CODEC_INLINE float float16_to_float(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff;
-    if (magnitude > 0x7c00)                                     // NaN, made quiet
+    if (magnitude > 0x7c00)                                     // NaN, quieted
         return float_from_bits(sign | 0x7fc00000 | magnitude << 13);
     if (magnitude == 0x7c00)
         return float_from_bits(sign | 0x7f800000);

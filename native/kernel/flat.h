@@ -1,4 +1,4 @@
-// What functions share that see tensors as one flat vector (pack.c, adam_update.c).
+// Functions for tensors seen as one flat vector (pack.c, adam_update.c).
 #pragma once
 
 #include <stdbool.h>
@@ -13,5 +13,5 @@ static inline size_t flat_count(const struct bhvd_tensor *tensor)
     return count;
 }
 
-// Is there a vector of this dtype with the values of these tensors?
+// Whether a vector of this dtype can hold the values of these tensors.
 bool flat_is_possible(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat);

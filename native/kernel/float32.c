@@ -1,5 +1,5 @@
-// Codec float32: the values themselves. For what goes by the way of codes and must arrive unchanged, such as the
-// beginning of replicas. Takes float32 only.
+// Codec float32: the values themselves, unchanged. For data that must be sent as codes but without loss, such as the initial
+// replicas. Takes float32 only.
 #include <string.h>
 
 #include "kernel/functions.h"

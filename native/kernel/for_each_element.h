@@ -1,4 +1,4 @@
-// Includes LOOPS, a codec's loops over one element at a time (of_element.h), for each element type as the scalar definitions.
+// Includes LOOPS, a codec's loops over one element at a time (of_element.h), once for each element type, as scalar definitions.
 #include "kernel/of_element.h"
 
 #define ISA scalar

@@ -1,13 +1,13 @@
-// Codecs float16 and bfloat16: each element rounded to a 16-bit float, to nearest even. Too large a number becomes an
-// infinity, infinities stay, a NaN stays one. A float64 is rounded once, not by way of float32.
+// Codecs float16 and bfloat16: each element rounded to a 16-bit float, to nearest even. Numbers that are too large become
+// infinities; infinities and NaNs are kept. A float64 is rounded once, not through float32.
 //
-// Wire: the elements, without a header; an empty chunk is no bytes.
+// Wire: the elements, without a header; an empty chunk has no bytes.
 #pragma once
 
 #include "kernel/element.h"
 
-// x as float32, rounded to odd: cut off, and the last bit set if that lost anything. Rounding it again, to fewer bits,
-// gives what rounding x gives.
+// x as float32, rounded to odd: truncated, with the last bit set if that was inexact. Rounding the result to fewer bits equals
+// rounding x directly.
 CODEC_INLINE float half_odd_float(double x)
 {
     const float nearest = (float)x;

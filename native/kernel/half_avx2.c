@@ -1,11 +1,11 @@
-// Codecs float16 and bfloat16, and casts between them and float32, for AVX2 with F16C. (float64 by its definition.)
+// Codecs float16 and bfloat16, and casts between them and float32, for AVX2 with F16C. (float64 uses its scalar definition.)
 #include "kernel/functions.h"
 #include "kernel/half.h"
 #include "kernel/of_element.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
 
-enum { AHEAD_BYTES = 4096 };            // of the vector in work, asked for
+enum { AHEAD_BYTES = 4096 };            // prefetch distance
 
 #define vec_load_f32 vec_load
 #define vec_store_f32 vec_store
@@ -59,7 +59,7 @@ INLINE void convert(void *dst, size_t to_size, const void *src, size_t from_size
 INLINE vec nearest_f32(vec x) { return x; }
 INLINE vec nearest_f16(vec x) { return vec_round_f16(x); }
 
-// NaNs too, which vec_round_bf16 does not take.
+// Also handles NaNs, unlike vec_round_bf16.
 INLINE vec nearest_bf16(vec x)
 {
     uint16_t y[LANES];

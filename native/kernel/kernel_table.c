@@ -1,11 +1,11 @@
-// Puts kernel tables together. No state but what kind of CPU this is, and its table.
+// Builds kernel tables. Its only state is the CPU's features, and its table.
 #include "kernel/kernel.h"
 
 #include <string.h>
 
 #include "kernel/variants.h"
 
-// Asked once, while the library is loaded: in a virtual machine CPUID takes as long as a small collective.
+// Queried once, when the library is loaded: in a virtual machine CPUID takes as long as a small collective.
 static unsigned features;
 static struct kernel_table best;
 
@@ -42,8 +42,8 @@ const char *bhvd_cpu_features(void)
     return cpu & CPU_AVX512 ? "avx512" : cpu & CPU_AVX2 ? "avx2" : "scalar";
 }
 
-// Read when called: with link-time optimization the characters would otherwise become part of the code, and a test that
-// makes another release of this library by changing them would change nothing.
+// Volatile, lest link-time optimization copies the characters into code: a test changes them in the library's file to make another
+// release.
 #define TEXT_OF(value) #value
 #define TEXT(value) TEXT_OF(value)
 static const char *const volatile version = TEXT(BHVD_VERSION);

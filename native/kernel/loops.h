@@ -3,15 +3,15 @@
 
 #include <stdint.h>
 
-// Tells the compiler that iterations are independent. They are: dst may equal a source, and overlaps in no other way.
-// (restrict would not allow the first; without either, in-place calls would run the unvectorized loop.)
+// Tells the compiler that iterations are independent. They are: dst may equal a source, but not overlap it otherwise. (restrict
+// would not allow equality; without either, in-place calls would run the unvectorized loop.)
 #ifdef __clang__
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// NAME(reduce) is reduce_avx2 where ISA is avx2.
+// NAME(reduce) is reduce_avx2 if ISA is avx2.
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(name) JOIN(name, ISA)

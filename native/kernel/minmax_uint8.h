@@ -1,12 +1,12 @@
-// Codec minmax_uint8: each element as one of 256 levels between the chunk's minimum mn and maximum mx. The arithmetic,
-// once for every processor: plain C that a CUDA file includes as well (there -fmad=false, as -ffp-contract=off here).
+// Codec minmax_uint8: each element as one of 256 levels between the chunk's minimum mn and maximum mx. The arithmetic is shared by
+// all processors: plain C, also included by a CUDA file (there -fmad=false, like -ffp-contract=off here).
 //
 //     s = 255 / (mx - mn)    ub = rint(mx s)    lb = ub - 255
 //     encode: q = min(max(rint(x s), lb), ub) - lb
 //     decode: x' = min(max((q + lb) t, mn), mx)    t = (mx - mn) / 255
 //
-// The levels are whole multiples of t, so an exact 0 comes back as exactly 0 when mn <= 0 <= mx. rint rounds to nearest
-// even. |x' - x| <= 0.5 / s plus rounding, a few units in the last place of x; the clamp to [mn, mx] only lessens it.
+// The levels are integer multiples of t, so an exact 0 decodes to exactly 0 if mn <= 0 <= mx. rint rounds to nearest even. |x' - x|
+// <= 0.5 / s plus rounding, a few units in the last place of x; the clamp to [mn, mx] only reduces it.
 // real is float for float32, float16 and bfloat16, double for float64; s and t are computed in double, then rounded.
 //
 // Source: MinMaxUInt8 of BAGUA, Gan et al., arXiv:2107.01499. Differs:
@@ -30,8 +30,8 @@
 
 enum { MINMAX_UINT8_VERSION = 2 };      // 1 is BAGUA's own formula
 
-// What encode and decode need to know of a chunk that is not constant (mx > mn; test that first: NaN fails it).
-//     real_grid         from mn and mx
+// Encode and decode for a chunk that is not constant (mx > mn; test that first: NaN fails it).
+//     real_grid         parameters from mn and mx
 //     real_quantize     q as a whole number in `real`
 //     real_dequantize   x' from q, 0 <= q <= 255
 #define MINMAX_UINT8_ARITHMETIC(real, rint_real, scale_max)                                           \

@@ -24,7 +24,7 @@ ENCODE(minmax_uint8, ELEMENT)
     memset(codes + done, 0, codec_padded(count) - done);
 }
 
-// A chunk of equal elements, or of one that is not finite, has no grid.
+// A chunk of equal elements, or with an element that is not finite, has no grid.
 struct CODEC(decoder) {
     const uint8_t *codes;
     struct ARITHMETIC(minmax_uint8, grid) grid;

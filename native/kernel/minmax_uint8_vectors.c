@@ -1,8 +1,8 @@
-// Codec minmax_uint8 by vectors of float32, one block of 32 codes at a time; float64 by the compiler's vectors.
+// Codec minmax_uint8 with vectors of float32, one block of 32 codes at a time; float64 with the compiler's vectors.
 //
-// encode reads the source twice, each time at the speed of memory: it prefetches further than the hardware does, and
-// lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
-// to front, which the prefetchers punish more than the warm end repays.)
+// encode reads the source twice, each time at the speed of memory: it prefetches further than the hardware does, and the codes of a
+// chunk that is too large for any cache bypass the caches. (Measured and rejected: the second pass from back to front; the
+// prefetchers lose more than the warm end gains.)
 #include "kernel/minmax_uint8.h"
 #include "kernel/of_element.h"
 #include "kernel/variants.h"
@@ -66,13 +66,13 @@ INLINE struct grid grid_load(const void *src, const struct element *element)
 {
     const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     const float mn = canonical_nan(element->load_one(src)), mx = element->load_one((const char *)src + element->size);
-    if (!(mx > mn))             // between mn and mn there is only mn, a NaN too
+    if (!(mx > mn))             // a constant chunk, or a NaN: all elements decode to mn
         return (struct grid){codes, vec_set1(0), vec_set1(0), vec_set1(mn), vec_set1(mn)};
     const struct minmax_uint8_float_grid grid = minmax_uint8_float_grid(mn, mx);
     return (struct grid){codes, vec_set1(grid.lb), vec_set1(grid.t), vec_set1(mn), vec_set1(mx)};
 }
 
-// Of two operands of which one is a NaN, vec_min and vec_max give the second.
+// If one operand is a NaN, vec_min and vec_max return the second.
 INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
     const vec x = (vec_from_u8(vec_load_bytes(grid->codes + i + v * LANES)) + grid->lb) * grid->t;

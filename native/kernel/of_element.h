@@ -1,5 +1,5 @@
-// What loops over elements of one type are written with. The includer defines ISA, the suffix of all names, and ELEMENT, the type: f32,
-// f16, bf16 or f64.
+// Macros for loops over elements of one type. The includer defines ISA, the suffix of all names, and ELEMENT, the type: f32, f16,
+// bf16 or f64.
 #pragma once
 
 #include <float.h>
@@ -9,7 +9,7 @@
 
 #define LOAD JOIN(load, ELEMENT)
 #define STORE JOIN(store, ELEMENT)
-#define REAL JOIN(REAL, ELEMENT)            // in which to compute
+#define REAL JOIN(REAL, ELEMENT)            // the type to compute in
 #define REAL_MAX JOIN(REAL_MAX, ELEMENT)    // its largest number
 #define LARGEST JOIN(LARGEST, ELEMENT)      // the largest number of the element type
 #define SIZE JOIN(SIZE, ELEMENT)            // bytes of an element

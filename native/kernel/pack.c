@@ -1,4 +1,4 @@
-// Tensors as one flat vector and back: for algorithms that compute on flat arrays.
+// Converts tensors to one flat vector and back, for algorithms that compute on flat arrays.
 #include "base/dtype.h"
 #include "kernel/flat.h"
 
@@ -46,7 +46,7 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
     return BHVD_OK;
 }
 
-// x += delta in float32, rounded to the dtype once; a block at a time, which stays in the cache.
+// x += delta in float32, rounded to the dtype once; in blocks that stay in the cache.
 static void add_wide(const struct bhvd_tensor *tensor, const float *delta, size_t count)
 {
     const struct kernel_table *table = kernel_table_best();

@@ -1,5 +1,5 @@
-// Sixteen 16-bit elements as two vectors, for elementwise work with AVX2: which element stands in which lane is the type's own
-// business. (bfloat16: the even ones and the odd ones, which takes no shuffle.) Stores take numbers and canonical NaNs.
+// Sixteen 16-bit elements as two vectors, for elementwise work with AVX2. The order of lanes depends on the type. (bfloat16: even
+// and odd elements, which needs no shuffle.) Stores accept numbers and canonical NaNs.
 #pragma once
 
 #include "kernel/vectors.h"

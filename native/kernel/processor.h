@@ -1,5 +1,5 @@
-// What C and CUDA each need before arithmetic that both compile. NVRTC has no standard headers: their lines are left out
-// when the source for it is put together (build.py), so their few names stand here.
+// Prerequisites in C and in CUDA of arithmetic that both compile. NVRTC has no standard headers: build.py drops their #include
+// lines when it assembles the source, so the few names that are needed are declared here.
 #pragma once
 
 #include <math.h>

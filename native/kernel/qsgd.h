@@ -1,4 +1,4 @@
-// Codec qsgd: each element as one of 2 s + 1 levels between -n and n, at random so that the mean is the element.
+// Codec qsgd: each element as one of 2 s + 1 levels between -n and n, rounded at random so that the mean is the element.
 //
 //     n = ||x||_2 over a block of 512 elements        f = s / n
 //     encode: q = sign(x) min(floor(|x| f + u), s)        decode: x' = (q / s) n
@@ -13,7 +13,7 @@
 //   (double: s 2^-1022) unless 0, so that f is a number. Any n >= max |x| keeps the mean.
 // - The levels are bytes: no Elias coding.
 // - NaN or infinity in a block, or a float64 sum beyond the largest double: n is NaN, the whole block decodes to NaN.
-//   The others do not suffer.
+//   Other blocks are unaffected.
 //
 // Wire (see codec.h): a header, then n for each block, float32 or float64, then zeros up to a multiple of 32 bytes,
 // then q for each element, int8, then zeros up to a multiple of 32 bytes.
@@ -32,7 +32,7 @@ enum {
     QSGD_LEVELS_MAX = 127
 };
 
-// s, or 0 when the parameter is out of range.
+// s; 0: the parameter is out of range.
 CODEC_INLINE int qsgd_levels(double parameter)
 {
     if (parameter == 0)

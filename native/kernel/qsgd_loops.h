@@ -1,4 +1,4 @@
-// Codec qsgd, one element at a time. Written as of_element.h says.
+// Codec qsgd, one element at a time; see of_element.h.
 #define QSGD(name) NAME(JOIN(qsgd_##name, ELEMENT))
 
 #include "kernel/decode_loops.h"

@@ -1,4 +1,4 @@
-// Codec qsgd by vectors of float32: a block of 512 elements is read twice, the second time from the cache.
+// Codec qsgd with vectors of float32: a block of 512 elements is read twice, the second time from the cache.
 #include "kernel/qsgd.h"
 #include "kernel/sums_vectors.h"
 #include "kernel/variants.h"

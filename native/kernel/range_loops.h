@@ -1,4 +1,4 @@
-// The range of some elements, one at a time: the least and the greatest, never -0.0, or NaN for both when one is not finite; 0 of none.
+// The minimum and maximum of some elements, one at a time: never -0.0; both NaN if an element is not finite; 0 if there is none.
 // Part of a codec's loops.
 INLINE void NAME(JOIN(range, ELEMENT))(const char *from, size_t count, REAL *least, REAL *greatest)
 {

@@ -4,7 +4,7 @@
 
 #include "kernel/element.h"
 
-// float16 and bfloat16: in float32, every NaN result the canonical one.
+// float16 and bfloat16 are computed in float32; every NaN result is the canonical one.
 #define REDUCE_HALF(name, element, expression)                                                               \
     static void reduce_##name##_##element##_scalar(void *dst, const void *a, const void *b, size_t count)    \
     {                                                                                                        \

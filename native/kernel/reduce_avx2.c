@@ -1,4 +1,4 @@
-// Elementwise reductions for AVX2: the loops of reduce_loops.h again, and float16 and bfloat16 by vectors of float32.
+// Elementwise reductions for AVX2: the loops of reduce_loops.h, and float16 and bfloat16 with vectors of float32.
 #include "kernel/reduce_loops.h"
 
 #include "kernel/pairs.h"
@@ -8,7 +8,7 @@ typedef vec (*operation_fn)(vec x, vec y);
 
 INLINE vec add(vec x, vec y) { return x + y; }
 INLINE vec multiply(vec x, vec y) { return x * y; }
-// The instruction gives y when either is NaN, so a NaN in x must be put back.
+// The instruction returns y when either is NaN, so a NaN in x must be restored.
 INLINE vec minimum(vec x, vec y) { return vec_choose(vec_unordered(x, x), vec_min(x, y), x); }
 INLINE vec maximum(vec x, vec y) { return vec_choose(vec_unordered(x, x), vec_max(x, y), x); }
 

@@ -1,14 +1,14 @@
 // The reductions that a compiler vectorizes, written once: reduce.c compiles them as the definition, reduce_avx2.c for
 // AVX2. The includer defines ISA, the suffix of all names.
 //
-// float minimum and maximum: of -0.0 and +0.0 the result is b; a NaN result is always the canonical one. NaN in a float
-// sum or product: the result is a NaN, its payload is the processor's choice.
+// float minimum and maximum: of -0.0 and +0.0 the result is b; a NaN result is always the canonical one. NaN in a float sum or
+// product: the result is a NaN whose payload depends on the processor.
 #include <math.h>
 
 #include "kernel/kernel.h"
 #include "kernel/loops.h"
 
-// One loop over elements of any_<element>; the expression sees them as x and y.
+// One loop over elements of any_<element>; the expression uses them as x and y.
 #define REDUCE(name, element, expression)                                                               \
     static void NAME(reduce_##name##_##element)(void *to, const void *a, const void *b, size_t count)   \
     {                                                                                                   \
@@ -20,7 +20,7 @@
         }                                                                                               \
     }
 
-// Sums and products of signed integers are those of unsigned ones, which wrap; 1u * keeps uint16 products out of int.
+// Sums and products of signed integers are computed as unsigned ones, which wrap; 1u * keeps uint16 products out of int.
 REDUCE(sum, u8, x + y)
 REDUCE(sum, u16, x + y)
 REDUCE(sum, u32, x + y)

@@ -38,7 +38,7 @@ static float squares(const float *a, size_t d)
     return sums_total(sums);
 }
 
-// Where number i of a part of b-bit numbers lies: the word's two bytes, and the bits of these two that it has.
+// Where number i of a part of b-bit numbers is: the word's two bytes, and its bits in them.
 struct place {
     size_t byte;
     int shift;

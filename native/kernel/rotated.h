@@ -1,40 +1,40 @@
-// Codecs rotated1 to rotated4: a randomized Hadamard transform makes the elements of a block nearly normal, whatever they were,
-// and each coefficient becomes one of 2^bits levels. Nothing is kept from step to step.
+// Codecs rotated1 to rotated4: a randomized Hadamard transform makes the elements of a block nearly normal, whatever their
+// distribution, and each coefficient becomes one of 2^bits levels. No state is kept from step to step.
 //
-//     y = H (d x) / D                       of a block of D elements, D a power of two; d: random signs; H: Hadamard, +-1
+//     y = H (d x) / D                       for a block of D elements, D a power of two; d: random signs; H: Hadamard, +-1
 //     s = sqrt(mean_i y_i^2)                q_i = [number of thresholds T s below |y_i|], and the sign of y_i
 //     t = sum_i y_i^2 / sum_i |y_i| L[q_i]
 //     z_i = sign(y_i) L[q_i] t              x' = d (H z)
 //
-// L and T are the Lloyd-Max levels and thresholds of a standard normal. t makes <z, y> = <y, y>, so that the mean of x' over
-// the signs is nearly x; what is left where a few elements of a block are far larger than the others: tests/kernels/test_rotated.py.
+// L and T are the Lloyd-Max levels and thresholds of a standard normal. t makes <z, y> = <y, y>, so that the mean of x' over the
+// signs is nearly x; for the bias if a few elements of a block are far larger than the others see tests/kernels/test_rotated.py.
 //
-// Codes with equal keys have equal signs d, so their z may be added: a mean of many codes needs one inverse transform, and none
-// if it is encoded again (struct kernel_transform). The key is the seed; it is in the header, so that decoding needs no other.
+// Codes with equal keys have equal signs d, so their z may be added: a mean of many codes needs one inverse transform, and none if
+// it is encoded again (struct kernel_transform). The key is the seed; it is in the header, so decoding needs no seed.
 //
-// Signs: bit i mod 32 of word floor(i / 32) is that of element i of the chunk, 1: negative. A word: codec_random.h.
+// Signs: bit i mod 32 of word floor(i / 32) is the sign of element i of the chunk, 1: negative. For the words see codec_random.h.
 //
-// float32 throughout, float64 too, in an order that every processor keeps: H by stages of butterflies (a + b, a - b) of distance
-// 1, 2, 4, ... D / 2; sums as ROTATED_SUMS partial sums, part j over the elements i = j mod ROTATED_SUMS in rising order,
-// then part j plus part j + w for w = 32, 16, ... 1. Where the sum of squares leaves ROTATED_SQUARES_MIN .. MAX, y is multiplied
-// by a power of two, and t divided by it: |y| is then below 2 and the largest at least 1.
+// All arithmetic is in float32, for float64 too, in the same order on every processor: H by stages of butterflies (a + b, a - b) of
+// distance 1, 2, 4, ... D / 2; sums as ROTATED_SUMS partial sums, part j over the elements i = j mod ROTATED_SUMS in rising order,
+// then part j plus part j + w for w = 32, 16, ... 1. If the sum of squares leaves ROTATED_SQUARES_MIN .. MAX, y is multiplied by a
+// power of two, and t divided by it: |y| is then below 2 and the largest at least 1.
 //
 // NaN or infinity in a block, or elements so large that its transform or t is beyond ROTATED_LARGEST: t is NaN, the whole block
-// decodes to NaN. The others do not suffer. Zeros alone: t is 0, they come back as zeros; others do not stay exactly 0.
-// A float16 that would be beyond the largest becomes that.
+// decodes to NaN. Other blocks are unaffected. A block of zeros: t is 0, and it decodes to zeros; other zeros do not stay exactly
+// 0. A float16 beyond the largest number becomes that number.
 //
-// Sources: DRIVE, Vargaftik et al., arXiv:2105.08339; EDEN, arXiv:2108.08842; sums of levels under one rotation: THC, Li et
-// al., arXiv:2302.08545. Differs: THC's ranks agree on a range, here each block of each rank has its own t.
+// Sources: DRIVE, Vargaftik et al., arXiv:2105.08339; EDEN, arXiv:2108.08842; sums of levels under one rotation: THC, Li et al.,
+// arXiv:2302.08545. Differs: THC's ranks agree on a range; here each block of each rank has its own t.
 //
 // Elements of a block: options.parameter, 256, 512, 1024 or 2048. The last block has the smallest power of two, from 256 on, that
-// holds what is left, filled up with zeros.
+// holds the rest, padded with zeros.
 //
 // Wire (see codec.h): a header, then t for each block, float32, then zeros up to a multiple of 32 bytes, then the blocks' codes.
 //     0..7: the key
-// Each 256 elements are `bits` parts of 32 bytes: 16 words of 16 bits. A part of b-bit numbers holds 256 / b elements: element
-// 16 k + j in the bits from b k on of word j. Numbers: q, and the sign above it. 3 bits: q in two parts of 2 bits each, then the
-// signs in one of 1 bit.
-// Plain C that a CUDA file includes as well.
+// Each 256 elements are `bits` parts of 32 bytes: 16 words of 16 bits. A part of b-bit numbers holds 256 / b elements: element 16 k
+// + j in the bits from b k on of word j. Numbers: q, with the sign above it. 3 bits: q in two parts of 2 bits each, then the signs
+// in one of 1 bit.
+// Plain C, also included by a CUDA file.
 #pragma once
 
 #include "kernel/codec_random.h"
@@ -46,7 +46,7 @@ enum {
     ROTATED_SMALLEST = 256,
     ROTATED_LARGEST_BLOCK = 2048,
     ROTATED_SUMS = 64,
-    ROTATED_UNIT = 256,                 // elements whose codes lie together: `bits` parts
+    ROTATED_UNIT = 256,                 // elements whose codes are stored together: `bits` parts
     ROTATED_PART = 32                   // bytes
 };
 
@@ -54,7 +54,7 @@ enum {
 #define ROTATED_SQUARES_MAX 0x1p100f
 #define ROTATED_LARGEST 0x1p100f        // t: decoding cannot overflow
 
-// Levels of each number of bits; threshold[q] lies between the levels q and q + 1.
+// The levels for a number of bits; threshold[q] is between the levels q and q + 1.
 struct rotated_levels {
     int bits;
     float level[8], threshold[7];
@@ -67,14 +67,14 @@ CODEC_CONSTANT struct rotated_levels ROTATED_LEVELS[] = {
     {4, {0.1283950299f, 0.3880482995f, 0.6567591185f, 0.9423404565f, 1.2562311973f, 1.6180463860f, 2.0690172265f, 2.7325895710f},
      {0.2582216647f, 0.5224037090f, 0.7995497875f, 1.0992858271f, 1.4371387917f, 1.8435318063f, 2.4008033988f}}};
 
-// Each of the codecs: its number, the name of its functions, its levels.
+// For each codec: its number, its name in functions, its levels.
 #define ROTATED_EACH(of)                                    \
     of(BHVD_CODEC_ROTATED1, rotated1, ROTATED_LEVELS[0])    \
     of(BHVD_CODEC_ROTATED2, rotated2, ROTATED_LEVELS[1])    \
     of(BHVD_CODEC_ROTATED3, rotated3, ROTATED_LEVELS[2])    \
     of(BHVD_CODEC_ROTATED4, rotated4, ROTATED_LEVELS[3])
 
-// Elements of a block, or 0 when the parameter is out of range.
+// Elements of a block; 0: the parameter is out of range.
 CODEC_INLINE size_t rotated_size(double parameter)
 {
     if (parameter == 0)
@@ -85,7 +85,7 @@ CODEC_INLINE size_t rotated_size(double parameter)
     return 0;
 }
 
-// D of a block of which `left` elements are left to encode, one or more.
+// D of a block if `left` elements, at least one, are left to encode.
 CODEC_INLINE size_t rotated_block(size_t left, size_t size)
 {
     size_t d = ROTATED_SMALLEST;
@@ -96,7 +96,7 @@ CODEC_INLINE size_t rotated_block(size_t left, size_t size)
     return d;
 }
 
-// With what the last block is filled up with.
+// Number of coefficients: the elements and the padding of the last block.
 CODEC_INLINE size_t rotated_count(size_t count, size_t size)
 {
     return count / size * size + (count % size ? rotated_block(count % size, size) : 0);
@@ -112,7 +112,7 @@ CODEC_INLINE size_t rotated_codes_size(int bits, size_t count, size_t size)
     return rotated_count(count, size) / 8 * (size_t)bits;
 }
 
-// The signs of D elements from `begin` on, as words.
+// The signs of the D elements from `begin` on, as words.
 CODEC_INLINE void rotated_signs(uint32_t *words, uint64_t seed, size_t begin, size_t d)
 {
     const struct codec_key key = codec_key(seed, 0);
@@ -125,10 +125,10 @@ CODEC_INLINE int rotated_is_regular(float squares)
     return squares >= ROTATED_SQUARES_MIN && squares <= ROTATED_SQUARES_MAX;
 }
 
-// t, computed in double, or a NaN.
+// Converts t, computed in double; too large: NaN.
 CODEC_INLINE float rotated_scale(double t) { return t <= ROTATED_LARGEST ? (float)t : (float)NAN; }
 
-// Whether a coefficient, or t, is such that decoding cannot overflow.
+// Whether a coefficient, or t, is small enough that decoding cannot overflow.
 CODEC_INLINE int rotated_is_bounded(float z) { return z >= -ROTATED_LARGEST && z <= ROTATED_LARGEST; }
 
 CODEC_INLINE uint64_t rotated_key(const void *code)
@@ -138,7 +138,7 @@ CODEC_INLINE uint64_t rotated_key(const void *code)
     return key;
 }
 
-// The power of two by which a float, greater than 0, comes to lie in [1, 2).
+// The power of two that scales a float, greater than 0, into [1, 2).
 CODEC_INLINE double rotated_factor(float largest)
 {
     const double wide = largest;

@@ -1,4 +1,4 @@
-// Codecs rotated1 to rotated4, block after block, whatever the instruction set and the element type. The includer defines, for ISA,
+// Codecs rotated1 to rotated4, block by block, for any instruction set and element type. The includer defines, for ISA,
 //     squares(a, d)                             the sum of squares of a block; all blocks are float32
 //     quantize(levels, codes, a, d, s)          writes the codes; returns sum_i |a_i| L[q_i]. s: the root mean square
 //     dequantize(levels, a, codes, d, t, adds)  a = z, or a += z
@@ -7,7 +7,7 @@
 
 #include "kernel/functions.h"
 
-// Not inlined, or each codec would have one for each element type.
+// Not inlined, so that the element types of a codec share them.
 #define SHARED static __attribute__((noinline))
 
 struct coder {
@@ -36,16 +36,16 @@ ROTATED_EACH(ROTATED_CODER)
 
 struct io {
     size_t size;
-    // a = H (signs src), filled up with zeros.
+    // a = H (signs src), padded with zeros.
     void (*forward)(float *a, const char *src, size_t count, size_t d, const uint32_t *signs);
-    // dst = signs H a as elements, and, in float32, dst += that. Overwrites a.
+    // inverse: dst = signs H a as elements; inverse_add: in float32, dst += that. Both overwrite a.
     void (*inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs);
     void (*inverse_add)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs);
     void (*store_one)(void *p, float x);
 };
 static const struct io COEFFICIENTS = {.size = sizeof(float)};
 
-// A chunk's parts.
+// The parts of a chunk's code.
 struct codes {
     int bits;
     size_t count, size;
@@ -71,7 +71,7 @@ INLINE char *scale_of_block(const struct codes *at, size_t begin)
     return at->scales + begin / at->size * sizeof(float);
 }
 
-// Multiplies a by a power of two, so that the largest |a_i| comes to lie in [1, 2). Returns it; 0: all are; NaN: one is not finite.
+// Multiplies a by a power of two, so that the largest |a_i| is in [1, 2). Returns the factor; 0: all are 0; NaN: one is not finite.
 SHARED double normalize(float *a, size_t d)
 {
     float largest = 0;
@@ -88,7 +88,7 @@ SHARED double normalize(float *a, size_t d)
     return factor;
 }
 
-// t of a block of which the coefficients are a / unit.
+// Returns t of a block with the coefficients a / unit.
 SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, size_t d, double unit)
 {
     float sum = squares(a, d);
@@ -104,7 +104,7 @@ SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, s
     return rotated_scale((double)sum / coder->quantize(codes, a, d, sqrtf(sum / (float)d)) / unit);
 }
 
-// Before the blocks, and after them.
+// Before all blocks, and after them.
 INLINE void encode_begin(const struct codes *at)
 {
     if (at->count)
@@ -136,7 +136,7 @@ SHARED void encode(const struct coder *coder, const struct io *io, void *dst, co
     encode_end(dst, options->seed, is_finite);
 }
 
-// Elements that are all 0, or all NaN.
+// Writes elements that are all 0, or all NaN.
 INLINE void fill(const struct io *io, char *dst, size_t count, float value, int adds)
 {
     for (size_t i = 0; i < count; i++) {
@@ -230,7 +230,7 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
 
 // ----------------------------------------------------------------------------------------------------------------- table
 
-// The functions of a codec for an element type: <name>_encode_<element>_<isa> ...; rotated_io_<element>_<isa> is there.
+// The functions of a codec for an element type: <name>_encode_<element>_<isa> ...; rotated_io_<element>_<isa> must exist.
 #define ROTATED_FUNCTIONS_OF(dtype, element, name)                                                                                  \
     ENCODE(name, element) { encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options); }              \
     DECODE(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0); }           \
@@ -240,7 +240,7 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
         invert(&NAME(JOIN(rotated_io, element)), dst, coefficients, count, like, options);                                          \
     }
 
-// What has to do with coefficients alone.
+// The functions that need only coefficients.
 #define ROTATED_COEFFICIENTS(codec, name, levels)                                                                               \
     static void NAME(name##_coefficients_add)(float *sum, const void *src, size_t count, OPTIONS)                               \
     {                                                                                                                           \

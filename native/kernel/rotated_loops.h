@@ -1,7 +1,7 @@
-// Elements of codecs rotated1 to rotated4, one at a time. Written as of_element.h says.
+// Elements of codecs rotated1 to rotated4, one at a time; see of_element.h.
 #define ROTATED(name) NAME(JOIN(rotated_##name, ELEMENT))
 
-// A float16, of which the largest is the end, and others, for which it is far away.
+// Stores x, clamped to the largest number of the element type; only a float16 can need it.
 INLINE void ROTATED(store_one)(void *p, float x)
 {
     const float largest = (float)(LARGEST < FLT_MAX ? LARGEST : FLT_MAX);

@@ -1,14 +1,14 @@
-// Codecs rotated1 to rotated4 by vectors of float32: a block stays in the nearest cache.
+// Codecs rotated1 to rotated4 with vectors of float32: a block stays in the L1 cache.
 #include "kernel/rotated.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
 
-// What each instruction set has instructions of its own for:
-//     vec_lookup(table, n)     lane by lane the entry n mod 8 of a table of 8 or 16
-//     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; others lie above
-//     vec_within(x)            the butterflies of the distances 1, 2, ... LANES / 2
+// Operations with a version for each instruction set:
+//     vec_lookup(table, n)     for each lane, entry n mod 8 of a table of 8 or 16
+//     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; other bits may be above
+//     vec_within(x)            the butterflies of distances 1, 2, ... LANES / 2
 //     whole_or_where(n, m, k)  n | k in the lanes of m, else n
-//     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, side by side
+//     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, one after the other
 #ifdef __AVX512F__
 #define vec_lookup(table, n) _mm512_permutexvar_ps((__m512i)(n), table)
 
@@ -18,7 +18,7 @@ INLINE vec vec_numbered(vec table, whole n, int k, int b)
     return vec_lookup(table, n >> k);
 }
 
-// x t + s is exact but for the sum: t = 1 or -1.
+// x t + s rounds only once, in the sum: t = 1 or -1.
 INLINE vec with_partner(vec x, vec partner, mask upper)
 {
     return _mm512_fmadd_ps(x, vec_choose(upper, vec_set1(1), vec_set1(-1)), partner);
@@ -42,14 +42,14 @@ INLINE void words_load(const uint8_t *p, whole *n) { n[0] = (whole)_mm512_cvtepu
 #else
 #define vec_lookup(table, n) _mm256_permutevar8x32_ps(table, (__m256i)(n))
 
-// Of 4 bits the table has the magnitudes alone.
+// For 4 bits the table has only magnitudes.
 INLINE vec vec_numbered(vec table, whole n, int k, int b)
 {
     const vec z = vec_lookup(table, n >> k);
     return b == 4 ? vec_flipped(z, n << (28 - k)) : z;
 }
 
-// x t + s is exact but for the sum: t = 1 or -1.
+// x t + s rounds only once, in the sum: t = 1 or -1.
 INLINE vec vec_within(vec x)
 {
     x = _mm256_fmadd_ps(x, _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), _mm256_permute_ps(x, 0xb1));
@@ -88,7 +88,7 @@ INLINE uint32_t lanes_of(const uint32_t *signs, size_t i)
         a = sum;                                \
     } while (0)
 
-// The butterflies of log2(n) distances, of n = 2, 4 or 8 vectors.
+// The butterflies of log2(n) distances over n = 2, 4 or 8 vectors.
 INLINE void butterflies(vec *r, int n)
 {
     UNROLLED for (int h = 1; h < n; h *= 2)
@@ -97,7 +97,7 @@ INLINE void butterflies(vec *r, int n)
                 BUTTERFLY(r[i], r[i + h]);
 }
 
-// The distances from h on, n - 1 of which are one pass.
+// One pass: the log2(n) distances from h on.
 INLINE void pass(float *a, size_t d, size_t h, int n)
 {
     for (size_t begin = 0; begin < d; begin += (size_t)n * h)
@@ -111,7 +111,7 @@ INLINE void pass(float *a, size_t d, size_t h, int n)
         }
 }
 
-// The distances from 8 LANES on.
+// All distances from 8 LANES on.
 INLINE void passes(float *a, size_t d)
 {
     size_t h = 8 * LANES;
@@ -123,7 +123,7 @@ INLINE void passes(float *a, size_t d)
         pass(a, d, h, 2);
 }
 
-// Zeros after the last element: a whole block, which is read instead.
+// Copies a shorter block and pads it with zeros; returns the block to read.
 INLINE const char *filled_up(char *block, const char *src, size_t count, size_t d, size_t size)
 {
     if (count >= d)
@@ -163,7 +163,7 @@ INLINE void transform(float *a, size_t d)
     passes(a, d);
 }
 
-// The element: no float16 becomes an infinity.
+// The element; a float16 is clamped so that it does not become an infinity.
 INLINE vec element_of(const float *a, size_t i, const uint32_t *signs, const struct element *element)
 {
     const vec x = vec_negate(vec_load(a + i), lanes_of(signs, i));
@@ -222,10 +222,10 @@ INLINE float squares(const float *a, size_t d)
 
 // Thresholds, times s, and levels.
 struct quantizer {
-    vec threshold[3];           // of 1 to 3 bits
-    vec middle, above, below;   // of 4: between the halves, the quarters, the eighths: entries for the number found so far
-    vec level;                  // all of them
-    vec least, next;            // of 1 and 2 bits
+    vec threshold[3];           // for 1 to 3 bits
+    vec middle, above, below;   // for 4 bits: thresholds between halves, quarters, eighths, indexed by the number so far
+    vec level;                  // all levels
+    vec least, next;            // for 1 and 2 bits
 };
 
 INLINE vec table_of(const float *entries, int count, float factor)
@@ -251,7 +251,7 @@ INLINE struct quantizer quantizer_of(const struct rotated_levels *levels, float 
     return with;
 }
 
-// The level of the magnitude m. Its number into n, from bit k on.
+// The level of the magnitude m. Also stores its number in n, from bit k on.
 INLINE vec level_of(int bits, const struct quantizer *with, vec m, whole *n, int k)
 {
     if (bits == 1)
@@ -275,7 +275,7 @@ INLINE vec level_of(int bits, const struct quantizer *with, vec m, whole *n, int
     return vec_lookup(with->level, q);
 }
 
-// One part of b-bit numbers. Of 3 bits, signs go into signs instead, from bit `row` on.
+// One part of b-bit numbers. With 3 bits, the signs are stored in `signs`, from bit `row` on.
 INLINE void quantize_part(const struct rotated_levels *levels, const struct quantizer *with, uint8_t *codes, const float *a,
                           vec *sums, whole *signs, int row)
 {
@@ -313,7 +313,7 @@ INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const
     return sums_of(sums);
 }
 
-// The levels of a part's numbers, times t.
+// The levels for a part's numbers, times t.
 INLINE vec levels_table(const struct rotated_levels *levels, float t)
 {
     const float *level = levels->level;

@@ -1,4 +1,4 @@
-// Scaling by a factor for AVX2: the loops of scale_loops.h again, and float16 and bfloat16 by vectors of float32.
+// Scaling by a factor for AVX2: the loops of scale_loops.h, and float16 and bfloat16 with vectors of float32.
 #include "kernel/scale_loops.h"
 
 #include "kernel/pairs.h"

@@ -5,8 +5,8 @@
 #include "kernel/kernel.h"
 #include "kernel/loops.h"
 
-// n where the factor is the nearest double to 1 / n, as that of a mean over n ranks is: then 49 * (1. / 49), which is below 1,
-// must not become 0. Else 0.
+// n if the factor is the nearest double to 1 / n, as for a mean over n ranks; otherwise 0. The caller then divides by n, because 49
+// * (1. / 49) is below 1 and would be truncated to 0.
 static inline double scale_divisor(double factor)
 {
     const double n = factor >= 0x1p-31 && factor <= 0.5 ? (double)(int64_t)(1.0 / factor + 0.5) : 0.0;
@@ -30,7 +30,7 @@ static void NAME(scale_f64)(void *to, const void *from, double factor, size_t co
         dst[i] = src[i] * factor;
 }
 
-// Integers: the conversion from double truncates. A NaN product (infinite factor, element 0) gives 0.
+// Integers: conversion from double truncates. A NaN product (infinite factor, element 0) gives 0.
 #define SCALE_INTEGERS(expression, low, high)                                                         \
     INDEPENDENT for (size_t i = 0; i < count; i++)                                                    \
     {                                                                                                 \
@@ -55,7 +55,7 @@ SCALE_INTEGER(u16, 0.0, (double)UINT16_MAX)
 SCALE_INTEGER(i16, (double)INT16_MIN, (double)INT16_MAX)
 SCALE_INTEGER(i32, (double)INT32_MIN, (double)INT32_MAX)
 
-// The upper limit is no double: 2^63 is the first one past it.
+// The upper limit is not a double: 2^63 is the first one past it.
 static void NAME(scale_i64)(void *to, const void *from, double factor, size_t count)
 {
     any_i64 *dst = to;

@@ -1,19 +1,19 @@
-// How a vector is cut to be encoded: into chunks, one for each rank, and these into segments, each with a header of its own.
-// And the seed that a codec which rounds at random gets for a segment. Plain C that a CUDA file includes as well.
+// How a vector is cut for encoding: into chunks, one for each rank, and these into segments, each with its own header. Also the
+// seed of a segment for codecs that round at random. Plain C, also included by a CUDA file.
 //
 //     seed of a segment = mix(mix(mix(seed, rank), pass), begin)
 //     mix(h, v) = finalizer of splitmix64 (h + (v + 1) * 0x9e3779b97f4a7c15), all modulo 2^64
 //
-// seed: the caller's; rank: the position in the process set; pass: 0, a rank's own values, 1, a mean that it owns; begin: the
-// place of the segment's first element in the operation's vector. Decoding needs no seed: ranks may give different ones. Codecs that
-// rotate: encoder.h.
+// seed: the caller's; rank: the position in the process set; pass: 0 for a rank's own values, 1 for a mean that it owns; begin: the
+// index of the segment's first element in the operation's vector. Decoding needs no seed, so ranks may use different ones. For
+// codecs that rotate see encoder.h.
 #pragma once
 
 #include "kernel/processor.h"
 
-enum { SEGMENTS_MAX_COUNT = 1 << 18 };  // elements of a segment at most
+enum { SEGMENTS_MAX_COUNT = 1 << 18 };  // elements of a segment, at most
 
-// The first count % chunks chunks are one element longer. segment: elements of one at most.
+// The first count % chunks chunks are one element longer. segment: elements of a segment, at most.
 struct segments {
     uint64_t count, chunks, segment;
 };
@@ -29,7 +29,7 @@ CODEC_INLINE struct segment_part segments_chunk(const struct segments *cut, uint
     return part;
 }
 
-// Of the longest chunk, which is the first one. Shorter ones may end with an empty segment.
+// Segments of the longest chunk, which is the first one. Shorter chunks may end with an empty segment.
 CODEC_INLINE uint64_t segments_in_chunk(const struct segments *cut)
 {
     return (segments_chunk(cut, 0).count + cut->segment - 1) / cut->segment;

@@ -22,7 +22,7 @@ enum { SIGN_VERSION = 2 };
 
 CODEC_INLINE size_t sign_bits_size(size_t count) { return codec_padded(count / 8 + (count % 8 != 0)); }
 
-// The scale as a double; total: of |x|, or with squares of x^2. NaN when the total is not finite.
+// The scale as a double; total: sum of |x|, or with squares of x^2. NaN if the total is not finite.
 CODEC_INLINE double sign_scale(double total, size_t count, int squares)
 {
     if (!(total < (double)INFINITY))

@@ -1,4 +1,4 @@
-// Codecs sign and sign_rms, one element at a time. Written as of_element.h says.
+// Codecs sign and sign_rms, one element at a time; see of_element.h.
 #define SIGN(name) NAME(JOIN(sign_##name, ELEMENT))
 
 #include "kernel/decode_loops.h"

@@ -1,5 +1,5 @@
-// Codecs sign and sign_rms by vectors of float32, a block of 32 elements at a time. The source is read once: the signs do not need
-// the scale.
+// Codecs sign and sign_rms with vectors of float32, a block of 32 elements at a time. The source is read only once, since the signs
+// do not depend on the scale.
 #include "kernel/sign.h"
 #include "kernel/sums_vectors.h"
 #include "kernel/variants.h"

@@ -1,4 +1,4 @@
-// Sums in the order of codec_sums.h by vectors: partial sum j is a lane.
+// Sums in the order of codec_sums.h with vectors: partial sum j is a lane.
 #pragma once
 
 #include "kernel/codec_sums.h"
@@ -6,7 +6,7 @@
 
 enum { SUMS_WIDES = 2 * CODEC_SUMS / LANES };
 
-// Adds |x|, or x^2, of a block's vector number v.
+// Adds |x|, or x^2, of vector number v of a block.
 INLINE void sums_add(wide *sums, int v, vec x, int squares)
 {
     wide *sum = &sums[2 * v % SUMS_WIDES];
@@ -15,7 +15,7 @@ INLINE void sums_add(wide *sums, int v, vec x, int squares)
     sum[1] = squares ? wide_add_square(sum[1], high) : (wide)(sum[1] + high);
 }
 
-// Of a block of BLOCK elements, their signs: bit i: element i is negative.
+// Adds a block of BLOCK elements; returns their signs. Bit i: element i is negative.
 INLINE uint32_t sums_add_block(wide *sums, const char *block, const struct element *element, int squares)
 {
     uint32_t signs = 0;
@@ -27,7 +27,7 @@ INLINE uint32_t sums_add_block(wide *sums, const char *block, const struct eleme
     return signs;
 }
 
-// codec_sums_total: added as vectors until one is left.
+// codec_sums_total: adds vectors until one is left.
 INLINE double sums_total(wide *sums)
 {
     double parts[LANES / 2];
@@ -41,7 +41,7 @@ INLINE double sums_total(wide *sums)
     return parts[0];
 }
 
-// Of up to CODEC_SUMS_BLOCK elements; their signs, where `bits` is not NULL.
+// The sum of up to CODEC_SUMS_BLOCK elements; also stores their signs if `bits` is not NULL.
 INLINE double sums_of(const char *src, size_t count, const struct element *element, int squares, uint8_t *bits)
 {
     wide sums[SUMS_WIDES] = {{0}};

@@ -2,13 +2,13 @@
 //
 //     k = max(1, ceil(p d)),  0 for d = 0;  p is options.parameter, d the chunk's elements, at most 2^32 - 1
 //
-// Of equal magnitudes the lower indices are kept. A NaN counts as larger than all numbers (all NaNs as equal), so that
-// it travels. Use it with error feedback. Decoding ignores indices beyond the chunk.
+// Among equal magnitudes the lower indices are kept. A NaN counts as larger than all numbers (all NaNs as equal), so it is sent.
+// Use it with error feedback. Decoding ignores indices beyond the chunk.
 //
-// Selection is a radix select over the bits of |x|, which order as the numbers do: one histogram of the leading 11
-// bits, one of the next 11 among those that share the leading ones with the k-th, and so on; then one pass collects.
-// Where k is few of many, it is so among candidates alone: those that reach what a sample says somewhat more than k
-// reach. If k do not, or far more, it is done among all. Either way the result is the same. Time O(d).
+// Selection is a radix select over the bits of |x|, which order as the numbers do: one histogram of the leading 11 bits, one of the
+// next 11 among the elements that share the leading ones with the k-th, and so on; then one pass collects. For a small share of
+// many elements, it considers only candidates: elements of at least a magnitude that, according to a sample, somewhat more than k
+// reach. If fewer than k, or far more, reach it, all elements are considered. The result is the same. Time O(d).
 //
 // Source: sparsified SGD with memory, Stich et al., arXiv:1809.07599.
 //
@@ -26,16 +26,16 @@ enum {
     TOPK_VERSION = 1,
     TOPK_DIGIT_BITS = 11,
     TOPK_BINS = 1 << TOPK_DIGIT_BITS,
-    TOPK_BLOCK = 32,                    // elements that are looked at together
+    TOPK_BLOCK = 32,                    // elements that are compared together
     TOPK_SAMPLE = 4096,                 // elements
-    TOPK_RUN = 8,                       // of them lie together: few lines of the cache are read for the sample
-    TOPK_CANDIDATES_FROM = 8 * TOPK_SAMPLE,     // elements, from which on candidates are worth a sample
+    TOPK_RUN = 8,                       // sampled elements are in runs of this length: fewer cache lines are read
+    TOPK_CANDIDATES_FROM = 8 * TOPK_SAMPLE,     // elements, from which on sampling for candidates pays
     TOPK_BATCH = 256                    // blocks
 };
 
 #define TOPK_SHARE 0.01                 // p by default
 
-// k, or 0 when the chunk is empty, or the parameter or the count is out of range.
+// k; 0: the chunk is empty, or the parameter or the count is out of range.
 static inline size_t topk_count(double parameter, size_t count)
 {
     const double share = parameter == 0 ? TOPK_SHARE : parameter;
@@ -50,17 +50,17 @@ struct topk_element {
     size_t size;
     int bits;                           // of the magnitude
     uint64_t infinity;                  // its magnitude
-    uint64_t nan;                       // that of a NaN
+    uint64_t nan;                       // the magnitude of a NaN
     double (*number)(uint64_t magnitude);
     uint64_t (*rounded)(double number); // the magnitude of a number >= 0
-    // Bit i: the magnitude of element i of a block is `least` or more; least <= infinity + 1. NULL: they are looked at one by one.
+    // Bit i: element i of a block has a magnitude of `least` or more; least <= infinity + 1. NULL: compares one by one.
     uint32_t (*at_least)(const char *block, uint64_t least);
 };
 
-// What is done with kept element j.
+// Called for kept element j.
 typedef void topk_visit(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude);
 
-// The magnitude as a whole number that orders as |x| does; of every NaN: infinity + 1.
+// The magnitude as an integer that orders as |x| does; for every NaN: infinity + 1.
 INLINE uint64_t topk_magnitude(const char *x, const struct topk_element *element)
 {
     uint64_t bits = 0;
@@ -69,7 +69,7 @@ INLINE uint64_t topk_magnitude(const char *x, const struct topk_element *element
     return bits <= element->infinity ? bits : element->infinity + 1;
 }
 
-// at_least of some elements, a block at most.
+// at_least for some elements, at most a block.
 INLINE uint32_t topk_at_least_few(const char *block, size_t count, uint64_t least, const struct topk_element *element)
 {
     uint32_t found = 0;
@@ -102,7 +102,7 @@ INLINE uint32_t topk_candidates(const char *src, size_t i, size_t count, uint64_
     return element->at_least ? element->at_least(block, least) : topk_at_least_few(block, TOPK_BLOCK, least, element);
 }
 
-// The largest digit that `kept` elements or more reach, whose number becomes how many of just this digit are.
+// The largest digit that at least `kept` elements reach. *kept becomes the number to keep among those with exactly this digit.
 INLINE uint32_t topk_digit(const uint32_t *bins, int width, uint32_t *kept)
 {
     uint32_t digit = (1u << width) - 1;
@@ -122,9 +122,9 @@ struct topk_selection {
     size_t count;
     const struct topk_element *element;
     struct topk_candidate *list;        // by index; NULL: all elements are candidates
-    size_t listed;                      // candidates, then those that are kept
+    size_t listed;                      // number of candidates, then of kept elements
     uint64_t threshold;
-    uint32_t ties;                      // of just that magnitude are kept
+    uint32_t ties;                      // number of elements of exactly this magnitude that are kept
 };
 
 // Counts an element by its digit of `width` bits from bit `shift` on, if it has the leading bits of `prefix`.
@@ -134,12 +134,12 @@ INLINE void topk_tally(uint32_t *bins, uint64_t magnitude, uint64_t prefix, int 
         bins[magnitude >> shift & ((1u << width) - 1)]++;
 }
 
-// The magnitude of the k-th largest candidate; *ties becomes how many elements of just this magnitude are kept.
+// The magnitude of the k-th largest candidate; sets *ties to the number of elements of exactly this magnitude that are kept.
 INLINE uint64_t topk_threshold(const struct topk_selection *of, size_t k, uint32_t *ties)
 {
     const struct topk_element *element = of->element;
     uint64_t prefix = 0;                // the leading bits of the result
-    uint32_t kept = (uint32_t)k;        // elements still to be found among those with this prefix
+    uint32_t kept = (uint32_t)k;        // elements still to find among those with this prefix
     int shift = element->bits;
     while (shift > 0) {
         const int width = shift < TOPK_DIGIT_BITS ? shift : TOPK_DIGIT_BITS;
@@ -164,7 +164,7 @@ INLINE uint64_t topk_threshold(const struct topk_selection *of, size_t k, uint32
     return prefix;
 }
 
-// Blocks with candidates, from block i on: appended without a branch, of which nobody could foretell the way.
+// Blocks with candidates, from block i on; appended without a branch, which would be unpredictable.
 struct topk_found {
     uint32_t index, found;
 };
@@ -186,8 +186,8 @@ INLINE struct topk_candidate topk_candidate(const struct topk_selection *of, uin
     return (struct topk_candidate){topk_magnitude(of->src + index * of->element->size, of->element), index};
 }
 
-// Lists those that reach a magnitude. Returns their number; `room` or more: they do not fit. Two of each block are
-// written whether it has them or not, since nobody could foretell that.
+// Lists the elements that reach a magnitude. Returns their number; `room` or more: they do not fit. Always writes two entries per
+// block, since a branch would be unpredictable.
 INLINE size_t topk_collect(const struct topk_selection *of, uint64_t least, struct topk_candidate *list, size_t room)
 {
     struct topk_found blocks[TOPK_BATCH];
@@ -208,7 +208,7 @@ INLINE size_t topk_collect(const struct topk_selection *of, uint64_t least, stru
     return listed;
 }
 
-// Lists the candidates, if k or more, and not too many, reach the guess.
+// Lists the candidates, if at least k, but not too many, reach the guess.
 INLINE void topk_list(struct topk_selection *of, size_t k)
 {
     const struct topk_element *element = of->element;
@@ -232,7 +232,7 @@ INLINE void topk_list(struct topk_selection *of, size_t k)
     }
 }
 
-// Is a candidate kept, that is the next one in the order of indices? left: of the ties.
+// Whether the next candidate, in the order of indices, is kept. left: number of ties still to keep.
 INLINE uint32_t topk_is_kept(const struct topk_selection *of, uint64_t magnitude, uint32_t *left)
 {
     const uint32_t is_tie = (magnitude == of->threshold) & (*left > 0);
@@ -240,7 +240,7 @@ INLINE uint32_t topk_is_kept(const struct topk_selection *of, uint64_t magnitude
     return is_tie | (magnitude > of->threshold);
 }
 
-// Those of the list that are kept; without a branch.
+// Reduces the list to the kept elements, without a branch.
 static inline void topk_keep(struct topk_selection *of)
 {
     uint32_t left = of->ties;
@@ -313,10 +313,10 @@ INLINE void topk_encode(void *dst, const void *src, size_t count, double paramet
     codec_header_init(dst, TOPK_VERSION, pairs.is_finite);
 }
 
-// Reads the kept elements, one after the other.
+// Reads the kept elements in order.
 struct topk_reader {
     const char *indices, *values;
-    size_t k, j;                        // all, the next one
+    size_t k, j;                        // total number, the next one
 };
 
 INLINE struct topk_reader topk_reader(const void *src, size_t count, double parameter)
@@ -326,7 +326,7 @@ INLINE struct topk_reader topk_reader(const void *src, size_t count, double para
     return (struct topk_reader){indices, indices + k * sizeof(uint32_t), k, 0};
 }
 
-// The next one's index, and its bits; false: there is none.
+// The next element's index and bits; false: there are no more.
 INLINE int topk_next(struct topk_reader *reader, const struct topk_element *element, size_t *index, uint64_t *bits)
 {
     uint32_t stored;

@@ -1,29 +1,29 @@
-// Codec topk_2bit: the elements that topk keeps, each as a sign and one of two magnitudes; the others decode to 0.
+// Codec topk_2bit: the same elements as topk, each as a sign and one of two magnitudes; the others decode to 0.
 //
 //     t  = mean |x|           over the k kept elements
 //     hi = mean |x| of those with |x| >= t,    lo = mean |x| of the others,    0 of none
 //     D(Q(x)) = sign(x) hi or sign(x) lo
 //
-// k and which are kept: topk.h. Means are sums in float64 in the order of the indices, of |x| / 2^32, lest they overflow;
-// at most the largest |x|; rounded to float32 (not for float64), then to the element's type. With a NaN or an infinity
-// among the kept lo and hi are NaN. Use it with error feedback.
+// k and the choice of elements: topk.h. Means are sums in float64 in the order of the indices, of |x| / 2^32, lest they overflow;
+// they are at most the largest |x|, and are rounded to float32 (not for float64), then to the element's type. With a NaN or an
+// infinity among the kept elements, lo and hi are NaN. Use it with error feedback.
 //
 // Source: SparseLoCo, Sarfi et al., arXiv:2508.15706, has 2 bits for each value; indices by Elias and Fano, as Vigna,
 // Quasi-succinct indices, WSDM 2013.  Differs: two magnitudes for a chunk.
 //
-// Wire (see codec.h): in the header at 0 and 8 lo and hi, as the element type's bits, uint64. Then, each from a byte on:
+// Wire (see codec.h): in the header at 0 and 8 lo and hi, as the element type's bits, uint64. Then, each beginning at a byte:
 //     k + ((d - 1) >> l) bits     bit (i >> l) + j is set for the index i of kept element j; l is the largest with
 //                                 k 2^l <= d, 0 if there is none
 //     k l bits                    the l low bits of each index
-//     2 k bits                    of each element: 1 for hi, 2 for a negative sign
-// Bits from the lowest of a byte on. That are l + 4 to l + 5 bits an element: 10 at p = 0.02, where topk has 64.
+//     2 k bits                    for each element: 1 for hi, 2 for a negative sign
+// Bits are counted from the lowest of a byte on. A kept element takes l + 4 to l + 5 bits: 10 at p = 0.02, where topk takes 64.
 #pragma once
 
 #include "kernel/topk.h"
 
 enum { TOPK_2BIT_VERSION = 1 };
 
-// Where everything is in a code.
+// Offsets within a code.
 struct topk_2bit_layout {
     size_t k, high_bits;
     unsigned low_bits;                  // l
@@ -44,11 +44,11 @@ static inline struct topk_2bit_layout topk_2bit_layout(double parameter, size_t 
     return of;
 }
 
-// Writes values of some bits one after the other, 32 bits at a time.
+// Writes values of a few bits one after the other, 32 bits at a time.
 struct topk_2bit_writer {
     char *to;
     uint64_t bits;                      // not yet written
-    unsigned count;                     // of them, below 32 between two calls
+    unsigned count;                     // number of these bits, below 32 between two calls
 };
 
 // width <= 32; value < 2^width.
@@ -81,7 +81,7 @@ INLINE uint32_t topk_2bit_get(const char *base, size_t at, unsigned width)
     return (uint32_t)(bits >> shift & (((uint64_t)1 << width) - 1));
 }
 
-// Of a walk over the kept elements.
+// Sums over the kept elements.
 struct topk_2bit_sums {
     double all, low, high;
     size_t lows;
@@ -111,7 +111,7 @@ INLINE void topk_2bit_split(void *state, size_t j, uint32_t index, const char *x
     struct topk_2bit_walk *walk = state;
     const double number = walk->element->number(magnitude) * 0x1p-32;
     const uint32_t is_high = number >= walk->mean, is_negative = (uint8_t)x[walk->element->size - 1] >> 7;
-    walk->sums.high += is_high ? number : 0;        // without a branch, of which nobody could foretell the way
+    walk->sums.high += is_high ? number : 0;        // without a branch, which would be unpredictable
     walk->sums.low += is_high ? 0 : number;
     walk->sums.lows += !is_high;
     const size_t at = (index >> walk->of.low_bits) + j;
@@ -120,7 +120,7 @@ INLINE void topk_2bit_split(void *state, size_t j, uint32_t index, const char *x
     topk_2bit_put(&walk->codes, is_negative << 1 | is_high, 2);
 }
 
-// The bits of a mean of some magnitudes.
+// The bits of the mean of some magnitudes.
 INLINE uint64_t topk_2bit_level(const struct topk_element *element, double sum, size_t count, uint64_t largest)
 {
     if (count == 0)
@@ -159,7 +159,7 @@ INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double pa
     memcpy((char *)dst + sizeof low, &high, sizeof high);
 }
 
-// As struct topk_reader.
+// Like struct topk_reader.
 struct topk_2bit_reader {
     const char *code;
     struct topk_2bit_layout of;
@@ -174,7 +174,7 @@ INLINE struct topk_2bit_reader topk_2bit_reader(const void *src, size_t count, d
     return reader;
 }
 
-// The next one's index, and the bits of its value; false: there is none.
+// The next element's index and the bits of its value; false: there are no more.
 INLINE int topk_2bit_next(struct topk_2bit_reader *reader, const struct topk_element *element, size_t *index,
                           uint64_t *bits)
 {

@@ -1,10 +1,10 @@
-// Codecs topk and topk_2bit for AVX2: 32 elements are compared at once, and only those found are looked at one by one.
+// Codecs topk and topk_2bit for AVX2: 32 elements are compared at once, and only matches are handled one by one.
 #include <immintrin.h>
 
 #include "kernel/topk_2bit.h"
 #include "kernel/variants.h"
 
-// Magnitudes are positive as signed numbers, and least - 1 is -1 at least.
+// Magnitudes are positive as signed numbers, and least - 1 is at least -1.
 
 static uint32_t at_least_f32(const char *block, uint64_t least)
 {

@@ -1,4 +1,4 @@
-// Codecs topk and topk_2bit: encoding by looking at one element after the other; decoding.
+// Codecs topk and topk_2bit: encoding one element at a time; decoding.
 #define ISA scalar
 #include "kernel/topk_2bit.h"
 

@@ -1,11 +1,11 @@
-// The families of kernels. Each fills its part of the table with the scalar definitions, <family>_kernels_init; <family>_kernels_init_<isa>
-// overwrite what they improve. The only place where kernels ask which processor they are compiled for.
+// The families of kernels. Each fills its part of the table with the scalar definitions, <family>_kernels_init; then
+// <family>_kernels_init_<isa> replace those that they improve. The only file where kernels depend on the target processor.
 #pragma once
 
 #include "kernel/adam.h"
 #include "kernel/kernel.h"
 
-// Those that have kernels for an instruction set; copies for AVX2 besides, which depend on the CPU's maker.
+// The families with kernels for an instruction set. Copies also have AVX2 kernels, which depend on the CPU's vendor.
 #define FAMILIES_AVX512(each) each(minmax_uint8) each(sign) each(qsgd) each(blocks) each(rotated)
 #define FAMILIES_AVX2(each) FAMILIES_AVX512(each) each(half) each(topk) each(reduce) each(scale)
 #define FAMILIES(each) FAMILIES_AVX2(each) each(float32) each(copy)
@@ -21,8 +21,8 @@ FAMILIES(DECLARE)
 void adam_kernels_init_avx2(struct adam_kernels *kernels, bhvd_dtype flat);
 void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu);
 
-// The processor itself is asked: where a compiler brings no libgcc, __builtin_cpu_supports says no to everything. A feature
-// counts only when the operating system saves its registers.
+// Reads CPUID directly: with a compiler without libgcc, __builtin_cpu_supports returns 0 for everything. A feature counts only if
+// the operating system saves its registers.
 static inline unsigned variants_cpu_features(void)
 {
     enum { YMM_SAVED = 0x06, ZMM_SAVED = 0xe6 };      // bits of XCR0: SSE and AVX; these and the three of AVX-512

@@ -1,19 +1,19 @@
-// What loops over vectors share, whatever the instruction set, for files that are compiled for each (build.py). A `vec` is LANES
-// floats, a `whole` as many 32-bit numbers with the same bits; both take the operators of C. vectors_<isa>.h defines besides
+// Vector operations that do not depend on the instruction set, for files that are compiled for each (build.py). A `vec` is LANES
+// floats, a `whole` as many 32-bit integers with the same bits; both support the operators of C. vectors_<isa>.h also defines
 //     vec_load, vec_store, vec_stream (aligned), vec_set1, vec_rint, vec_min, vec_max
 //     vec_load_<type>, vec_store_two_<type>, vec_round_f16        see struct element below
 //     mask                     of lanes, taking |; MASK_NONE, mask_bits(m): bit i: lane i
 //     vec_greater(a, b), vec_is_negative(x), vec_unordered(a, b)  lanes where a > b; where the sign is set; where one is a NaN
 //     vec_choose(m, a, b)      b in the lanes of m, else a
 //     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
-//     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
+//     vec_least(x), vec_greatest(x)    over the lanes, none of which is a NaN
 //     vec_nearest(x), vec_truncated(x) as a `whole`
 //     bytes_signed(n), bytes_unsigned(n)    BLOCK numbers as bytes
 //     vec_to_u8(q)             BLOCK numbers as bytes, rounded and clamped to 0..255
 //     vec_load_bytes(p)        LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
 //     halves, halves_from_bytes(bytes), vec_from_halves(h)        LANES 16-bit numbers; as float16
-//     wide, wide_low(x), wide_high(x), wide_store                 half the lanes as doubles
-//     wide_add_square(sum, x)  sum + x x, of which the product is exact: x comes from a float32
+//     wide, wide_low(x), wide_high(x), wide_store                 half of the lanes as doubles
+//     wide_add_square(sum, x)  sum + x x, where the product is exact: x comes from a float32
 #pragma once
 
 #include <float.h>
@@ -33,9 +33,9 @@ typedef __m256 vec;
 typedef uint32_t whole __attribute__((vector_size(sizeof(vec)), may_alias));
 
 enum {
-    BLOCK = 32,                         // elements that the loops take at a time
+    BLOCK = 32,                         // elements per iteration of a loop
     BLOCK_VECTORS = BLOCK / LANES,
-    PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
+    PREFETCH_BYTES = 8192,              // prefetch distance; reading past the end of the source is harmless
     STREAM_COUNT = 4 << 20              // elements, from which on results bypass the caches
 };
 
@@ -55,7 +55,7 @@ INLINE vec vec_with_sign(vec magnitude, vec x) { return (vec)((whole)magnitude |
 INLINE vec vec_flipped(vec x, whole n) { return (vec)((whole)x ^ (n & 0x80000000)); }
 INLINE vec vec_canonical(vec x) { return vec_choose(vec_unordered(x, x), x, vec_set1((float)NAN)); }
 
-// BLOCK numbers as bytes: whole ones; without what is behind the point.
+// BLOCK numbers as bytes: rounded to integers, or truncated.
 INLINE __m256i vec_to_i8(const vec *q)
 {
     whole n[BLOCK_VECTORS];
@@ -72,15 +72,15 @@ INLINE __m256i vec_truncated_to_i8(const vec *q)
     return bytes_signed(n);
 }
 
-// u of codec_random.h from x, which has h from bit 7 on: 1 + u is put together of its bits.
+// u of codec_random.h from x, which has h from bit 7 on: the bits of 1 + u are assembled directly.
 INLINE vec uniform_of(whole x) { return (vec)((x & 0x007fff80) | 0x3f800040) - 1; }
 
-// codec_uniform of the BLOCK elements from index on, which is a multiple of BLOCK.
+// codec_uniform for the BLOCK elements from index on, a multiple of BLOCK.
 INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 {
     whole lanes = {0};
     for (uint32_t i = 0; i < LANES; i++)
-        lanes[i] = i;                   // adds nothing that index / 2 has
+        lanes[i] = i;                   // has no bits in common with index / 2
     for (int v = 0; v < BLOCK_VECTORS / 2; v++) {
         whole x = lanes ^ key.a ^ (index / 2 + (uint32_t)v * LANES);
         x = (x ^ x >> 16) * CODEC_RANDOM_MULTIPLIER_1;
@@ -91,7 +91,7 @@ INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
     }
 }
 
-// Asks for the cache lines of the block PREFETCH_BYTES ahead.
+// Prefetches the cache lines of the block PREFETCH_BYTES ahead.
 INLINE void prefetch_block(const char *block, size_t size)
 {
     for (size_t line = 0; line < BLOCK * size; line += 64)
@@ -107,7 +107,7 @@ INLINE void vec_store_two_f32(void *p, vec a, vec b)
     vec_store((char *)p + sizeof a, b);
 }
 
-// An element type: its vectors, and one element for the header.
+// An element type: its vector operations, and scalar ones for the header.
 struct element {
     size_t size;
     float largest;                              // number
@@ -122,14 +122,14 @@ static const struct element f16 = {2, 65504, vec_load_f16, vec_store_two_f16, ve
 static const struct element bf16 = {2, 0x1.fep127f, vec_load_bf16, vec_store_two_bf16, vec_round_bf16,
                                     load_bf16, store_bf16};
 
-// The last count < BLOCK elements, filled up to a block with zeros.
+// Copies the last count < BLOCK elements, padded to a block with zeros.
 INLINE void tail_zeros(char *block, const char *src, size_t count, size_t size)
 {
     memcpy(block, src, count * size);
     memset(block + count * size, 0, (BLOCK - count) * size);
 }
 
-// The last count % BLOCK elements, filled up to a block by repeating the first of them.
+// Copies the last count % BLOCK elements, padded to a block by repeating the first of them.
 INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
 {
     memcpy(block, src, count * size);
@@ -142,12 +142,12 @@ struct range {
     mask nans;
 };
 
-// Two vectors, into accumulators of their own: so that one block does not wait for the one before.
+// Adds two vectors, to separate accumulators, so that consecutive blocks do not depend on each other.
 INLINE void range_add(struct range *range, int which, vec a, vec b)
 {
     range->mn[which] = vec_min(range->mn[which], vec_min(a, b));
     range->mx[which] = vec_max(range->mx[which], vec_max(a, b));
-    // The minimum of two drops a NaN on one side, so NaNs are looked for apart; one comparison serves two vectors.
+    // The minimum of two drops a NaN on one side, so NaNs are detected separately; one comparison serves two vectors.
     range->nans = range->nans | vec_unordered(a, b);
 }
 
@@ -161,7 +161,7 @@ INLINE void range_add_block(struct range *range, const char *block, const struct
 #define RANGE_NONE                                                                                                   \
     {{vec_set1(INFINITY), vec_set1(INFINITY)}, {vec_set1(-INFINITY), vec_set1(-INFINITY)}, MASK_NONE}
 
-// The minimum and the maximum, never -0.0, or NaN for both when an element was not finite.
+// The minimum and the maximum, never -0.0; both NaN if an element was not finite.
 INLINE void range_end(const struct range *range, float *mn, float *mx)
 {
     *mn = vec_least(vec_min(range->mn[0], range->mn[1]));
@@ -171,7 +171,7 @@ INLINE void range_end(const struct range *range, float *mn, float *mx)
     *mx = is_finite ? *mx + 0 : (float)NAN;
 }
 
-// Sets mn and mx to the elements' minimum and maximum, or both to NaN when an element is not finite.
+// Sets mn and mx to the elements' minimum and maximum, or both to NaN if an element is not finite.
 INLINE void range_find(const char *src, size_t count, const struct element *element, float *mn, float *mx)
 {
     struct range range = RANGE_NONE;

@@ -1,4 +1,4 @@
-// Of vectors.h, what AVX2 has instructions of its own for.
+// The operations of vectors.h that have AVX2 instructions.
 #pragma once
 
 #define vec_set1 _mm256_set1_ps
@@ -39,7 +39,7 @@ INLINE void vec_store_two_f16(void *p, vec a, vec b)
     vec_store_f16((char *)p + sizeof(halves), b);
 }
 
-// packs and packus work within each half of the register: their results are sorted afterwards.
+// packs and packus work within each half of the register, so their results are permuted afterwards.
 INLINE void vec_store_two_bf16(void *p, vec a, vec b)
 {
     const __m256i packed = _mm256_packus_epi32((__m256i)(rounded_bf16(a) >> 16), (__m256i)(rounded_bf16(b) >> 16));

@@ -1,4 +1,4 @@
-// Of vectors.h, what AVX-512 has instructions of its own for.
+// The operations of vectors.h that have AVX-512 instructions.
 #pragma once
 
 #define vec_set1 _mm512_set1_ps
@@ -61,7 +61,7 @@ INLINE __m256i bytes_signed(const whole *n)
 
 #define bytes_unsigned bytes_signed
 
-// The conversion to bytes saturates unsigned numbers: only the lower clamp is left to do.
+// The conversion to bytes saturates unsigned numbers, so only the lower clamp is needed.
 INLINE __m128i clamped_u8(vec q) { return _mm512_cvtusepi32_epi8((__m512i)vec_nearest(vec_max(q, vec_set1(0)))); }
 INLINE __m256i vec_to_u8(const vec *q) { return joined(clamped_u8(q[0]), clamped_u8(q[1])); }
 
