@@ -56,7 +56,7 @@ bhvd_status bhvd_device_array_fetch(bhvd_device_array *device_copy, struct bhvd_
     return BHVD_OK;
 }
 
-// Both on the device of `from`.
+// Copies on the device of `from`.
 static int copy_there(struct bhvd_device_array *to, struct bhvd_device_array *from)
 {
     struct bhvd_device *device = from->device;
@@ -87,7 +87,7 @@ bhvd_status bhvd_device_array_copy(bhvd_device_array *to, bhvd_device_array *fro
     return BHVD_OK;
 }
 
-// The host's values to the device.
+// Copies the host's values to the device.
 static int send(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, struct device_buffer *buffer)
 {
     const size_t nbytes = device_copy->count * sizeof(float);

@@ -1,8 +1,7 @@
-// An array of the host's memory whose newest values may lie on a GPU: the errors that are fed back there, and replicas, which
-// would cost as much to move as what encoding saves. An operation on the GPU reads the newest values and leaves new ones in
-// other memory, which takes the place of the old one when the operation has ended well; or it changes them where they lie once
-// it can fail no more. So one that fails changes nothing.
-// Used by one operation at a time, by any thread.
+// A host array whose newest values may be on a GPU: error-feedback state, and replicas. To move them would cost as much as encoding
+// saves. An operation on the GPU reads the newest values and writes new ones to other memory, which replaces the old one when the
+// operation has succeeded; or it changes them in place once it can no longer fail. So an operation that fails changes nothing.
+// Used by one operation at a time, from any thread.
 #pragma once
 
 #include "device/device.h"
@@ -10,17 +9,16 @@
 struct device_buffer;
 
 struct bhvd_device_array {
-    float *values;                      // the host's
+    float *values;                      // the host's values
     size_t count;
-    struct bhvd_device *device;         // held; NULL: the newest values are the host's
-    struct device_buffer *buffer;       // there
+    struct bhvd_device *device;         // held; NULL: the host has the newest values
+    struct device_buffer *buffer;       // the newest values on the device
 };
 
-// The newest values on the device, for what the stream is given next, which may change them where they lie. They are brought there
-// through pinned memory if need be.
-// 0, or the driver's code.
+// The newest values on the device, for work that is put on the stream next, which may change them in place. Copies them there
+// through pinned memory if necessary. Returns 0 or the driver's code.
 int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out);
-// What the stream was given until now was the last to read or change them.
+// The last work that uses them has been put on the stream.
 int device_copy_use_end(struct bhvd_device_array *device_copy, void *stream);
-// From now on the newest values are those in the buffer, whose `last` event says when they are there.
+// The buffer now holds the newest values; its `last` event marks when they are complete.
 void device_copy_adopt(struct bhvd_device_array *device_copy, struct bhvd_device *device, struct device_buffer *buffer);

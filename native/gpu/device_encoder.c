@@ -4,17 +4,17 @@
 #include "kernel/rotated.h"
 
 enum {
-    THREADS = 256,                      // of a block
+    THREADS = 256,                      // per block
     PER_BLOCK = 4096,                   // elements of a segment that one block of threads encodes or decodes
-    RANGE_BYTES = 24,                   // of minmax_uint8_ranges, for each block
-    SUMS_BYTES = SEGMENTS_MAX_COUNT / CODEC_SUMS_BLOCK * (int)sizeof(double),   // of sign_encode, for each segment
-    NONE = BHVD_DEVICE_COPY_SPANS       // is no codec's
+    RANGE_BYTES = 24,                   // of minmax_uint8_ranges, per block
+    SUMS_BYTES = SEGMENTS_MAX_COUNT / CODEC_SUMS_BLOCK * (int)sizeof(double),   // of sign_encode, per segment
+    NONE = BHVD_DEVICE_COPY_SPANS       // stands for no kernel
 };
 
 struct codec_kernels {
-    int first, encode, last, decode, decode_sum, decode_add;    // first, last: launches before and after
-    int per_block;                                              // elements that a block encodes
-    int recode, bits;                                           // of rotated
+    int first, encode, last, decode, decode_sum, decode_add;    // first, last: launched before and after
+    int per_block;                                              // elements that one block encodes
+    int recode, bits;                                           // for rotated
 };
 
 #define SIGN_KERNELS                                                                                    \
@@ -53,7 +53,7 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
     return has;
 }
 
-// As the kernels take it.
+// The codec's parameter, in the form that kernels take.
 static uint64_t option_of(const struct work *work)
 {
     const double parameter = work->codec_options.parameter;
@@ -102,7 +102,7 @@ static uint64_t all_segments(const struct code_layout *layout)
     return layout->cut.chunks * segments_in_chunk(&layout->cut);
 }
 
-// Blocks for each segment, so that each has per_block elements of the longest one.
+// Blocks per segment, so that each gets per_block elements of the longest one.
 static uint64_t per_segment(const struct code_layout *layout, int per_block)
 {
     return (segments_part(&layout->cut, 0, 0).count + (uint64_t)per_block - 1) / (uint64_t)per_block;
@@ -115,10 +115,10 @@ static size_t scratch_nbytes(const struct codec_kernels *kernels, uint64_t segme
                                                         : 0;
 }
 
-// The address of a launch's argument, which is only read.
+// The address of a launch's argument; it is not written.
 #define ARGUMENT(value) ((void *)(uintptr_t)&(value))
 
-// blocks: for each segment.
+// blocks: per segment.
 static int launch_encoder(const struct device_encoder *e, int kernel, const struct encoding *encoding, const void *values,
                           void *ranges, uint64_t blocks, void *stream)
 {
@@ -212,7 +212,7 @@ int device_encoder_mix(const struct device_encoder *e, void *dst, const void *va
     return launch_over(e, BHVD_DEVICE_MIX, count, params, stream);
 }
 
-// What decode_sum and recode take; the latter, a seed besides.
+// The arguments of decode_sum; recode takes a seed too.
 #define SUM_ARGUMENTS(to)                                                                                   \
     ARGUMENT(to), ARGUMENT(codes), ARGUMENT(stride), ARGUMENT(layout->segment_stride), ARGUMENT(ranks),     \
         ARGUMENT(layout->cut.count), ARGUMENT(layout->cut.segment), ARGUMENT(blocks), ARGUMENT(factor), ARGUMENT(e->option)

@@ -1,7 +1,7 @@
-// The codecs on a GPU: whole vectors encoded with error feedback, decoded, and the means of several ranks' codes, by launches
-// of native/device/kernels.cu. Same codes, values and errors, bit for bit, as encoder.h makes on the CPU.
+// The codecs on a GPU: encode whole vectors with error feedback, decode them, and compute means of several ranks' codes, by
+// launches of native/device/kernels.cu. Codes, values and errors are bit-equal to those that encoder.h computes on the CPU.
 //
-// Everything is put on a stream; the host waits for nothing. All int results: 0, or the driver's code.
+// All work is put on a stream; the host never waits. All int results: 0, or the driver's code.
 #pragma once
 
 #include "device/scratch.h"
@@ -12,19 +12,19 @@ struct device_encoder {
     struct encoder host;                // sizes, options, dtype, rank
     struct bhvd_device *device;
     const struct codec_kernels *kernels;
-    int type;                           // place of the dtype's kernels among the four
-    uint64_t option;                    // what the kernels take besides
+    int type;                           // index of the dtype's kernels among the four
+    uint64_t option;                    // the codec's parameter for kernels
 };
 
-// Are there kernels of the codec, for the dtype?
+// Whether there are kernels of the codec for the dtype.
 bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype);
-// And does this device have them?
+// Whether this device has loaded them.
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype);
-// Only where it has. rank: of the process set.
+// Requires device_encoder_has. rank: in the process set.
 struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *work,
                                           struct bhvd_device *device, int rank);
 
-// Where the codes of a vector lie, in whichever memory: segment s of chunk k at k chunk_stride + s segment_stride.
+// The layout of a vector's codes: segment s of chunk k is at offset k chunk_stride + s segment_stride.
 struct code_layout {
     struct segments cut;
     uint64_t chunk_stride, segment_stride;
@@ -38,10 +38,10 @@ struct encoding {
     void *codes;
     const void *values;                 // layout->cut.count elements
     double prescale;                    // of the values
-    const float *error;                 // NULL: none is fed back; else one for each element,
-    float *lost;                        // and where the new ones go, other memory
+    const float *error;                 // one per element; NULL: no error feedback
+    float *lost;                        // the new errors, in other memory
     enum encoder_pass pass;
-    uint64_t begin;                     // place of the vector in the operation's
+    uint64_t begin;                     // offset of the vector in the operation's, in elements
 };
 
 // codes = Q(prescale * values + error); lost = prescale * values + error - D(codes)
@@ -52,14 +52,14 @@ int device_encoder_decode(const struct device_encoder *e, const struct code_layo
 // values += D(codes)
 int device_encoder_add(const struct device_encoder *e, const struct code_layout *layout, float *values, const void *codes,
                        void *stream);
-// dst = weights[0] values + the others times own, left and right, which are NULL where that is 0 (d_lp_s.c)
+// dst = weights[0] values + the other weights times own, left and right; a replica with weight 0 is NULL (d_lp_s.c)
 int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, float *const *replicas,
                        const double *weights, uint64_t count, void *stream);
-// values = factor * sum_i D(codes of rank i), of `ranks` that lie `stride` apart. The layout has one chunk.
+// values = factor * sum_i D(codes of rank i), for `ranks` codes at distance `stride`. The layout must have one chunk.
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
                         uint64_t stride, uint64_t ranks, double factor, void *stream);
-// Codecs with a transform (kernel/kernel.h) encode such a mean without error feedback from its coefficients: neither values nor
-// errors of the encoding are used.
+// Whether the codec has a transform (kernel/kernel.h): then such a mean is encoded from its coefficients, without error feedback;
+// the values and errors of the encoding are not used.
 bool device_encoder_recodes(const struct device_encoder *e);
 int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
                           uint64_t ranks, double factor, void *stream);

@@ -1,4 +1,4 @@
-// Which process sets use NCCL, and the life of their communicators.
+// Decides which process sets use NCCL, and manages their communicators.
 #include "gpu/nccl.h"
 
 #include <sched.h>
@@ -17,15 +17,15 @@
 #include "run/hierarchy.h"
 
 enum {
-    CLOSE_MS = 5000,                    // for what is on the GPU, and for the peers to close too
-    NCCL_GROUPS_ABORTS = 22200,         // the version from which aborts of one group wait for each other
+    CLOSE_MS = 5000,                    // for pending work on the GPU, and for the peers to close too
+    NCCL_GROUPS_ABORTS = 22200,         // from this version on, aborts in one group wait for each other
     ABORT_THREADS = 256
 };
 
-// What a member says about itself; the same bytes on all hosts.
+// A member's capabilities, in the same byte layout on all hosts.
 struct member {
     uint8_t uuid[DEVICE_UUID_BYTES];
-    int32_t version;                    // of NCCL; 0: it cannot
+    int32_t version;                    // of NCCL; 0: not usable
     uint8_t scales, encodes, two_level, zero;   // two_level: enum nccl_two_level
 };
 
@@ -42,7 +42,7 @@ struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct gro
     return facts;
 }
 
-// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
+// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. If two-level, the CPU does the final scaling.
 static bool reduces(const struct work *work, bool scales, bool two_level)
 {
     const bool averaged = work->op == BHVD_OP_AVERAGE || work->postscale_factor != 1.0;
@@ -106,7 +106,7 @@ static struct member member_of(const struct work *work, int two_level)
     return member;
 }
 
-// The members at these positions can, and no two share a GPU. positions: NULL: the first `count`.
+// Whether the members at these positions can use NCCL, and no two share a GPU. positions NULL: the first `count`.
 static bool can(const struct member *members, const int *positions, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -130,7 +130,7 @@ static bool hosts_can(const struct member *members, const struct hierarchy *h)
     return h != NULL;
 }
 
-// What all members come to.
+// Computes the decision that all members share.
 static void decide(const struct member *members, const struct group *set, struct nccl_group *group)
 {
     int two_level = TWO_LEVEL_WHERE_NEEDED;
@@ -144,7 +144,7 @@ static void decide(const struct member *members, const struct group *set, struct
     group->two_level = (!group->is_on || two_level != TWO_LEVEL_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
 }
 
-// Every member's bytes to all, over the CPU transports.
+// Sends every member's bytes to all, over the CPU transports.
 static bhvd_status exchange(struct run *run, struct group *set, const void *mine, void *all, size_t nbytes)
 {
     struct plan plan = {0};
@@ -173,7 +173,7 @@ static bhvd_status share(struct run *run, struct group *set, void *bytes, size_t
     return plan_execute(run, &plan);
 }
 
-// The communicator: the first member makes its id, all join it.
+// Creates the communicator: the first member makes its id, all join it.
 static bhvd_status join(struct run *run, struct group *set, struct nccl_group *group, struct bhvd_device *device)
 {
     device_hold(device);
@@ -246,13 +246,13 @@ bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int res
                     nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
 }
 
-// 0: as it should be, NCCL_IN_PROGRESS, or an error.
+// 0: no error; NCCL_IN_PROGRESS; or an error.
 static nccl_result state_of(const struct nccl_group *group)
 {
     struct bhvd_device *device = group->device;
     nccl_result state = NCCL_SUCCESS;
     if (device->ops->enter(device))
-        return NCCL_SUCCESS;            // the driver's own errors are found by its events
+        return NCCL_SUCCESS;            // errors of the driver are found through its events
     nccl_result result = device->nccl->async_error(group->comm, &state);
     device->ops->leave(device);
     return result ? result : state;
@@ -268,7 +268,7 @@ static int is_settled(struct run *run, void *arg)
     struct settling *settling = arg;
     (void)run;
     if (!settling->group->comm)
-        return -1;                      // aborted by a failure meanwhile
+        return -1;                      // aborted by a failure in the meantime
     settling->state = state_of(settling->group);
     return settling->state != NCCL_IN_PROGRESS;
 }
@@ -282,7 +282,7 @@ bhvd_status nccl_settle(struct run *run, struct nccl_group *group)
     return status;
 }
 
-// Whether what was enqueued last is on the GPU for too long.
+// Whether the GPU has exceeded the time limit for the work that was enqueued last.
 static bool is_late(const struct run *run, struct nccl_group *group)
 {
     if (!group->last_ns || clock_now_ns() < group->last_ns + run_gpu_timeout_ns(run))
@@ -315,7 +315,7 @@ static void *abort_group(void *arg)
     return NULL;
 }
 
-// With one call of NCCL for all from NCCL_GROUPS_ABORTS on.
+// One NCCL group for all aborts, from NCCL_GROUPS_ABORTS on.
 static void abort_together(struct nccl_group *const *groups, int count)
 {
     struct bhvd_device *device = groups[0]->device;
@@ -328,7 +328,7 @@ static void abort_together(struct nccl_group *const *groups, int count)
     device->ops->leave(device);
 }
 
-// On a thread for each, before.
+// For older versions: one thread per abort.
 static void abort_by_threads(struct nccl_group *const *groups, int count)
 {
     pthread_t threads[ABORT_THREADS];
@@ -361,7 +361,7 @@ void nccl_abort(struct nccl_group *const *groups, int count)
 
 // ------------------------------------------------------------------------------------------------------------- end
 
-// Until the GPU has done what it was given, and NCCL what it owes its peers; they may have gone already. True: all is done.
+// Waits until the GPU's work is done, and NCCL's with its peers, which may have left already. True: all is done.
 static bool finish(const struct nccl_group *group, int64_t deadline_ns)
 {
     struct bhvd_device *device = group->device;

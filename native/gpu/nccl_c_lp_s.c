@@ -1,5 +1,5 @@
-// C_LP_S by NCCL (primitive/c_lp_s.c has the formulas): encoded, exchanged, averaged, encoded again and decoded on the GPU.
-// Everything is put on the stream; codes, results and errors are those of the CPU, bit for bit.
+// C_LP_S by NCCL (formulas: primitive/c_lp_s.c): the GPU encodes, exchanges, averages, encodes again and decodes. Everything is put
+// on the stream; codes, results and errors are bit-equal to the CPU's.
 #include <stdlib.h>
 
 #include "gpu/device_copy.h"
@@ -11,11 +11,11 @@ struct coded_run {
     const struct work *work;
     struct device_encoder encoder;
     struct code_layout layout;
-    struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: none are fed back
+    struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: no error feedback
 };
 
-// A code for each rank of the set goes out, and one comes in: n bytes each, from and to places `stride` apart, stride 0: the
-// same. A rank whose n is 0 takes no part in that direction.
+// One code for each rank of the set is sent, or received: nbytes[i] bytes at distance `stride`; stride 0: the same code for all. A
+// rank with 0 bytes takes no part in that direction.
 struct codes {
     unsigned char *at;
     size_t stride;
@@ -45,7 +45,7 @@ static int encode_values(struct coded_run *c, void *codes)
     return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->worker_copy, &c->worker_lost, &c->run->scratch);
 }
 
-// The mean of the own chunk from everyone's codes, encoded.
+// Encodes the mean of the own chunk over all ranks' codes.
 static int encode_mean(struct coded_run *c, const struct segment_part *own, void *code_of_mean, const void *codes)
 {
     const int n = c->run->set->size;
@@ -63,7 +63,7 @@ static int encode_mean(struct coded_run *c, const struct segment_part *own, void
     return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->server_copy, &c->server_lost, &c->run->scratch);
 }
 
-// Bytes of every chunk's codes; of one's own, as often as there are ranks.
+// Bytes of every chunk's codes; bytes of the own chunk's codes, repeated for every rank.
 static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_chunk, size_t *of_own)
 {
     struct nccl_run *x = c->run;
@@ -88,7 +88,7 @@ static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_
     unsigned char *mean = (unsigned char *)means + (size_t)me * stride;
     if (!status && own.count)
         status = nccl_run_checked(x, encode_mean(c, &own, mean, received));
-    of_own[me] = of_chunk[me] = 0;      // it lies where it belongs
+    of_own[me] = of_chunk[me] = 0;      // already in place
     if (!status)
         status = exchange(x, &(struct codes){mean, 0, of_own}, &(struct codes){means, stride, of_chunk});
     return status ? status : nccl_run_checked(x, device_encoder_decode(&c->encoder, &c->layout, values, means, x->stream));
@@ -111,7 +111,7 @@ static bhvd_status allgather(struct coded_run *c, void *values)
                                                             work_sum_factor(c->work, x->set->size), x->stream));
 }
 
-// Results that are wanted in the host's memory.
+// Copies the results that belong in the host's memory.
 static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const unsigned char *values)
 {
     bhvd_status status = BHVD_OK;
@@ -129,7 +129,7 @@ static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const uns
     return status;
 }
 
-// New errors take the place of the old ones once the operation has been enqueued.
+// The new errors replace the old ones once the operation has been enqueued.
 static void keep(struct coded_run *c, struct bhvd_device_array *device_copy, struct device_buffer *lost, bhvd_status status)
 {
     if (lost && !status)

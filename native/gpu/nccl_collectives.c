@@ -1,5 +1,5 @@
-// The collectives of nccl.h. Data lies on the device; where a rank's memory is the host's (a joined rank's zeros in an
-// allreduce, results that an algorithm wants on the host), a scratch buffer on the device stands in for it.
+// The collectives of nccl.h. Data is on the device; memory on the host (a joined rank's zeros in an allreduce, results that an
+// algorithm wants on the host) is replaced by a scratch buffer on the device.
 #include "base/size.h"
 #include "gpu/nccl_two_level.h"
 
@@ -10,13 +10,13 @@ static bhvd_status scratch_acquire(struct nccl_run *x, size_t nbytes, void **out
     return nccl_run_checked(x, device_scratch_acquire(&x->scratch, nbytes, out));
 }
 
-// A result on its way: written at `device`, and from there to the host where it belongs there.
+// A result in flight: written at `device`, and copied from there to `host` if that is set.
 struct target {
     void *device, *host;
     size_t nbytes;
 };
 
-// Results that the core allocates: on the device those of which only now the size is known, as the front end expects.
+// Allocates a result for the core: on the device if its size is known only now, as the front end expects.
 static bhvd_status target(struct nccl_run *x, struct work *work, size_t index, int64_t dim0, struct target *out)
 {
     struct tensor *tensor = &work->tensors[index];
@@ -61,7 +61,7 @@ static bhvd_status scale(struct nccl_run *x, bhvd_dtype dtype, void *dst, const 
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
-// dst = postscale * reduce over ranks (prescale * src). In two levels: in place, with more room (nccl_two_level_room).
+// dst = postscale * reduce over ranks (prescale * src). Two-level: in place, with more memory (nccl_two_level_room).
 static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, void *dst,
                                  const void *src, size_t nbytes)
 {
@@ -81,14 +81,14 @@ static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct re
     return status;
 }
 
-// Of a proxy, whose memory goes with it when the operation ends: so that is waited for.
+// For a proxy: its memory is freed when the operation ends, so the host waits for the copy.
 static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor *tensor)
 {
     x->host_waits = true;
     return nccl_run_copy(x, dst, tensor->src, tensor->nbytes);
 }
 
-// Between a tensor and its place in the fusion buffer. The host's memory is copied from and to by the driver, at once.
+// Copies between a tensor and its offset in the fusion buffer. The driver copies from and to the host's memory, at once.
 static bhvd_status copy_one(struct nccl_run *x, struct device_copies *copies, const struct work *work, size_t t,
                             unsigned char *fused, bool packs)
 {
@@ -141,7 +141,7 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
         }
     }
     if (tensors == 1)
-        nbytes = only_nbytes;           // as on the ranks that take the way above, which needs no copy
+        nbytes = only_nbytes;           // as on the ranks that take the path above, without a copy
     if (nbytes == 0)
         return BHVD_OK;
     void *vector = NULL;

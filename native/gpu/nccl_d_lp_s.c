@@ -1,5 +1,5 @@
-// D_LP_S by NCCL (primitive/d_lp_s.c has the formulas): encoded, exchanged with the neighbors, and added to the replicas on the
-// GPU. Everything is put on the stream; codes and replicas are those of the CPU, bit for bit.
+// D_LP_S by NCCL (formulas: primitive/d_lp_s.c): the GPU encodes, exchanges with the neighbors, and adds to the replicas.
+// Everything is put on the stream; codes and replicas are bit-equal to the CPU's.
 #include "gpu/nccl_run.h"
 #include "gpu/staged_codes.h"
 
@@ -11,7 +11,7 @@ struct ring_run {
     struct peers peers;
 };
 
-// values: where they lie as one vector.
+// values: receives the address of the values as one vector.
 static int encode(struct ring_run *r, void *codes, void **values)
 {
     struct device_scratch *scratch = &r->run->scratch;
@@ -24,7 +24,7 @@ static int encode(struct ring_run *r, void *codes, void **values)
     return code ? code : device_encoder_encode(&r->encoder, &encoding, scratch);
 }
 
-// The own code to each peer, and theirs behind it.
+// Sends the own code to each peer, and receives theirs behind it.
 static bhvd_status exchange(struct ring_run *r, unsigned char *codes)
 {
     struct nccl_run *x = r->run;

@@ -1,4 +1,4 @@
-// An execution by NCCL: its begin and end, and what its collectives need (nccl_run.h).
+// An execution by NCCL: begin, end, and helpers for its collectives (nccl_run.h).
 #include "gpu/nccl_run.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ bhvd_status nccl_run_checked(struct nccl_run *x, int code)
     return run_fail(x->run, error.status, "rank %d: %s", x->run->connections.rank, error.message);
 }
 
-// Of a call outside a group, or of the group's end.
+// For a call outside a group, or the end of a group.
 bhvd_status nccl_run_enqueued(struct nccl_run *x, nccl_result result)
 {
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
@@ -24,7 +24,7 @@ bhvd_status nccl_run_enqueued(struct nccl_run *x, nccl_result result)
     return result == NCCL_IN_PROGRESS ? nccl_settle(x->run, x->group) : BHVD_OK;
 }
 
-// The first result of a group that is none of the good ones stays.
+// Keeps the first error of a group.
 void nccl_run_keep(nccl_result *kept, nccl_result result)
 {
     if (*kept == NCCL_SUCCESS && result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
@@ -87,7 +87,7 @@ enum nccl_op nccl_run_op(bhvd_op op)
 
 static size_t part_of(const struct nccl_parts *parts, int rank) { return parts->of ? parts->of[rank] : parts->each; }
 
-// As NCCL's own collectives of parts take them.
+// Whether NCCL's own collectives for equal parts apply.
 static bool are_equal(const struct nccl_run *x, const struct nccl_parts *parts)
 {
     for (int i = 1; i < parts->count; i++)

@@ -1,14 +1,14 @@
-// Allreduce and broadcast in two levels.
+// Two-level allreduce and broadcast.
 //
-//     allreduce    reduce-scatter within the host | shard to the host | allreduce among its owners | back | allgather
+//     allreduce    reduce-scatter within hosts | shard to the host | allreduce among its owners | shard back | allgather
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
 #include "gpu/nccl_two_level.h"
 
 #include "base/size.h"
 
-enum { SHARD_MAX_BYTES = 4 << 20 };     // what a member has on the wire at a time
+enum { SHARD_MAX_BYTES = 4 << 20 };     // per member, on the wire at a time
 
-// The host may use the buffer when the stream has come to where it was marked: to be waited for.
+// Marks the point in the stream after which the host may use the buffer.
 static bhvd_status mark(struct nccl_run *x, struct device_buffer *pinned)
 {
     return nccl_run_checked(x, x->device->ops->event_record(x->device, pinned->ready, x->stream));
@@ -29,16 +29,16 @@ struct allreduce {
     size_t nbytes;
 };
 
-// A part of the vector, equal shards of it one after the other. While one is on the wire the GPU has the next.
+// A part of the vector: equal shards, one after the other. While one piece is on the wire, the GPU works on the next.
 struct piece {
     unsigned char *at;
     size_t shard;                       // bytes
-    struct device_buffer *pinned;       // NULL: this member owns no shard, and talks to no other host
+    struct device_buffer *pinned;       // NULL: this member owns no shard, and does not communicate with other hosts
 };
 
 static size_t longest_piece(const struct hierarchy *h) { return (size_t)SHARD_MAX_BYTES * (size_t)h->shards; }
 
-// Of the piece that begins a vector of nbytes: all shards have it.
+// Bytes of each shard of the piece that begins a vector of nbytes.
 static size_t shard_of(const struct hierarchy *h, size_t nbytes)
 {
     const size_t shards = (size_t)h->shards, shard = (nbytes + shards - 1) / shards;
@@ -51,7 +51,7 @@ size_t nccl_two_level_room(const struct hierarchy *h, size_t nbytes)
     return whole + shard_of(h, nbytes - whole) * (size_t)h->shards;
 }
 
-// With two pinned buffers, taken in turn. What `begin` marks in one comes after all that `end` did with it two pieces before.
+// Two pinned buffers alternate. In stream order, `begin` uses a buffer after the `end` of two pieces before.
 static struct piece piece_of(const struct hierarchy *h, const struct allreduce *all, struct device_buffer *const *pinned,
                              size_t number)
 {
@@ -59,7 +59,7 @@ static struct piece piece_of(const struct hierarchy *h, const struct allreduce *
     return (struct piece){all->vector + begin, shard_of(h, all->nbytes - begin), pinned[number % 2]};
 }
 
-// The host's sums, each at its shard on the owner, and from there to pinned memory, marked.
+// Reduces within the host, to the shard at its owner, and copies that to pinned memory, marked.
 static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
     const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
@@ -68,7 +68,7 @@ static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const 
     return status || !piece->pinned ? status : to_host(x, piece->pinned, mine, piece->shard);
 }
 
-// Owners only, with the shard in pinned memory: the result there.
+// Owners only: reduces the shard across hosts, in pinned memory.
 static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
     bhvd_status status = nccl_run_wait(x, piece->pinned->ready);
@@ -124,14 +124,14 @@ static bhvd_status broadcast_within(struct nccl_run *x, int root, const void *sr
     return nccl_run_enqueued(x, x->nccl->broadcast(src, dst, nbytes, NCCL_UINT8, root, x->group->comm, x->stream));
 }
 
-// Between the hosts, of the members with one index. is_source: of the root's host.
+// Broadcasts between the members with one index on each host. is_source: this is the root's host.
 static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source, unsigned char *data, size_t nbytes,
                                     struct device_buffer *pinned)
 {
     struct plan plan = {0};
     bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
     if (!status)
-        status = nccl_run_wait(x, pinned->ready);       // for what is sent, or until the room is free
+        status = nccl_run_wait(x, pinned->ready);       // until the data is there, or the buffer is free
     if (status)
         return status;
     broadcast_plan(&plan, x->hierarchy->cross, host, pinned->data, pinned->data, nbytes, false);

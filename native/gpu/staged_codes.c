@@ -19,7 +19,7 @@ bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bo
 
 static bool is_on_device(const struct staging_place *place) { return place->dst && !place->dst_on_host; }
 
-// The tensor that is the whole vector, or NULL.
+// The only tensor with data, which then is the whole vector, or NULL.
 static const struct staging_place *only_place(const struct work *work)
 {
     const struct staging_place *only = NULL;
@@ -76,7 +76,7 @@ int staged_codes_unpack(const struct work *work, struct device_scratch *scratch,
 
 // ------------------------------------------------------------------------------------------------- posted and ended
 
-// What a device copy has more than the vector stays: there is room for the errors of the longest chunk.
+// Also keeps the elements beyond the vector: a device copy has the size of the longest chunk's errors.
 static int keep_rest(const struct encoding *encoding, const struct bhvd_device_array *device_copy, struct device_scratch *scratch)
 {
     const size_t count = encoding->layout->cut.count;
@@ -218,7 +218,7 @@ bhvd_status staged_codes_create(struct work *work, const struct kernel_table *ke
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
 }
 
-// The new errors take the place of the old ones.
+// The new errors replace the old ones.
 static void update_residual(struct work *work)
 {
     struct staged_codes *codes = work->staging->codes;
@@ -227,7 +227,7 @@ static void update_residual(struct work *work)
     codes->lost = NULL;
 }
 
-// C_LP_S: the result, from the codes that make it up.
+// C_LP_S: decodes the result from its codes.
 static int decode(const struct work *work, struct device_scratch *scratch)
 {
     const struct staged_codes *codes = work->staging->codes;
@@ -264,7 +264,7 @@ int staged_codes_add(const struct work *work, const struct device_encoder *encod
     return code;
 }
 
-// D_LP_S: the codes of the peers to where the own ones are, and all to the replicas.
+// D_LP_S: copies the peers' codes behind the own ones, and adds all to the replicas.
 static int add(const struct work *work, struct device_scratch *scratch)
 {
     void *stream = scratch->stream, *values = NULL;

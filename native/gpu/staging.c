@@ -8,18 +8,18 @@
 #include "base/status.h"
 #include "device/scratch.h"
 
-enum { SMALL_BYTES = 1 << 20 };         // below: a copy of its own takes longer to start than to pack; above, memory is dearer
+enum { SMALL_BYTES = 1 << 20 };         // below, packing is faster than starting a copy; above, it takes too much memory
 
 static bool is_small(const struct tensor *tensor) { return tensor->nbytes < SMALL_BYTES; }
 static bool allocates_result(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL; }
 
-// Rows of the longest part of a reducescatter.
+// Bytes of the longest part of a reducescatter.
 static size_t part_nbytes(const struct tensor *tensor, int set_size)
 {
     return (size_t)(tensor->dim0 / set_size + 1) * tensor->row_nbytes;
 }
 
-// Gives every tensor its place in the buffer, and its result one: the same, but for a reducescatter. Small ones come first.
+// Assigns offsets in the buffer to tensors and results: the same for both, except in a reducescatter. Small tensors come first.
 static void lay_out(struct work *work, const struct bhvd_args *args, int set_size, unsigned char *at)
 {
     for (int small = 1; small >= 0; small--) {
@@ -47,7 +47,7 @@ static int copy_over_link(struct device_scratch *scratch, void *device, void *pi
                                       scratch->stream);
 }
 
-// Copies one tensor out, or its result back. packed: the device's side of all small ones, as they lie in pinned memory; NULL: none.
+// Copies one tensor out, or its result back. packed: all small tensors on the device, as laid out in pinned memory; NULL: none.
 static int copy_one(const struct work *work, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
 {
     const struct tensor *tensor = &work->tensors[t];
@@ -64,11 +64,10 @@ static int copy_one(const struct work *work, size_t t, bool to_host, unsigned ch
     return device_copies_add(copies, to_host ? packed : device, to_host ? device : packed, nbytes);
 }
 
-// All of them.
 static int copy_all(const struct work *work, struct device_scratch *scratch, bool to_host)
 {
     const struct staging *staging = work->staging;
-    // Results that the core allocated lie outside of the pinned memory: each goes back by itself.
+    // Results that the core allocated are outside the pinned memory, so each is copied back separately.
     const bool packs = device_copies_launch(scratch->device, staging->small_count) &&
                        (to_host || !allocates_result(work->kind));
     struct device_copies copies;
@@ -174,7 +173,7 @@ bhvd_status staging_end(struct work *work, struct bhvd_error *error)
     struct staging *staging = work->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
-    if (staging->by_nccl)               // which writes the results
+    if (staging->by_nccl)               // NCCL writes the results
         return BHVD_OK;
     int code = work->kind != BHVD_D_LP_S || work->mixes_after ? copy_all(work, &scratch, false) : 0;
     if (!code)
