@@ -1,5 +1,5 @@
-// Memory that a device reads or writes for an operation, kept and given out again: pinned memory of the host, and memory of
-// the device itself. Sizes are powers of two, so that few serve all. Thread-safe.
+// Pinned host memory or device memory for operations, cached for reuse. Sizes are powers of two, so that few buffers serve all
+// requests. Thread-safe.
 #pragma once
 
 #include "device/device.h"
@@ -10,16 +10,16 @@ struct device_buffer {
     unsigned char *data;                // 256-byte aligned
     size_t size;
     void *ready, *done;                 // events, for the owner's use
-    void *last;                         // the event after which nobody uses it; NULL: none was recorded
+    void *last;                         // the event after which it is no longer in use; NULL: none was recorded
 };
 
-// A free one that the GPU is done with, else a new one, of at least this size. 0, or the driver's code, with *out NULL.
+// A cached buffer that the GPU has finished with, or a new one, of at least this size. 0, or the driver's code, with *out NULL.
 int device_buffer_acquire(struct bhvd_device *device, enum device_memory memory, size_t nbytes,
                           struct device_buffer **out);
-// It is given out again when its `last` event has passed. release(NULL) is fine.
+// Returns it to the cache; it is reused when its `last` event has passed. release(NULL) is allowed.
 void device_buffer_release(struct bhvd_device *device, struct device_buffer *buffer);
-// When the device is destroyed: waits for what is under way.
+// When the device is destroyed: waits for pending work.
 void device_buffers_free(struct bhvd_device *device);
 
-// Records the end of its use on a stream: nobody gets it before.
+// Records the end of its use on a stream; it is not reused before.
 int device_buffer_record(struct bhvd_device *device, struct device_buffer *buffer, void *stream);

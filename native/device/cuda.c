@@ -1,9 +1,9 @@
-// NVIDIA's driver, libcuda.so.1, opened at run time; prototypes of our own, no CUDA header.
+// NVIDIA's driver, libcuda.so.1, opened at run time; with our own prototypes, no CUDA header.
 //
-// Uses the device's primary context, which is the one that every framework uses, so that pointers, streams and events of
-// the framework are valid here. Each call makes it current for the calling thread, and puts back what was. So it does with the
-// thread's capture mode: while any thread captures a graph in the global mode, the default, a query of an event on another
-// thread would fail and invalidate the graph. No call here touches a stream that is captured (device_ops.stream_is_capturing).
+// Uses the device's primary context, like every framework, so that pointers, streams and events of the framework are valid here.
+// Each call makes it current for the calling thread, and restores the previous one; the same for the thread's capture mode: while
+// any thread captures a graph in the global mode, the default, a query of an event on another thread would fail and invalidate the
+// graph. No call here touches a stream in capture (device_ops.stream_is_capturing).
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,10 +22,10 @@ enum {
     CU_EVENT_DISABLE_TIMING = 2,
     CU_CAPTURE_NONE = 0,
     CU_CAPTURE_MODE_RELAXED = 2,
-    DRIVER_OLDEST = 11040               // CUDA 11.4: cuStreamIsCapturing and all else that is used here, and H100 soon after
+    DRIVER_OLDEST = 11040               // CUDA 11.4: cuStreamIsCapturing and all other functions used here; H100 soon after
 };
 
-// Name of the exported symbol, member, prototype.
+// Exported symbol, member, prototype.
 #define DRIVER_FUNCTIONS(X)                                                                                      \
     X("cuInit", init, (unsigned flags))                                                                          \
     X("cuDriverGetVersion", driver_get_version, (int *version))                                                  \
@@ -109,7 +109,7 @@ bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_cou
 
 static struct cuda *cuda_of(struct bhvd_device *device) { return (struct cuda *)device; }
 
-// The value of a call of the driver with the device's context current.
+// The value of a driver call, made with the device's context current.
 #define IN_CONTEXT(device, call)                                                        \
     __extension__({                                                                     \
         const struct driver *const driver = &cuda_of(device)->driver;                   \
@@ -131,7 +131,7 @@ static int cuda_memory_allocate(struct bhvd_device *device, enum device_memory m
                                    : IN_CONTEXT(device, host_allocate(out, nbytes, CU_HOST_PORTABLE | CU_HOST_MAPPED));
 }
 
-// At the end of the process the driver may be gone already, and all of it with it: what it answers does not matter.
+// At the end of the process the driver may have been unloaded, with all its memory: the result does not matter.
 static void cuda_memory_free(struct bhvd_device *device, enum device_memory memory, void *data)
 {
     (void)(memory == MEMORY_DEVICE ? IN_CONTEXT(device, device_free(data)) : IN_CONTEXT(device, host_free(data)));

@@ -38,7 +38,7 @@ bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_d
     bhvd_status status = cuda_create(options->index, options->libraries, out, error);
     if (status || !options->nccl_libraries)
         return status;
-    // Without NCCL everything goes by way of the host; bhvd_nccl_probe says why there is none.
+    // Without NCCL everything is staged through the host; bhvd_nccl_probe reports the reason.
     struct nccl *nccl = malloc(sizeof *nccl);
     struct bhvd_error unused;
     if (nccl && nccl_open(options->nccl_libraries, nccl, &unused)) {

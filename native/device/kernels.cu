@@ -1,9 +1,9 @@
-// Kernels for the GPU: compiled for the one that is found, by NVRTC through CuPy, with -fmad=false. The arithmetic is that
-// of the C kernels, from the same headers, and so are the bytes.
+// GPU kernels, compiled for the installed GPU by NVRTC through CuPy, with -fmad=false. They use the headers of the C kernels, so
+// the arithmetic and the results are bit-equal.
 //
-// Conventions, so that a launch needs no signature: every parameter is 8 bytes (pointer, uint64_t or double); grids and
-// blocks are one-dimensional, blocks of whole warps, at most 256 threads; vectors are used where the addresses allow it.
-// A GPU makes NaNs of one kind, the CPU keeps the bits of an operand: where one may be stored, it is that of canonical().
+// Conventions, so that a launch needs no signature: every parameter is 8 bytes (pointer, uint64_t or double); grids and blocks are
+// one-dimensional, blocks of whole warps, at most 256 threads; vectors are used if the addresses allow it. A GPU generates only one
+// kind of NaN, while the CPU keeps the bits of an operand: canonical() is applied before a NaN can be stored.
 #include "device/spans.h"
 #include "kernel/codec_random.h"
 #include "kernel/codec_sums.h"
@@ -22,16 +22,16 @@ enum { BLOCK_MAX = 256, VECTOR = 4, WARP = 32 };
 __device__ static uint64_t first_index() { return (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ static uint64_t all_threads() { return (uint64_t)gridDim.x * blockDim.x; }
 
-// NAN, if x is a NaN. Chosen among integers: of two floating point numbers the compiler may choose before it converts them,
-// and the GPU converts every NaN to one of its own.
+// Replaces any NaN by NAN. Selects between integers: between floating point numbers the compiler may select before a conversion,
+// and the GPU converts every NaN to its own kind.
 __device__ static float canonical(float x) { return __int_as_float(x == x ? __float_as_int(x) : 0x7fc00000); }
 __device__ static double canonical(double x)
 {
     return __longlong_as_double(x == x ? __double_as_longlong(x) : 0x7ff8000000000000);
 }
 
-// One element type: how it lies in memory, in which type it is computed with, and its largest number. Typed accesses: of memory
-// whose type the compiler does not know it loads and stores single bytes.
+// One element type: its type in memory, the type to compute in, and its largest number. Accesses must be typed: through pointers of
+// unknown type the compiler loads and stores single bytes.
 struct f32 {
     typedef float stored, real;
     static constexpr double largest = 3.4028234663852886e+38;
@@ -75,13 +75,13 @@ template <class real, class F, class D> __device__ constexpr auto in_real(F of_f
 }
 #define ARITHMETIC(codec, name) in_real<real>(codec##_float_##name, codec##_double_##name)
 
-// VECTOR elements that are loaded and stored at once.
+// VECTOR elements that are loaded and stored together.
 template <class T> struct alignas(VECTOR * sizeof(T)) vector {
     T at[VECTOR];
 };
 
-// In words as long as can be, by intrinsics: left to itself the compiler accesses the elements one by one where there are
-// branches, each lane another 32 bytes at a time.
+// Accesses in the longest words possible, by intrinsics: otherwise the compiler accesses the elements one by one if there are
+// branches, with each lane in another 32-byte sector.
 template <int nbytes> struct word { typedef uint4 type; };
 template <> struct word<8> { typedef uint2 type; };
 template <> struct word<4> { typedef unsigned type; };
@@ -109,7 +109,7 @@ template <class T> __device__ void store_vector(T *p, const vector<T> &in)
 
 template <class T> __device__ bool is_aligned(const void *p) { return (size_t)p % sizeof(vector<T>) == 0; }
 
-// Calls each(i) for all elements i < count, in groups of VECTOR consecutive ones for which group(i) does the same.
+// Calls each(i) for all elements i < count, or group(i) for groups of VECTOR consecutive ones.
 template <class Each, class Group>
 __device__ void for_elements(uint64_t count, bool vectors, Each each, Group group, uint64_t first, uint64_t step)
 {
@@ -120,7 +120,7 @@ __device__ void for_elements(uint64_t count, bool vectors, Each each, Group grou
         each(i);
 }
 
-// dst[i] = f(src[i]) for elements of types S and D. first, step: of this thread among those that take part.
+// dst[i] = f(src[i]) for elements of types S and D. first, step: index of this thread, and number of threads.
 template <class D, class S, class F>
 __device__ void map(void *dst, const void *src, uint64_t count, F f, uint64_t first, uint64_t step)
 {
@@ -158,7 +158,7 @@ struct alignas(16) sixteen {
     uint64_t halves[2];
 };
 
-// A block of threads for each piece. Pack and unpack are both this: hundreds of tensors in one launch.
+// One block of threads per piece. Used for pack and unpack: hundreds of tensors in one launch.
 KERNEL(copy_spans)(const struct device_span *table, uint64_t count)
 {
     const struct device_span *span = span_of_piece(table, count, blockIdx.x);
@@ -193,7 +193,7 @@ EACH_TYPE(SCALE)
 
 // -------------------------------------------------------------------------------------------------- error feedback
 
-// As it is after a store: rounded to the type.
+// x after a store and a load: rounded to the type.
 template <class T> __device__ typename T::real rounded(typename T::real x)
 {
     typename T::stored element;
@@ -203,7 +203,7 @@ template <class T> __device__ typename T::real rounded(typename T::real x)
 
 // encoder_encode (primitive/encoder.c), before and after the codec:
 //     sum = error + x    value = sum, rounded to the type    (value NULL: it is sum)
-//     error = error - D(code), or 0 where that is not finite
+//     error = error - D(code), or 0 if that is not finite
 #define FEEDBACK(type)                                                                                              \
     KERNEL(feed_error_##type)(float *sum, void *value, const float *error, const void *src, uint64_t count)         \
     {                                                                                                               \
@@ -227,8 +227,8 @@ EACH_TYPE(FEEDBACK)
 
 // -------------------------------------------------------------------------------------------------------- replicas
 
-// d_lp_s.c: dst = w[0] values + (w[1] own + w[2] left + w[3] right), each product and sum rounded, those of replicas to
-// float32. A replica whose weight is 0 is NULL; values are not read where w[0] is 0.
+// d_lp_s.c: dst = w[0] values + (w[1] own + w[2] left + w[3] right), each product and sum rounded, those of replicas to float32. A
+// replica with weight 0 is NULL; values are not read if w[0] is 0.
 #define MIX(type)                                                                                                   \
     KERNEL(mix_##type)(void *dst, const void *values, const float *own, const float *left, const float *right,      \
                        double keep, double of_own, double of_left, double of_right, uint64_t count)                 \

@@ -1,7 +1,7 @@
 // Codecs that write bits: sign and sign_rms. Part of kernels.cu. Several blocks of threads encode a segment.
 
-// The bits, and the sum of each CODEC_SUMS_BLOCK elements, in `sums`. Half a warp takes one such block, element i of it in lane
-// i mod CODEC_SUMS: as codec_sums.h adds them. Its 32 words of 16 bits are kept by its lanes, two by each.
+// Writes the bits, and the sum of each CODEC_SUMS_BLOCK elements to `sums`. Half a warp takes one such block, with element i in
+// lane i mod CODEC_SUMS, in the order of codec_sums.h. Each lane keeps two of the block's 32 words of 16 bits.
 template <class T> __device__ void sign_encode(const struct coded &coded, const void *src, double *sums, bool squares)
 {
     typedef typename T::real real;
@@ -29,7 +29,7 @@ template <class T> __device__ void sign_encode(const struct coded &coded, const 
     }
 }
 
-// Afterwards, one block of threads for each segment: the header, from the sums; all bits 0 where the scale is NaN.
+// Runs afterwards, one block of threads per segment: writes the header, from the sums; clears all bits if the scale is NaN.
 template <class T> __device__ void sign_header(const struct coded &coded, const double *sums, bool squares)
 {
     typedef typename T::real real;

@@ -12,7 +12,7 @@ template <class real> __device__ void merge(struct range<real> *into, const stru
     into->mx = other->mx > into->mx ? other->mx : into->mx;
 }
 
-// Leaves in all[0] the range of all threads' own ones.
+// Reduces all threads' own ranges to all[0].
 template <class real> __device__ void merge_block(struct range<real> *all, struct range<real> own)
 {
     all[threadIdx.x] = own;
@@ -31,7 +31,7 @@ template <class T> __device__ struct range<typename T::real> range_of(typename T
     return range;
 }
 
-// Of a chunk between mn and mx; none, where it is constant.
+// The grid of a chunk between mn and mx, unless it is constant.
 template <class real> struct minmax_grid {
     decltype(ARITHMETIC(minmax_uint8, grid)(0, 0)) grid;
     bool constant;
@@ -70,7 +70,7 @@ template <class T> __device__ void minmax_ranges(const struct coded &coded, cons
         ((struct range<real> *)ranges)[blockIdx.x] = all[0];
 }
 
-// After the first pass, with the same grid: of a whole segment. All threads of a block call it.
+// After the first pass, with the same grid: the range of a whole segment. All threads of a block must call it.
 template <class real>
 __device__ struct range<real> range_of_segment(const struct coded &coded, const void *ranges, uint64_t per_segment)
 {

@@ -11,7 +11,7 @@ template <class real> struct qsgd_code {
     }
 };
 
-// Lane j of each half sums elements j mod CODEC_SUMS, as codec_sums.h does, and encodes four neighbours at a time.
+// Lane j of each half sums elements j mod CODEC_SUMS, like codec_sums.h, and encodes four neighbours at a time.
 template <class T> __device__ void qsgd_encode(const struct coded &coded, const void *src, int levels, uint64_t seed)
 {
     typedef typename T::real real;
@@ -54,7 +54,7 @@ template <class T> __device__ void qsgd_encode(const struct coded &coded, const 
     }
 }
 
-// Afterwards, one block of threads for each segment: the header, and zeros up to the ends of norms and codes.
+// Runs afterwards, one block of threads per segment: writes the header, and zeros up to the ends of norms and codes.
 template <class real> __device__ void qsgd_header(const struct coded &coded, uint64_t levels)
 {
     int found = 0;

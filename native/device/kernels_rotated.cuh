@@ -1,9 +1,9 @@
-// Codecs rotated1 to rotated4. Part of kernels.cu. A warp works on one block of D elements at a time. Of every vector of D that
-// it computes with, each lane touches the elements i = lane mod 32 only, so that nothing has to be waited for.
+// Codecs rotated1 to rotated4. Part of kernels.cu. A warp works on one block of D elements at a time. In every vector of D elements
+// a lane accesses only the elements i = lane mod 32, so no synchronization is needed.
 
 enum {
-    ROTATED_ROOM = 4 * ROTATED_LARGEST_BLOCK,   // floats of shared memory for a block of threads: two vectors for each warp
-    ROTATED_STEPS = ROTATED_UNIT / WARP         // elements of a unit that a lane has
+    ROTATED_ROOM = 4 * ROTATED_LARGEST_BLOCK,   // floats of shared memory per block of threads: two vectors for each warp
+    ROTATED_STEPS = ROTATED_UNIT / WARP         // elements of a unit per lane
 };
 #define ALL_LANES 0xffffffffu
 
@@ -11,10 +11,10 @@ enum {
 struct rotated {
     int bits;
     uint64_t size, count;
-    uint64_t first, step;               // number of the warp's first block, and from one of its blocks to the next
-    float *values, *sum;                // two vectors of the warp
+    uint64_t first, step;               // index of the warp's first block, and distance to its next
+    float *values, *sum;                // the warp's two vectors
     unsigned lane;
-    float level;                        // number lane mod 8
+    float level;                        // level number lane mod 8
 };
 
 __device__ static struct rotated rotated_of(const struct coded &coded, float *room, uint64_t option)
@@ -26,7 +26,7 @@ __device__ static struct rotated rotated_of(const struct coded &coded, float *ro
     r.lane = threadIdx.x % WARP;
     const uint64_t fit = ROTATED_ROOM / (2 * r.size), warps = blockDim.x / WARP, used = warps < fit ? warps : fit;
     const uint64_t warp = threadIdx.x / WARP;
-    r.first = warp < used ? coded.block * used + warp : r.count;      // past the end: there is no room for this warp
+    r.first = warp < used ? coded.block * used + warp : r.count;      // past the end: not enough shared memory for this warp
     r.step = coded.step / blockDim.x * used;
     r.values = room + 2 * r.size * (warp % used);
     r.sum = r.values + r.size;
@@ -42,7 +42,7 @@ __device__ static uint8_t *rotated_codes(const struct rotated &r, const uint8_t 
     return (uint8_t *)code + CODEC_HEADER + rotated_scales_size(r.count, r.size) + begin / 8 * r.bits;
 }
 
-// The sign of each of the lane's elements of a unit, which begins at element `begin` of the segment, in the lowest bit of flip[k].
+// The signs of the lane's elements of a unit, which begins at element `begin` of the segment, in the lowest bits of flip[k].
 __device__ static void unit_signs(const struct rotated &r, uint64_t key, uint64_t begin, uint32_t *flip)
 {
     const uint32_t word = codec_word(codec_key(key, 0), (uint32_t)(begin / WARP) + r.lane % ROTATED_STEPS);
@@ -52,7 +52,7 @@ __device__ static void unit_signs(const struct rotated &r, uint64_t key, uint64_
 
 __device__ static float flipped(float x, uint32_t flip) { return float_from_bits(bits_from_float(x) ^ flip << 31); }
 
-// In place: the butterflies of distances below 32 between lanes, those within a unit in registers, longer ones in the vector.
+// In place: butterflies of distances below 32 between lanes, those within a unit in registers, longer ones in the vector.
 __device__ static void transform(const struct rotated &r, float *a, uint64_t d)
 {
     for (uint64_t begin = r.lane; begin < d; begin += ROTATED_UNIT) {
@@ -88,7 +88,7 @@ __device__ static void transform(const struct rotated &r, float *a, uint64_t d)
     }
 }
 
-// The total, in all lanes, of ROTATED_SUMS partial sums, of which each lane has number lane and number lane + 32.
+// The total, in all lanes, of ROTATED_SUMS partial sums; each lane passes numbers lane and lane + 32.
 __device__ static float sums_total(float low, float high)
 {
     float sum = low + high;
@@ -107,10 +107,10 @@ __device__ static float squares(const struct rotated &r, const float *a, uint64_
     return sums_total(low, high);
 }
 
-// A unit's code as one number of 64 bits: where the lane's first number begins, and its sign; the next ones are two times as many
-// bits further on as one takes. Lanes i and i + 16 have halves of the same.
+// Bit offsets in a unit's code, as one 64-bit number: of the lane's first number, and of its sign; the next ones follow at twice
+// the width of a number. Lanes i and i + 16 share a code and have alternate numbers of it.
 struct places {
-    int number, sign, numbers, signs;   // the last two: from one to the next
+    int number, sign, numbers, signs;   // the last two: distances to the next
 };
 
 __device__ static struct places places_of(const struct rotated &r)
@@ -190,7 +190,7 @@ __device__ static double normalize(const struct rotated &r, float *a, uint64_t d
     return factor;
 }
 
-// The block's codes, and t, of coefficients that are a / unit. Overwrites a.
+// Writes the codes and t of the block with coefficients a / unit. Overwrites a.
 __device__ static void encode_block(const struct rotated &r, uint8_t *code, uint64_t begin, float *a, uint64_t d, double unit)
 {
     uint8_t *codes = rotated_codes(r, code, begin);
@@ -212,7 +212,7 @@ __device__ static void encode_block(const struct rotated &r, uint8_t *code, uint
         rotated_scales(code)[begin / r.size] = t;
 }
 
-// The values as coefficients: a = H (signs a), of which element i is given by at(i).
+// The values as coefficients: a = H (signs a), with element i given by at(i).
 template <class At> __device__ void forward(const struct rotated &r, float *a, uint64_t key, uint64_t begin, uint64_t d, At at)
 {
     for (uint64_t unit = 0; unit < d; unit += ROTATED_UNIT) {
@@ -226,7 +226,7 @@ template <class At> __device__ void forward(const struct rotated &r, float *a, u
     transform(r, a, d);
 }
 
-// The elements of coefficients, each rounded to the type, given to put(i, x). Overwrites a.
+// Transforms coefficients back, rounds each element to the type, and passes it to put(i, x). Overwrites a.
 template <class T, class Put>
 __device__ void inverse(const struct rotated &r, float *a, uint64_t key, uint64_t begin, uint64_t d, Put put)
 {
@@ -243,7 +243,7 @@ __device__ void inverse(const struct rotated &r, float *a, uint64_t key, uint64_
     }
 }
 
-// Gives put(i, x) every element of the block, rounded to the type. A block of zeros alone is left out where `adds`.
+// Passes every element of the block, rounded to the type, to put(i, x). With `adds`, skips a block of zeros.
 template <class T, class Put>
 __device__ void decode_block(const struct rotated &r, const uint8_t *code, uint64_t begin, uint64_t d, bool adds, Put put)
 {
@@ -266,7 +266,7 @@ __device__ static bool are_alike(const struct rotated &r, const uint8_t *code, u
     return __all_sync(ALL_LANES, alike);
 }
 
-// r.sum = factor times the sum over ranks: of the coefficients where their codes are alike, else of the elements.
+// r.sum = factor times the sum over ranks: of coefficients if their codes are alike, otherwise of elements.
 template <class T>
 __device__ void sum_block(const struct rotated &r, const uint8_t *code, uint64_t rank_stride, uint64_t ranks, double factor,
                           bool alike, uint64_t begin, uint64_t d)
@@ -286,7 +286,7 @@ __device__ void sum_block(const struct rotated &r, const uint8_t *code, uint64_t
         r.sum[i] *= (float)factor;
 }
 
-// Elements of r.sum, coefficients of the code `like`.
+// Passes the elements of r.sum, coefficients of the code `like`, to put(i, x).
 template <class T, class Put>
 __device__ void invert_sum(const struct rotated &r, const uint8_t *like, uint64_t begin, uint64_t d, Put put)
 {
@@ -325,7 +325,7 @@ template <class T> __device__ void rotated_encode(const struct coded &coded, con
         *(uint64_t *)coded.code = seed;
 }
 
-// Afterwards, one block of threads for each segment: the header but the key, which is there, and zeros up to the codes.
+// Runs afterwards, one block of threads per segment: writes the header except the key, which is there, and zeros up to the codes.
 __device__ static void rotated_header(const struct coded &coded, uint64_t option)
 {
     const uint64_t count = coded.part.count, size = option >> 8, blocks = count / size + (count % size != 0);
@@ -394,7 +394,7 @@ __device__ void rotated_decode_sum(const struct coded &coded, void *dst, uint64_
     });
 }
 
-// The code of factor times the sum over ranks, whose codes lie rank_stride apart at src. Afterwards rotated_header.
+// Encodes factor times the sum over ranks, whose codes at src are rank_stride apart. rotated_header runs afterwards.
 template <class T>
 __device__ void rotated_recode(const struct coded &to, const uint8_t *from, uint64_t rank_stride, uint64_t ranks, double factor,
                                uint64_t option, uint64_t seed)

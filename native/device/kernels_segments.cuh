@@ -1,13 +1,13 @@
-// What the codecs' kernels share: which segment a block of threads works on, and decoding. Part of kernels.cu.
+// Shared by the codecs' kernels: the segment of a block of threads, and decoding. Part of kernels.cu.
 //
-// A vector of `count` elements is cut into chunks and segments (kernel/segments.h). The code of segment s of chunk k lies at
-// k chunk_stride + s segment_stride; an empty segment has none. `per_segment` blocks of threads work on each segment.
+// A vector of `count` elements is cut into chunks and segments (kernel/segments.h). The code of segment s of chunk k is at offset k
+// chunk_stride + s segment_stride; an empty segment has none. `per_segment` blocks of threads work on each segment.
 
 struct coded {
     uint8_t *code;
     struct segment_part part;           // of the vector; count 0: nothing to do
-    uint64_t first, step;               // of this thread among those of the segment
-    uint64_t index, block;              // of the segment among all; of the block among those of the segment
+    uint64_t first, step;               // of this thread among the segment's threads
+    uint64_t index, block;              // of the segment among all; of the block within the segment
 };
 
 __device__ static struct coded coded_of(const void *codes, uint64_t chunk_stride, uint64_t segment_stride, uint64_t count,
@@ -29,15 +29,15 @@ __device__ static double sum_of_half_warp(double part)
     return part;
 }
 
-// All encoding kernels take the same. src: the vector; ranges: scratch memory, three elements for each block
-// (minmax_uint8), or a double for every CODEC_SUMS_BLOCK elements of the longest segment (sign); option: what the codec
-// takes besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
+// The parameters of all encoding kernels. src: the vector; ranges: scratch memory, three elements for each block (minmax_uint8), or
+// a double for every CODEC_SUMS_BLOCK elements of the longest segment (sign); option: the codec's own parameter; seed: already
+// mixed with the rank and the pass; first: offset of the vector in the operation's.
 #define ENCODE_PARAMETERS                                                                                       \
     void *dst, uint64_t chunk_stride, uint64_t segment_stride, const void *src, uint64_t count, uint64_t chunks, \
         uint64_t segment, uint64_t per_segment, void *ranges, uint64_t option, uint64_t seed, uint64_t first
 #define ENCODED coded_of(dst, chunk_stride, segment_stride, count, chunks, segment, per_segment)
 
-// A codec's Decoder<T> is made for one code of `count` elements. element(i) is what decoding gives, before it is rounded to
+// A codec's Decoder<T> is constructed for one code of `count` elements. element(i) is the decoded element before it is rounded to
 // the type; four(i, out) the same for VECTOR elements from i on, a multiple of VECTOR.
 template <class Decoder, class T> __device__ void decode_segment(const struct coded &coded, void *dst)
 {
@@ -56,10 +56,10 @@ template <class Decoder, class T> __device__ void decode_segment(const struct co
         coded.first, coded.step);
 }
 
-enum { SUM_GROUPS = 4 };        // of VECTOR elements, for which a thread makes each rank's decoder once: it divides in float64
+enum { SUM_GROUPS = 4 };        // of VECTOR elements per construction of each rank's decoder, which divides in float64
 
-// dst = factor * the sum over ranks, each element rounded to the type before it is added, in float32 and in the order of
-// the ranks; their codes lie rank_stride apart.
+// dst = factor * the sum over ranks, each element rounded to the type before it is added, in float32 and in rank order; the ranks'
+// codes are rank_stride apart.
 template <class Decoder, class T>
 __device__ void decode_sum_segment(const struct coded &coded, void *dst, uint64_t rank_stride, uint64_t ranks, double factor)
 {
@@ -103,7 +103,7 @@ __device__ void decode_sum_segment(const struct coded &coded, void *dst, uint64_
     }
 }
 
-// dst += what is decoded, each element rounded to the type, in float32.
+// dst += the decoded elements, each rounded to the type, in float32.
 template <class Decoder, class T> __device__ void decode_add_segment(const struct coded &coded, float *dst)
 {
     float *to = dst + coded.part.begin;
@@ -125,8 +125,8 @@ template <class Decoder, class T> __device__ void decode_add_segment(const struc
         coded.first, coded.step);
 }
 
-// All decoding kernels take the same, and all that sum over ranks, whose vectors are one chunk. option: what the codec takes
-// besides.
+// The parameters of all decoding kernels, and of all that sum over ranks, with vectors of one chunk. option: the codec's own
+// parameter.
 #define DECODE_PARAMETERS(element)                                                                                      \
     element *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride, uint64_t count, uint64_t chunks,     \
         uint64_t segment, uint64_t per_segment, uint64_t option

@@ -1,8 +1,8 @@
 #include "device/device.h"
 
 enum {
-    THREADS = 256,                      // of a block
-    BLOCKS_MAX = 4096                   // of launches over all elements: several times what any GPU runs at once
+    THREADS = 256,                      // per block
+    BLOCKS_MAX = 4096                   // for launches over all elements: several times what any GPU runs at once
 };
 
 int device_type_of(bhvd_dtype dtype)

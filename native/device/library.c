@@ -8,7 +8,7 @@
 
 enum { PATH_SIZE = 4096, REASON_SIZE = 400 };
 
-// reason: what dlopen says about the last of the paths, or, without paths, about the soname.
+// reason: dlopen's message for the last of the paths, or, without paths, for the soname.
 static void *open_first(const char *soname, const char *paths, char *reason)
 {
     void *library = NULL;
@@ -26,7 +26,7 @@ static void *open_first(const char *soname, const char *paths, char *reason)
         at += length + (at[length] == ':');
     }
     if (!library) {
-        library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);    // the process's own one where it has loaded it already
+        library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);    // the process's own copy if it has loaded one already
         if (!library && !reason[0])
             snprintf(reason, REASON_SIZE, "%s", dlerror());
     }

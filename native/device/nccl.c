@@ -3,7 +3,7 @@
 #include "base/status.h"
 #include "device/library.h"
 
-enum { NCCL_OLDEST = 21400 };           // communicators that can be made without blocking, and asked for errors
+enum { NCCL_OLDEST = 21400 };           // nonblocking communicators, which can be queried for errors
 
 #define REMEDY "install the package nvidia-nccl-cu12 (or -cu13), or name the file in BAGUA_HVD_LIBNCCL"
 
@@ -12,7 +12,7 @@ bhvd_status nccl_open(const char *libraries, struct nccl *out, struct bhvd_error
 #define SYMBOL(symbol, member, result, prototype) {symbol, (void **)&out->member},
     const struct library_symbol symbols[] = {NCCL_FUNCTIONS(SYMBOL)};
     out->version = 0;
-    // The version first: a library that is too old lacks functions, but says so better.
+    // The version is checked first: a library that is too old also lacks functions, but the version makes a clearer message.
     bhvd_status status = library_open("libnccl.so.2", libraries, REMEDY, symbols, 1, error);
     if (status)
         return status;
@@ -22,7 +22,7 @@ bhvd_status nccl_open(const char *libraries, struct nccl *out, struct bhvd_error
     return library_open("libnccl.so.2", libraries, REMEDY, symbols, sizeof symbols / sizeof symbols[0], error);
 }
 
-// NCCL writes versions as 10000 major + 100 minor + patch since 2.9.
+// Since 2.9, NCCL encodes versions as 10000 major + 100 minor + patch.
 bhvd_status bhvd_nccl_probe(const char *libraries, int *version, struct bhvd_error *error)
 {
     struct nccl nccl;

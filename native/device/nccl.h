@@ -1,7 +1,7 @@
-// NVIDIA's collectives, libnccl.so.2, opened at run time; prototypes of our own, no header of NCCL.
+// NCCL, libnccl.so.2, opened at run time; with our own prototypes, no NCCL header.
 //
-// A communicator is made and used without blocking: a call may answer NCCL_IN_PROGRESS, and nothing that comes after it may
-// rely on it before async_error says something else. All calls need the device's context (device_ops.enter).
+// Communicators are nonblocking: a call may return NCCL_IN_PROGRESS, and later calls must not depend on it until async_error
+// returns another state. All calls need the device's context (device_ops.enter).
 #pragma once
 
 #include "bagua_hvd.h"
@@ -19,7 +19,7 @@ struct nccl_unique_id {
     char bytes[NCCL_UNIQUE_ID_BYTES];
 };
 
-// ncclConfig_t as NCCL 2.14 introduced it; newer libraries take their defaults for what is missing.
+// ncclConfig_t as introduced by NCCL 2.14; newer libraries use their defaults for missing fields.
 struct nccl_config {
     size_t size;
     unsigned magic, version;
@@ -27,7 +27,7 @@ struct nccl_config {
 };
 #define NCCL_CONFIG_UNBLOCKED {sizeof(struct nccl_config), 0xcafebeef, 21400, 0}
 
-// Name of the exported symbol, member, prototype. Streams are the driver's handles.
+// Exported symbol, member, prototype. Streams are the driver's handles.
 #define NCCL_FUNCTIONS(X)                                                                                              \
     X("ncclGetVersion", get_version, nccl_result, (int *version))                                                      \
     X("ncclGetUniqueId", get_unique_id, nccl_result, (struct nccl_unique_id *id))                                      \
@@ -62,6 +62,6 @@ struct nccl {
     int version;                // 22105 for 2.21.5
 };
 
-// libraries: files to try, as library_open takes them. BHVD_ERR_UNSUPPORTED: none, or too old; the sentence names package
-// and variable.
+// libraries: files to try, see library_open. BHVD_ERR_UNSUPPORTED: not found, or too old; the message names the package and the
+// environment variable.
 bhvd_status nccl_open(const char *libraries, struct nccl *out, struct bhvd_error *error);

@@ -1,6 +1,6 @@
 #include "device/scratch.h"
 
-enum { LAUNCH_FROM = 4 };               // copies: so many cost more than a launch
+enum { LAUNCH_FROM = 4 };               // copies; from this number on, one launch is cheaper
 
 int device_scratch_buffer(struct device_scratch *scratch, enum device_memory memory, size_t nbytes, struct device_buffer **out)
 {
