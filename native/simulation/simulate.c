@@ -1,4 +1,4 @@
-// The simulator over allreduces and primitives between hosts, agreed on before if asked for.
+// Runs the simulator on allreduces and primitives between hosts, optionally with negotiation.
 #include <stdlib.h>
 
 #include "base/status.h"
@@ -11,17 +11,17 @@
 #include "primitive/schedules.h"
 #include "simulation/simulator.h"
 
-enum { AGREEING_NBYTES = 32 };      // about what known names take as a control frame
+enum { AGREEING_NBYTES = 32 };      // approximate size of a control frame with known names
 
 struct operations {
     enum allreduce_path path;
     const struct bhvd_simulated *all;
     struct wire wire;
-    bool agrees;                // execution 0 is that
+    bool agrees;                // execution 0 is the negotiation
 };
 
-// In a star or, about as core/negotiation/tree.c makes it, a tree. Requests to the parent when the children's are there, answers to
-// the children.
+// Negotiation in a star or, about as in core/negotiation/tree.c, a tree: a rank sends requests to the parent after its children's
+// have arrived, and responses to the children.
 static void agree(struct schedule *schedule)
 {
     const int n = schedule->size, fanout = n > TREE_STAR_RANKS ? TREE_FANOUT : n, rank = schedule->rank;
@@ -39,7 +39,7 @@ static void agree(struct schedule *schedule)
         schedule_send(schedule, (int)child, place, AGREEING_NBYTES, done);
 }
 
-// It has come with the answer.
+// Whether the response carries the result as inline payload.
 static bool is_inline(const struct operations *operations, int size, const struct bhvd_simulated *operation)
 {
     return operations->agrees && inline_payload_fits((bhvd_kind)operation->kind, BHVD_OP_SUM, 1, operation->nbytes) &&
@@ -58,7 +58,7 @@ static size_t size_as_it_is(const void *operation, size_t count)
     return count * bhvd_dtype_size((bhvd_dtype)((const struct bhvd_simulated *)operation)->dtype);
 }
 
-// As c_lp_s.c, d_fp_s.c and d_lp_s.c do.
+// Writes the same schedule as c_lp_s.c, d_fp_s.c or d_lp_s.c.
 static void write_primitive(const struct bhvd_simulated *what, const struct wire *wire, struct schedule *schedule)
 {
     const size_t n = (size_t)schedule->size, element = bhvd_dtype_size((bhvd_dtype)what->dtype);

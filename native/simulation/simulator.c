@@ -5,27 +5,27 @@
 
 #include "base/array.h"
 
-// What a message has besides its payload: its header, and of each packet those of Ethernet, IP and TCP.
+// Overhead of a message: its own header, and per packet the headers of Ethernet, IP and TCP.
 enum { HEADER_NBYTES = 16, PACKET_PAYLOAD = 1448, PACKET_OVERHEAD = 66 };
 
 enum event_kind {
-    EVENT_FIRST_BYTE,       // of a message, at the receiver's line
-    EVENT_CAME,             // wholly
+    EVENT_FIRST_BYTE,       // of a message, at the receiver's link
+    EVENT_CAME,             // completely received
     EVENT_DONE              // a step
 };
 
 struct event {
     double time;
-    uint64_t number;        // of two at the same time the one that was planned first
+    uint64_t number;        // ties in time: the event that was planned first wins
     enum event_kind kind;
     int execution, rank, step;
 };
 
-// A step of it.
+// The state of one step.
 struct step_state {
     int waits, first, next[STEP_WAITS];     // edges as in the executor
-    int mate;                               // of a receive: the peer's send. Of a send: the peer's receive
-    double time;                            // of a send: when its last byte leaves. Of a receive: when it came, -1: not yet
+    int mate;                               // of a receive: the peer's send; of a send: the peer's receive
+    double time;                            // of a send: when its last byte leaves; of a receive: arrival, -1: not yet
     bool begun;
 };
 
@@ -34,22 +34,22 @@ struct part_of_run {
     struct schedule schedule;
     struct step_state *steps;
     int left;
-    double combined;                        // codes that a STEP_COMBINE adds, its own included
+    double combined;                        // codes that a STEP_COMBINE adds, including its own
     bool started;
 };
 
 struct host {
     double out_free, in_free, core_free, done;
     int started;                            // executions
-    int over;                               // all before this one
+    int over;                               // all executions before this one are over
 };
 
 struct simulator {
     const struct simulated *what;
     const struct bhvd_network *network;
     struct host *hosts;
-    struct part_of_run **runs;              // of an execution: its ranks', NULL before and after
-    int *over;                              // ranks that are done with an execution
+    struct part_of_run **runs;              // by execution: its ranks' parts; NULL before and after it
+    int *over;                              // by execution: ranks that are done with it
     struct event *events;                   // a heap
     size_t count, capacity;
     uint64_t planned, steps;
@@ -137,7 +137,7 @@ static bool part_init(struct part_of_run *part)
     return true;
 }
 
-// Messages of one rank by peer, in the order of their numbers.
+// One rank's messages, ordered by peer and number.
 struct message {
     int peer, step;
 };
@@ -160,7 +160,7 @@ static struct message *messages_of(const struct schedule *schedule, enum step_ki
     return messages;
 }
 
-// A mismatch is left without a mate: then nothing comes, and who waits for it waits for ever.
+// Unmatched messages have no mate: they never arrive, and the receiver waits forever.
 static bool match(struct part_of_run *runs, int size)
 {
     struct message **receives = calloc((size_t)size, sizeof *receives);
@@ -168,7 +168,7 @@ static bool match(struct part_of_run *runs, int size)
     bool ok = receives && counts && at;
     for (int r = 0; r < size && ok; r++)
         ok = (receives[r] = messages_of(&runs[r].schedule, STEP_RECEIVE, &counts[r]));
-    // Senders come in the order in which receivers have sorted them, so one walk along each list is enough.
+    // Senders are in the order in which receivers are sorted, so one pass over each list is enough.
     for (int r = 0; r < size && ok && at && counts; r++) {
         int count;
         struct message *sends = messages_of(&runs[r].schedule, STEP_SEND, &count);
@@ -205,7 +205,7 @@ static void write_execution(struct simulator *s, int execution)
         schedule_init(&runs[r].schedule, size, r);
         s->what->write(s->what->arg, execution, &runs[r].schedule);
         s->steps += (uint64_t)runs[r].schedule.count;
-        // All have about as many: that is known before there is no memory left.
+        // All ranks have about as many steps, so the limit is detected before memory runs out.
         if (s->steps + (uint64_t)runs[r].schedule.count * (uint64_t)(size - r - 1) > SIMULATOR_STEPS_MAX)
             s->status = BHVD_ERR_UNSUPPORTED;
         else if (!part_init(&runs[r]))
@@ -311,7 +311,7 @@ static void part_over(struct simulator *s, int execution, int rank, double now)
     start(s, rank, now);
 }
 
-// Starts what the window lets start.
+// Starts the executions that the window allows.
 static void start(struct simulator *s, int rank, double now)
 {
     struct host *host = &s->hosts[rank];
@@ -329,7 +329,7 @@ static void start(struct simulator *s, int rank, double now)
                 begin(s, execution, rank, i, now);
         if (count == 0) {
             part_over(s, execution, rank, now);
-            return;                         // it has gone on from there
+            return;                         // part_over has continued from there
         }
     }
 }

@@ -1,25 +1,25 @@
-// What schedules would take on a network that is not there: the time at which each rank is done.
+// Simulates schedules on a model of a network: the time at which each rank is done.
 //
-// A host has one line, which its messages share one after the other, out and in; one core, which does local steps and handles
-// messages in the order in which they can be; between two hosts there is a latency, and nothing is lost. A message that comes
-// before it is expected waits in its socket. Not modelled: several streams, urgent messages that overtake, congestion windows.
+// A host has one link, on which its messages follow each other, separately out and in. It has one core, which does local steps and
+// handles messages in the order in which they become possible. Between two hosts there is a latency; no message is lost. A message
+// that arrives early waits in its socket. Not modelled: several streams, priority messages, congestion windows.
 #pragma once
 
 #include "bagua_hvd.h"
 #include "run/schedule.h"
 
-enum { SIMULATOR_STEPS_MAX = 8 << 20 };     // under way at once; each takes some 100 bytes
+enum { SIMULATOR_STEPS_MAX = 8 << 20 };     // in flight at once; each takes about 100 bytes
 
-// What all ranks do one after the other, several at once.
+// The executions of all ranks, in order, several of them in flight at once.
 struct simulated {
     int size, count;                        // ranks, executions
     // Writes a rank's part of an execution.
     void (*write)(const void *arg, int execution, struct schedule *schedule);
-    // From 1: of how many executions, this one included, all may be on their way at once.
+    // At least 1: number of executions, ending with this one, that may be in flight at once.
     int (*window)(const void *arg, int execution);
     const void *arg;
 };
 
-// seconds: [size], when each rank is done. BHVD_ERR_SYSTEM: no memory; BHVD_ERR_UNSUPPORTED: more than SIMULATOR_STEPS_MAX
-// steps; BHVD_ERR_MISMATCH: some rank waits for ever.
+// seconds: [size], when each rank is done. BHVD_ERR_SYSTEM: out of memory; BHVD_ERR_UNSUPPORTED: more than SIMULATOR_STEPS_MAX
+// steps; BHVD_ERR_MISMATCH: some rank waits forever.
 bhvd_status simulate(const struct simulated *simulated, const struct bhvd_network *network, double *seconds);
