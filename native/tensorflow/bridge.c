@@ -8,10 +8,10 @@
 
 struct bridge_op {
     int64_t id;
-    int64_t indices[];      /* of what it puts */
+    int64_t indices[];      /* of the tensors that it puts */
 };
 
-/* With room for `count` indices. */
+/* Allocates an op with `count` indices. */
 static struct bridge_op *create(TF_OpKernelConstruction *construction, size_t count, TF_Status *status)
 {
     struct bridge_op *self = calloc(1, sizeof *self + count * sizeof self->indices[0]);
@@ -58,7 +58,7 @@ static void *create_exchange(TF_OpKernelConstruction *construction)
 
 static void release_tensor(struct bridge_memory *memory) { tf.DeleteTensor(memory->owner); }
 
-/* Output `place`, over the memory of the input there when nobody else uses that, else over a copy. */
+/* Output `place`, in the memory of that input if nobody else uses it, else in a copy. */
 static TF_Tensor *take(TF_OpKernelContext *ctx, int place, int64_t *dims, int *ndim, TF_Status *status)
 {
     TF_Tensor *input = NULL;
@@ -84,7 +84,7 @@ static TF_Tensor *take(TF_OpKernelContext *ctx, int place, int64_t *dims, int *n
     return output;
 }
 
-/* Gives Python the memory of output `place`; false: the op has failed. */
+/* Passes the memory of output `place` to Python; false: the op has failed. */
 static bool put(TF_OpKernelContext *ctx, const struct bridge_op *self, int place)
 {
     int64_t dims[KERNEL_MAX_NDIM];
@@ -158,7 +158,7 @@ bool bridge_register(TF_Status *status)
         .attributes = STRINGS("T: list(" TYPES ") >= 1", "bridge: int"), .shape = kernel_same_shapes,
         .create = create_wait, .compute = compute_wait, .destroy = free,
     };
-    /* Both in one: what eager mode runs, where all tensors are there and every op costs a call from Python. */
+    /* Put and wait in one op, for eager mode: all tensors exist already, and every op costs a call from Python. */
     const struct kernel_op exchange_op = {
         .name = "BaguaHvdBridgeExchange", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
         .attributes = STRINGS("T: list(" TYPES ") >= 1", "bridge: int", "indices: list(int)"),

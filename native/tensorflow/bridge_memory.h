@@ -8,5 +8,5 @@ struct bridge_memory {
 
 struct bridge_memory *bridge_memory_create(void *owner, void (*release)(struct bridge_memory *));
 
-/* Lets go of it. Any thread. For Python, which calls it once for every put. */
+/* Releases the memory. Any thread. Python calls it once for every put. */
 void bhvd_tf_release(struct bridge_memory *memory);

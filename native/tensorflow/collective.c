@@ -1,6 +1,6 @@
-/* The collectives as ops. One kernel serves all kinds: it posts the operation and returns; completion.c ends it.
+/* The collectives as ops. One kernel serves all kinds: it posts the operation and returns; completion.c completes it.
  *
- * In eager mode (attribute `blocking`) the calling thread waits itself, and makes the progress.
+ * In eager mode (attribute `blocking`) the calling thread itself waits, and drives the progress.
  */
 #include "tensorflow/collective.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Loops of TensorFlow run several iterations at once (10 by default), each with the same op. */
+/* TensorFlow's loops run several iterations in parallel (10 by default), each with the same op. */
 #define MAX_PARALLEL_ITERATIONS 64
 #define ITERATION_NCHARS 16
 
@@ -25,13 +25,13 @@ struct collective {
     bool blocking;
 };
 
-/* A run of the op, until it ended. */
+/* One execution of the op, until it has ended. */
 struct run {
     struct completion completion;
     const struct collective *collective;
     TF_OpKernelContext *ctx;
     TF_Tensor *splits;
-    int64_t set_size;           /* when it was posted: the set may be gone when it ends */
+    int64_t set_size;           /* at posting time: the set may be gone when the execution ends */
     size_t count;
     struct member {
         TF_Tensor *input, *output;      /* output NULL: the core allocates the result */
@@ -93,7 +93,7 @@ static void release_result(void *data, size_t nbytes, void *unused)
     core.result_free(data);
 }
 
-/* Gives what the core allocated for a tensor to TensorFlow, not copied. */
+/* Passes the result that the core allocated for a tensor to TensorFlow, without a copy. */
 static void set_result(struct run *run, size_t index, TF_Status *status)
 {
     struct bhvd_result result;
@@ -157,15 +157,15 @@ static void finish(struct completion *completion, bhvd_status end, const struct 
 
 /* ---------------------------------------------------------------------------------------------------- posting ---- */
 
-/* Rows that this rank keeps of `rows`: the first ranks have one more. Nothing for ranks outside the set: the core
- * refuses them. */
+/* Number of `rows` that this rank keeps: the first ranks keep one more. 0 for ranks outside the set: the core rejects
+ * them. */
 static int64_t scattered_rows(bhvd_context *context, int32_t process_set, int64_t rows)
 {
     int size = core.process_set_size(context, process_set), rank = core.process_set_rank(context, process_set);
     return size < 1 || rank < 0 ? 0 : rows / size + (rank < rows % size);
 }
 
-/* Takes input i, and allocates its output unless the core does. */
+/* Gets input `index`, and allocates its output unless the core does. */
 static bool take_member(struct run *run, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
                         TF_Status *status)
 {
@@ -189,7 +189,7 @@ static bool take_member(struct run *run, bhvd_context *context, int index, struc
                                            rows ? nbytes / (size_t)rows * (size_t)dims[0] : 0, status);
         dims[0] = rows;
     } else if (self->kind == BHVD_ALLREDUCE || self->kind == BHVD_BROADCAST) {
-        /* In place, when nobody else uses the input. That takes giving up our own reference. */
+        /* In place if nobody else uses the input. For that our own reference must be released first. */
         int forwarded = -1;
         tf.DeleteTensor(member->input);
         member->input = NULL;
@@ -221,7 +221,7 @@ static bool take_splits(struct run *run, struct bhvd_args *args, TF_Status *stat
     return true;
 }
 
-/* Posts the operation. On failure *status says why, and nothing is in progress. */
+/* Posts the operation. On failure *status has the reason, and nothing is in progress. */
 static bool post(struct run *run, bhvd_context *context, TF_Status *status)
 {
     const struct collective *self = run->collective;
@@ -285,7 +285,7 @@ static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneC
         run_free(run);
         tf.RunAsyncOpKernelDoneCallback(done);
     } else {
-        /* Registered before the context may go: the drain at shutdown counts it. */
+        /* Registered before the context can go away: the drain at shutdown counts it. */
         bool kept = done_keep(&run->completion.done, done);
         completion_begin();
         core_release();

@@ -3,5 +3,5 @@
 
 #include "tensorflow/tf_api.h"
 
-/* Registers them; false: *status says why not. */
+/* Registers them; false: *status has the reason. */
 bool collective_register(TF_Status *status);

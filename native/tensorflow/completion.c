@@ -10,19 +10,19 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static size_t in_flight;
-static bhvd_completions *ended;         /* for as long as the process lives, as the thread that takes from it */
+static bhvd_completions *ended;         /* lives as long as the process, like the thread that reads from it */
 static bool running;
 
 /* ------------------------------------------------------------------------------------------------------- done ---- */
 
-/* The callback is a std::function<void()>, of which TensorFlow hands out the address of a parameter: an object on the
- * caller's stack that dies when the kernel returns. So it is moved, as its move constructor does: the words are copied
- * and the original is emptied. The layout is libstdc++'s: two words of storage, the manager, the invoker. */
+/* The callback is a std::function<void()>; TensorFlow passes the address of a parameter, an object on the caller's
+ * stack that dies when the kernel returns. So it is moved like its move constructor does: the words are copied and the
+ * original is emptied. The layout is libstdc++'s: two words of storage, the manager, the invoker. */
 enum { FUNCTION_MANAGER = 2, FUNCTION_INVOKER = 3 };
 enum { MANAGER_DESTROY = 3 };
 typedef bool function_manager(void *self, const void *source, int operation);
 
-/* A frame of the caller is at most this far up the stack. */
+/* The caller's frame is at most this far up the stack. */
 #define CALLER_DISTANCE (64 * 1024)
 
 static bool is_code(void *address)
@@ -31,7 +31,7 @@ static bool is_code(void *address)
     return address && dladdr(address, &info);
 }
 
-/* Looked at once: all callbacks have one layout, and dladdr takes half a millisecond in a library of this size. */
+/* Checked once: all callbacks have the same layout, and dladdr takes half a millisecond in a library of this size. */
 static bool layout_is_understood(void *const *words)
 {
     enum { UNKNOWN, NO, YES };
@@ -50,7 +50,7 @@ bool done_keep(struct done *done, TF_AsyncOpKernelDoneCallback *callback)
     done->callback = callback;
     done->moved = false;
     if (there < here || there - here > CALLER_DISTANCE)
-        return true;                    /* not on the stack: it lives until it is run */
+        return true;                    /* not on the stack: it lives until it is called */
     void **words = (void **)callback;
     if (!layout_is_understood(words))
         return false;

@@ -18,16 +18,16 @@ static const struct { const char *name; void **slot; } wanted[] = {
 #undef CORE_WANTED
 };
 
-/* The name of the index-th function that Python has to supply, NULL past the last. */
+/* The name of the index-th function that Python must supply; NULL past the last. */
 EXPORT const char *bhvd_tf_wanted(int index)
 {
     return index < (int)(sizeof wanted / sizeof *wanted) ? wanted[index].name : NULL;
 }
 
-/* Supplies the index-th function; before the first op runs. */
+/* Supplies the index-th function. To be called before the first op runs. */
 EXPORT void bhvd_tf_supply(int index, void *function) { *wanted[index].slot = function; }
 
-/* Sets the context for later ops, NULL: none. The one before must live until this and bhvd_tf_drain have returned. */
+/* Sets the context for later ops; NULL: none. The previous one must live until this and bhvd_tf_drain have returned. */
 EXPORT void bhvd_tf_set_context(bhvd_context *new_context, int32_t local_rank, int32_t local_size)
 {
     pthread_rwlock_wrlock(&lock);
@@ -36,7 +36,7 @@ EXPORT void bhvd_tf_set_context(bhvd_context *new_context, int32_t local_rank, i
     pthread_rwlock_unlock(&lock);
 }
 
-/* Blocks until no operation is in progress: after this no op uses a context set before. */
+/* Blocks until no operation is in progress: afterwards no op uses a context that was set before. */
 EXPORT void bhvd_tf_drain(void) { completion_drain(); }
 
 bhvd_context *core_acquire(struct core_job *job)

@@ -1,8 +1,8 @@
-/* The native core as the ops reach it: functions and a context that Python hands over.
+/* The native core for the ops: functions and a context that Python passes.
  *
- * The core lives in the cffi module, which hides its symbols. So this library asks for functions by name, and Python
+ * The core is in the cffi module, which hides its symbols. So this library asks for functions by name, and Python
  * (bagua_hvd/tensorflow/native_ops.py) fills the table once, and sets the context after every init() and shutdown().
- * These are the only globals of the project's C: TensorFlow gives kernels no other place to find them.
+ * These are the only globals of the project's C: TensorFlow offers kernels no other way to find them.
  */
 #pragma once
 
@@ -23,10 +23,9 @@
     X(int, process_set_size, (bhvd_context *, int id)) \
     X(int, process_set_rank, (bhvd_context *, int id))
 
-/* Python's side of the bridge (bagua_hvd/tensorflow/bridge.py), called with the GIL not held. Each returns
- * a bhvd_status and fills the error.
- * put: tensor `index` of bridge `id` is there; src == dst, alive until bhvd_tf_release(memory), which Python calls once,
- * whatever put returned. wait: blocks until the memory of all tensors put holds results. */
+/* Python's side of the bridge (bagua_hvd/tensorflow/bridge.py), called without the GIL. Each returns a bhvd_status and
+ * fills the error. put: tensor `index` of bridge `id` is available; src == dst, alive until bhvd_tf_release(memory),
+ * which Python calls once, whatever put returned. wait: blocks until the memory of all tensors put holds results. */
 #define CORE_PYTHON_FUNCTIONS(X) \
     X(int, python_put, (int64_t id, int64_t index, const struct bhvd_tensor *tensor, void *memory, \
                         struct bhvd_error *error)) \
@@ -38,10 +37,11 @@ struct core { CORE_FUNCTIONS(CORE_MEMBER) CORE_PYTHON_FUNCTIONS(CORE_MEMBER) };
 
 extern struct core core;
 
-/* What of the job the core does not know. */
+/* Properties of the job that the core does not know. */
 struct core_job { int32_t local_rank, local_size; };
 
-/* The context for one call; blocks core_set_context until core_release. NULL before init(): release all the same. */
+/* The context for one call; blocks bhvd_tf_set_context until core_release. NULL before init(): call core_release even
+ * then. */
 bhvd_context *core_acquire(struct core_job *job);
 void core_release(void);
 

@@ -1,4 +1,4 @@
-/* Op BaguaHvdFact: numbers of the job, asked for when the graph runs. An elastic job may have others in each run. */
+/* Op BaguaHvdFact: numbers of the job, read when the graph runs. In an elastic job they may change between runs. */
 #include "tensorflow/fact.h"
 
 #include "tensorflow/kernel.h"
@@ -11,7 +11,7 @@ struct fact {
     int32_t process_set;
 };
 
-/* process_set_included: Horovod's answers besides 0 and 1. */
+/* process_set_included: Horovod's results besides 0 and 1. */
 enum { INCLUDED_NOT_INITIALIZED = -1, INCLUDED_UNKNOWN_SET = -3 };
 
 static int included(bhvd_context *context, int process_set)

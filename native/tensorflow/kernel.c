@@ -100,7 +100,7 @@ bool kernel_register(const struct kernel_op *op, TF_Status *status)
         tf.OpDefinitionBuilderAddInput(definition, *input);
     for (const char *const *output = op->outputs; *output; output++)
         tf.OpDefinitionBuilderAddOutput(definition, *output);
-    /* Stateful: never folded into a constant, merged with its like, or left out. */
+    /* Stateful: TensorFlow never constant-folds it, merges it with an equal op, or prunes it. */
     tf.OpDefinitionBuilderSetIsStateful(definition, true);
     tf.OpDefinitionBuilderSetShapeInferenceFunction(definition, op->shape);
     tf.RegisterOpDefinition(definition, status);

@@ -1,4 +1,4 @@
-/* What the kernels share: reading attributes, tensors as the core sees them, failing. */
+/* Helpers for the kernels: attributes, tensors in the core's terms, failures. */
 #pragma once
 
 #include "tensorflow/core.h"
@@ -8,27 +8,27 @@
 
 #define KERNEL_MAX_NDIM 254     /* TensorFlow's own limit */
 
-/* An attribute; the failure of the construction is left in `status`, and later reads do nothing. */
+/* Reads an attribute; on failure `status` has the reason, and later reads do nothing. */
 int64_t kernel_int(TF_OpKernelConstruction *construction, const char *name, TF_Status *status);
 double kernel_float(TF_OpKernelConstruction *construction, const char *name, TF_Status *status);
 bool kernel_bool(TF_OpKernelConstruction *construction, const char *name, TF_Status *status);
-char *kernel_string(TF_OpKernelConstruction *construction, const char *name, TF_Status *status);    /* to free() */
+char *kernel_string(TF_OpKernelConstruction *construction, const char *name, TF_Status *status);    /* free() it */
 
-/* The bhvd_dtype of a TensorFlow type, -1 when the core has none. */
+/* The bhvd_dtype of a TensorFlow type; -1: the core does not support it. */
 int kernel_dtype(int tf_dtype);
 
-/* Copies the dimensions, KERNEL_MAX_NDIM at most; returns their number. */
+/* Copies at most KERNEL_MAX_NDIM dimensions; returns their number. */
 int kernel_shape(const TF_Tensor *tensor, int64_t *dims);
 
-/* The TensorFlow code by which scripts tell failures apart. */
+/* The TensorFlow error code, by which scripts distinguish failures. */
 int kernel_code(bhvd_status status);
 
 /* Makes the op fail. */
 void kernel_fail(TF_OpKernelContext *ctx, int code, const char *message);
-/* Makes the op fail as `status` says, if it says so; true when it did. */
+/* Makes the op fail if `status` is an error; returns whether it is. */
 bool kernel_failed(TF_OpKernelContext *ctx, TF_Status *status);
 
-/* Registers an op and its kernel on the CPU; false: *status says why. strings end with NULL. */
+/* Registers an op and its kernel on the CPU; false: *status has the reason. The lists of strings end with NULL. */
 struct kernel_op {
     const char *name;
     const char *const *inputs, *const *outputs, *const *attributes;
@@ -42,7 +42,7 @@ bool kernel_register(const struct kernel_op *op, TF_Status *status);
 
 /* Output i has the shape of input i. */
 void kernel_same_shapes(TF_ShapeInferenceContext *ctx, TF_Status *status);
-/* Output i has the shape of input i but for the first dimension. */
+/* Output i has the shape of input i, except the first dimension. */
 void kernel_other_rows(TF_ShapeInferenceContext *ctx, TF_Status *status);
 void kernel_scalar_shape(TF_ShapeInferenceContext *ctx, TF_Status *status);
 void kernel_no_shapes(TF_ShapeInferenceContext *ctx, TF_Status *status);

@@ -10,10 +10,10 @@
 static char problem[512];
 static const char *xla_missing;
 
-/* Why the ops are not there: a sentence, or NULL when they are. */
+/* Why the ops are not available: a sentence, or NULL if they are. */
 __attribute__((visibility("default"))) const char *bhvd_tf_problem(void) { return problem[0] ? problem : NULL; }
 
-/* What this TensorFlow lacks for collectives in programs compiled by XLA, or NULL. */
+/* The API that this TensorFlow lacks for collectives in programs compiled by XLA, or NULL. */
 __attribute__((visibility("default"))) const char *bhvd_tf_xla_missing(void) { return xla_missing; }
 
 __attribute__((constructor)) static void load(void)

@@ -1,7 +1,7 @@
-/* The part of TensorFlow's C API that the ops use, declared here and found in the loaded TensorFlow by name.
+/* The part of TensorFlow's C API that the ops use, declared here and looked up by name in the loaded TensorFlow.
  *
- * No TensorFlow header is included and nothing is linked: one binary serves every version whose C API has these
- * functions. Prototypes as in tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h of TensorFlow 2.16 and later.
+ * No TensorFlow header is included and nothing is linked: one binary works with every version with these functions in
+ * its C API. Prototypes as in tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h of TensorFlow 2.16 and later.
  */
 #pragma once
 
@@ -108,8 +108,8 @@ struct tf_api { TF_API_FUNCTIONS(TF_API_MEMBER) };
 /* Filled once, before anything is registered. */
 extern struct tf_api tf;
 
-/* Finds all functions. NULL on success, else the name of what is missing: TensorFlow itself, or a function. */
+/* Looks up all functions. NULL on success, else the name of the missing part: TensorFlow itself, or a function. */
 const char *tf_api_load(void);
 
-/* The address of a symbol of an already loaded library, or NULL. */
+/* The address of a symbol in a library that is already loaded, or NULL. */
 void *tf_api_symbol(const char *library, const char *symbol);

@@ -1,13 +1,13 @@
-/* The twins of the ops in programs compiled by XLA: custom calls in pairs.
+/* The counterparts of the ops in programs compiled by XLA: pairs of custom calls.
  *
- *   post: copies its operands to staging memory, posts, yields the address of a struct pending as an integer
+ *   post: copies its operands to staging memory, posts, returns the address of a struct pending as an integer
  *   wait: takes that integer, waits, copies the results out
  *   put, finish: the same for the bridge
- *   fact: the twin of BaguaHvdFact
+ *   fact: the counterpart of BaguaHvdFact
  *
- * What XLA knows of the operands does not come with a call, so Python writes it into the call's text: numbers between
- * blanks, the operation's name last (bagua_hvd/tensorflow/xla.py). Every call has several results, so that `outs` is
- * always an array.
+ * A call does not receive the shapes and types of its operands, so Python writes them into the call's text: numbers
+ * separated by blanks, the operation's name last (bagua_hvd/tensorflow/xla.py). Every call has several results, so
+ * that `outs` is always an array.
  */
 #include "tensorflow/xla.h"
 
@@ -28,7 +28,7 @@
 
 /* ------------------------------------------------------------------------------------------------------- text ---- */
 
-/* The text of a call, 0-terminated, and how far it is read. */
+/* The text of a call, 0-terminated, and the position of the parser. */
 struct text {
     char *begin, *next;
 };
@@ -43,7 +43,7 @@ static struct text text_open(const char *chars, size_t nchars)
 
 static int64_t text_int(struct text *text) { return strtoll(text->next, &text->next, 10); }
 
-/* Its bits: strtod() reads what the program's locale writes, which may have a decimal comma. */
+/* Reads the bits as an integer: strtod() depends on the program's locale, which may have a decimal comma. */
 static double text_float(struct text *text)
 {
     const int64_t bits = text_int(text);
@@ -52,10 +52,10 @@ static double text_float(struct text *text)
     return value;
 }
 
-/* What follows the last number and one blank. */
+/* The text after the last number and one blank. */
 static const char *text_rest(const struct text *text) { return *text->next ? text->next + 1 : text->next; }
 
-/* dtype ndim dims bytes; returns the bytes. dims: of KERNEL_MAX_NDIM; a tensor of more is refused when it is posted. */
+/* dtype ndim dims bytes; returns the bytes. dims: of KERNEL_MAX_NDIM; a tensor with more is rejected when posted. */
 static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t *dims)
 {
     tensor->dtype = (int32_t)text_int(text);
@@ -73,7 +73,7 @@ static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t
 
 /* ------------------------------------------------------------------------------------------------- collectives ---- */
 
-/* A posted operation, until its wait. */
+/* A posted operation, until its wait call. */
 struct pending {
     bhvd_handle *handle;
     size_t count;               /* 0: join or barrier, whose result is the handle's value */
@@ -144,7 +144,7 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
     free(text.begin);
 }
 
-/* Copies result i to where the program wants it; false: it has another size. */
+/* Copies result i to the program's buffer; false: the sizes differ. */
 static bool copy_result(const struct pending *pending, size_t i, void *out)
 {
     const struct block *block = &pending->blocks[i];
@@ -162,8 +162,7 @@ static bool copy_result(const struct pending *pending, size_t i, void *out)
     return fits;
 }
 
-/* Operands: the pending, the token of the wait before. Results: the tensors (an int32 when there are none), the
- * token. */
+/* Operands: the pending, the token of the previous wait. Results: the tensors (an int32 if there are none), the token. */
 static void wait(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {
     (void)chars, (void)nchars;
@@ -171,7 +170,7 @@ static void wait(void **outs, const void **ins, const char *chars, size_t nchars
     struct bhvd_error error;
     if (!pending)
         return;
-    /* The context may be shut down meanwhile, and must live until the wait returned. */
+    /* The context may be shut down in the meantime, but must live until the wait has returned. */
     core_acquire(NULL);
     completion_begin();
     core_release();
@@ -195,7 +194,7 @@ static void wait(void **outs, const void **ins, const char *chars, size_t nchars
 
 /* ----------------------------------------------------------------------------------------------------- bridge ---- */
 
-/* Staging memory that both Python and the program hold. */
+/* Staging memory that Python and the program share. */
 struct shared_block {
     struct bridge_memory memory;
     void *data;
@@ -237,7 +236,7 @@ static void put(void **outs, const void **ins, const char *chars, size_t nchars,
     free(text.begin);
 }
 
-/* Operands: the blocks, the token of the wait before. Results: the tensors, the token. */
+/* Operands: the blocks, the token of the previous wait. Results: the tensors, the token. */
 static void finish(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {
     struct text text = text_open(chars, nchars);

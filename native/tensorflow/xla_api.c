@@ -1,4 +1,4 @@
-/* The C++ objects written here by hand are those of libstdc++, with which TensorFlow is built. That they are is tried
+/* The C++ objects defined by hand here have the layout of libstdc++, with which TensorFlow is built. This is checked
  * before anything is registered: a failure is written, and read back by TensorFlow's own function. */
 #include "tensorflow/xla_api.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* std::string. Up to 15 characters lie in the object itself. */
+/* std::string. Up to 15 characters are stored in the object itself. */
 #define LOCAL_CAPACITY 15
 struct cxx_string {
     char *data;
