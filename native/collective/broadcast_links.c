@@ -16,7 +16,7 @@ void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool
 {
     const int n = schedule->size, me = (schedule->rank - root + n) % n;
     const int parent = ((chain ? me + n - 1 : me & (me - 1)) + root) % n;
-    int first_child = chain ? 2 : 1;        // twice the distance from the root to its largest subtree, which is served first
+    int first_child = chain ? 2 : 1;        // twice the distance to the child with the largest subtree, which is served first
     while (!chain && first_child < n && !(me & first_child))
         first_child *= 2;
     struct part part;

@@ -2,7 +2,7 @@
 // docs/glossary.md. The engine calls them in the same order on all ranks.
 //
 //     ..._shared        all members on one host: blocks staged in shared memory (run/shared.h)
-//     ..._hierarchical  in two levels: members on several hosts, some with several members (run/hierarchy.h)
+//     ..._hierarchical  two-level: members on several hosts, some with several members (run/hierarchy.h)
 //     ..._links          over links: any transport; as schedules (schedules.h), several of which can run at once
 //
 // Every function returns the run's failure if a rank is lost in the meantime; results are undefined then.

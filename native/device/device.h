@@ -84,7 +84,7 @@ void device_hold(struct bhvd_device *device);
 
 // error: "GPU 0: <what>: <why>"; returns BHVD_ERR_SYSTEM.
 bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error);
-// An error if a graph is being captured from the stream, which the core's work there would invalidate. what: happened.
+// An error if a graph is being captured from the stream, which the core's work there would invalidate. what: for the message.
 bhvd_status device_check_capture(struct bhvd_device *device, void *stream, const char *what, struct bhvd_error *error);
 
 // Index of the dtype among a kernel's four variants; -1: none.

@@ -15,7 +15,7 @@
 #include "run/reduction.h"
 #include "run/work.h"
 
-// A process set's agreement, with the communicator of all its members, if there is one. Owned by the holder of the set.
+// A process set's agreement, with the communicator of all its members, if there is one. It belongs to the owner of the set.
 struct nccl_group {
     bool is_on;                 // has a communicator, or had one
     bool two_level;             // the members of each host have a communicator too

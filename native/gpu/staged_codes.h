@@ -26,7 +26,7 @@ struct staged_codes {
     struct device_buffer *lost;         // the worker's new errors, valid when this has ended; NULL: no error feedback
 };
 
-// Whether this operation can be done this way. is_hierarchical: it encodes between hosts only, means that the host computes.
+// Whether this operation can be done this way. is_hierarchical: it works between hosts only, on means that the CPU computes.
 bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool is_hierarchical);
 // Instead of staging_create. set_size, rank: of the operation's process set.
 bhvd_status staged_codes_create(struct work *work, const struct kernel_table *kernels,

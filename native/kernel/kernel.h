@@ -9,7 +9,7 @@
 
 #include "bagua_hvd.h"
 
-// CPU_AVX2 implies that F16C and FMA are present (FMA is not used: see below). CPU_INTEL: the vendor.
+// CPU_AVX2 implies that F16C and FMA are present (FMA is used only for exact products). CPU_INTEL: the vendor.
 enum { CPU_AVX2 = 1, CPU_AVX512 = 2, CPU_INTEL = 4 };
 
 enum kernel_reduction { KERNEL_SUM, KERNEL_PRODUCT, KERNEL_MIN, KERNEL_MAX, KERNEL_REDUCTION_COUNT };

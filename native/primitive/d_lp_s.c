@@ -201,7 +201,7 @@ struct piece {
     unsigned char *codes;
 };
 
-// A task in two levels (run/two_level.h).
+// A two-level task (run/two_level.h).
 struct host_ring {
     struct two_level two_level;
     struct d_lp_s all;
