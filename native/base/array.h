@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-// Room for one more behind the `count` items, of which there is memory for `capacity`: both may change. least: items at first. False: no
-// memory, and nothing has changed.
+// Ensures memory for one more item after `count`; `capacity` is the number of items that fit. Both `items` and `capacity` may
+// change. least: the initial capacity. False: no memory, nothing has changed.
 #define array_reserve(items, count, capacity, least) __extension__({        \
     bool there_ = (count) < (capacity);                                     \
     if (!there_) {                                                          \

@@ -6,11 +6,11 @@
 #include "base/pages.h"
 
 struct block {
-    _Alignas(BLOCK_ALIGNMENT) size_t nbytes;        // of the data behind
+    _Alignas(BLOCK_ALIGNMENT) size_t nbytes;        // of the data that follows
     struct block *next;
 };
 
-// The smallest that is large enough and does not waste more than it serves.
+// The smallest block that fits, unless more than half of it would be wasted.
 static struct block *find(struct block_pool *pool, size_t nbytes)
 {
     struct block **best = NULL;
@@ -40,7 +40,7 @@ void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
         return NULL;
     struct block *block = NULL;
     nbytes = size_round_up(nbytes, BLOCK_ALIGNMENT);
-    // Who holds the lock may be a thread that a fork left behind.
+    // After a fork the lock may be held by a thread that does not exist in the child.
     if (nbytes >= BLOCK_SMALLEST_KEPT && pthread_mutex_trylock(&pool->lock) == 0) {
         block = find(pool, nbytes);
         pthread_mutex_unlock(&pool->lock);
@@ -50,7 +50,7 @@ void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
     return block ? block + 1 : NULL;
 }
 
-// Frees the oldest, until no more than `most` bytes are kept, with the lock held, which it gives back.
+// Frees the oldest blocks until at most `most` bytes are kept. Called with the lock held; releases it.
 static void shrink(struct block_pool *pool, size_t most)
 {
     struct FIFO(struct block) freed = {0};

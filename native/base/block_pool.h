@@ -1,5 +1,5 @@
-// Freed blocks of memory, kept for the next of about their size: a training asks for the same sizes in every step, and pages that are
-// new to a process cost more than what is copied into them. The oldest make room for newer ones. Any thread, also in a forked child.
+// A pool of freed memory blocks, reused for requests of similar size: training requests the same sizes in every step, and the page
+// faults of new memory cost more than copying into it. Old blocks are freed first. Thread-safe, also in a forked child.
 #pragma once
 
 #include <pthread.h>
@@ -10,20 +10,20 @@
 
 enum {
     BLOCK_ALIGNMENT = CACHE_LINE,
-    BLOCK_SMALLEST_KEPT = 128 << 10     // below it malloc keeps them itself
+    BLOCK_SMALLEST_KEPT = 128 << 10     // smaller blocks are left to malloc
 };
 
 struct block_pool {
     pthread_mutex_t lock;
-    size_t most;                        // bytes that are kept, at most
-    size_t nbytes;                      // that are kept
-    struct FIFO(struct block) blocks;   // the oldest first
+    size_t most;                        // limit of the bytes kept
+    size_t nbytes;                      // bytes kept
+    struct FIFO(struct block) blocks;   // oldest first
 };
 #define BLOCK_POOL(most_nbytes) {.lock = PTHREAD_MUTEX_INITIALIZER, .most = (most_nbytes)}
 
 // At least nbytes; NULL: out of memory.
 void *block_pool_acquire(struct block_pool *pool, size_t nbytes);
-// NULL: nothing happens.
+// NULL is fine.
 void block_pool_release(struct block_pool *pool, void *data);
-// Keeps nothing any more of what was released until now.
+// Frees all blocks that are kept.
 void block_pool_trim(struct block_pool *pool);

@@ -1,5 +1,5 @@
 // Messages as bytes: a growing buffer to write, and a bounded reader that cannot run past its end.
-// Integers travel little-endian as they lie in memory: all ranks of a job are little-endian (checked in transport/connect.c).
+// Integers are sent little-endian, as in memory: all ranks of a job are little-endian (checked in transport/connect.c).
 #pragma once
 
 #include <stdbool.h>
@@ -29,7 +29,7 @@ struct bytes_reader {
     bool failed;                // read past the end: every later read gives 0
 };
 
-// The next `size` bytes in place, or NULL (and failed) when there are fewer.
+// The next `size` bytes, not copied, or NULL (and failed) if fewer are left.
 static inline const unsigned char *bytes_take(struct bytes_reader *r, size_t size)
 {
     if (r->failed || (size_t)(r->end - r->at) < size) {

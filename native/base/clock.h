@@ -13,7 +13,7 @@ static inline int64_t clock_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-// Processor time of this thread: what other programs take of a core is not in it.
+// CPU time of this thread.
 static inline int64_t clock_thread_ns(void)
 {
     struct timespec t;
@@ -27,7 +27,7 @@ static inline int64_t clock_deadline_ns(int timeout_ms)
     return timeout_ms < 0 ? CLOCK_NEVER : clock_now_ns() + (int64_t)timeout_ms * 1000000;
 }
 
-// For poll(): -1 for never, 0 when past, else rounded up so that a wait never spins.
+// For poll(): -1 for never, 0 if past, else rounded up so that a wait never spins.
 static inline int clock_remaining_ms(int64_t deadline_ns)
 {
     if (deadline_ns == CLOCK_NEVER)

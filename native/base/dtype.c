@@ -1,4 +1,4 @@
-// Facts about element types. A number that names no type has size 0 and the name "unknown".
+// Properties of element types. An invalid number has size 0 and the name "unknown".
 #include "base/dtype.h"
 
 size_t bhvd_dtype_size(bhvd_dtype dtype)

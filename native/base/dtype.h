@@ -18,7 +18,7 @@
     X(BHVD_BOOL, "bool", uint8_t)        \
     X(BHVD_BFLOAT16, "bfloat16", uint16_t)
 
-// Whether a number that came over the wire or from a caller names a type.
+// Whether a number from the wire or from a caller is a valid type.
 static inline bool dtype_is_valid(int dtype) { return dtype >= 0 && dtype < BHVD_DTYPE_COUNT; }
 
 static inline bool dtype_is_floating(int dtype)

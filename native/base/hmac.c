@@ -6,7 +6,7 @@ enum { BLOCK_SIZE = 64 };
 
 struct sha256_state {
     uint32_t h[8];
-    uint64_t size;                      // bytes taken so far
+    uint64_t size;                      // bytes hashed so far
     uint8_t block[BLOCK_SIZE];          // the first size % BLOCK_SIZE bytes are not yet in h
 };
 

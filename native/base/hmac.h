@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), for the handshake in transport/auth.c and nothing else.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), only for the handshake in transport/auth.c.
 #pragma once
 
 #include <stddef.h>

@@ -1,23 +1,23 @@
-// Errors: a status for programs, a sentence for people.
+// Errors: a status for programs, a message for people.
 #pragma once
 
 #include <stdarg.h>
 
 #include "bagua_hvd.h"
 
-// Fills *error (NULL is fine) with the status and the formatted sentence, blames no rank, and returns the status:
+// Fills *error (NULL is fine) with the status and the formatted message, sets no cause, and returns the status:
 //     return error_set(error, BHVD_ERR_ARGUMENT, "root rank %d is not in process set %d", root, id);
 bhvd_status error_set(struct bhvd_error *error, bhvd_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 bhvd_status error_vset(struct bhvd_error *error, bhvd_status status, const char *format, va_list args);
 
-// Whose doing an error is that has been set. *error is not NULL.
+// Adds cause and rank to an error that has been set. *error is not NULL.
 static inline void error_blame(struct bhvd_error *error, bhvd_cause cause, int rank)
 {
     error->cause = cause;
     error->rank = rank;
 }
 
-// BHVD_OK and an empty sentence.
+// BHVD_OK and an empty message.
 void error_clear(struct bhvd_error *error);

@@ -25,7 +25,7 @@ static bool table_grow(struct table *t)
 bool table_insert(struct table *t, struct table_node *node, uint64_t hash)
 {
     if (t->count >= t->bucket_count && !table_grow(t) && t->bucket_count == 0)
-        return false;           // a failed growth of a table that exists only makes its chains longer
+        return false;           // if an existing table cannot grow, only its chains get longer
     struct table_node **head = &t->buckets[hash & (t->bucket_count - 1)];
     node->hash = hash;
     node->next = *head;

@@ -1,4 +1,4 @@
-// A hash table of nodes that live inside the user's structs (chaining; grows by doubling; order undefined).
+// A hash table of nodes embedded in the user's structs (chaining; grows by doubling; undefined order).
 #pragma once
 
 #include <stdbool.h>
@@ -19,13 +19,13 @@ struct table {
 
 typedef bool (*table_equal_fn)(const struct table_node *node, const void *key);
 
-// Insertion fails only for want of memory; the key must not be in the table.
+// Insertion fails only if there is no memory; the key must not be in the table.
 bool table_insert(struct table *t, struct table_node *node, uint64_t hash);
 struct table_node *table_find(const struct table *t, uint64_t hash, table_equal_fn equal, const void *key);
 void table_remove(struct table *t, struct table_node *node);
-// The node after this one; NULL: the first. One that is asked for before `node` is removed or freed stays good. NULL: there is none.
+// The node after this one; NULL: the first. Get it before `node` is removed or freed. Returns NULL at the end.
 struct table_node *table_next(const struct table *t, const struct table_node *node);
-// Nodes are the user's to free, before or after.
+// Does not free nodes; their owner may free them before or after.
 void table_fini(struct table *t);
 
 // FNV-1a.

@@ -1,11 +1,11 @@
-// Threads of the core: a signal of the process is never theirs to take. Python's, and those that sigwait() waits for, would
-// come late or never on a thread that sleeps in poll().
+// Threads of the core never handle signals of the process: Python's signals, and those that sigwait() waits for, would
+// be delivered late or never to a thread that sleeps in poll().
 #pragma once
 
 #include <pthread.h>
 #include <signal.h>
 
-// As pthread_create, with all signals blocked but those that tell of a fault of the thread itself.
+// As pthread_create, with all signals blocked except those for faults of the thread itself.
 static inline int thread_create(pthread_t *thread, void *(*run)(void *), void *arg)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
