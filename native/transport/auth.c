@@ -34,7 +34,7 @@ bhvd_status auth_begin(struct auth *auth, enum auth_role role, const struct auth
     do
         n = getrandom(auth->hello + NONCE_AT, AUTH_NONCE_SIZE, 0);
     while (n < 0 && errno == EINTR);
-    if (n != AUTH_NONCE_SIZE)       // up to 256 bytes come whole or not at all
+    if (n != AUTH_NONCE_SIZE)       // up to 256 bytes come completely or not at all
         return error_set(error, BHVD_ERR_SYSTEM, "the machine gave no random bytes for the handshake: %m");
     return BHVD_OK;
 }

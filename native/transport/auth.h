@@ -1,14 +1,14 @@
-// Mutual proof that both ends of a connected stream socket know the job's secret and mean the same connection, before another byte of
-// it is parsed.
+// Mutual proof that both ends of a connected stream socket know the job's secret and agree on the purpose of the connection,
+// before any other byte is parsed.
 //
 //     both ways    hello: magic, version (4 bytes each), the sender's rank (u32; 2^32 - 1: it has none), a random nonce (32 bytes)
 //     both ways    proof: HMAC-SHA256(secret, role, purpose, caller, callee, port, own nonce, peer's nonce)
 //
-// Role and purpose are a byte each, the others u32, little-endian. The proof is checked in constant time. The role differs between the
-// side that connected (the caller) and the one that accepted (the callee), so a reflected message proves nothing; nonces are fresh, so a
-// replayed one proves nothing. The purpose, both ranks and the callee's port are in the proof, so a stranger that a rank connects to by
-// mistake cannot pass the handshake on to another port. The secret never travels. What follows is not encrypted (docs/security.md).
-//
+// Role and purpose are a byte each, the others u32, little-endian. The proof is checked in constant time. The role differs between
+// the side that connected (the caller) and the one that accepted (the callee), so a reflected message proves nothing; nonces are
+// fresh, so a replayed one proves nothing. The purpose, both ranks and the callee's port are in the proof, so if a rank connects to
+// a stranger by mistake, the stranger cannot relay the handshake to another port. The secret is never sent. Later bytes are not
+// encrypted (docs/security.md).
 // A side sends its proof before it has verified the other's, so both learn that their secrets differ.
 #pragma once
 
@@ -23,7 +23,7 @@ enum auth_role { AUTH_CONNECTED = 'c', AUTH_ACCEPTED = 'a' };
 enum auth_purpose { AUTH_RENDEZVOUS = 'r', AUTH_CHANNEL = 'c', AUTH_LOCAL = 'l' };
 enum { AUTH_NO_RANK = -1 };
 
-// What a connection is for. The side that accepts learns the caller from its hello.
+// The purpose of a connection. The side that accepts learns the caller from its hello.
 struct auth_binding {
     enum auth_purpose purpose;
     int32_t caller, callee;
@@ -32,14 +32,14 @@ struct auth_binding {
 
 // Blocks until both sides are convinced, at most until deadline_ns (base/clock.h). fd may be blocking or not, and keeps
 // its mode. On any error the caller closes fd.
-// BHVD_ERR_AUTH: the other side has another secret, or means another connection. BHVD_ERR_TIMEOUT. BHVD_ERR_PEER_LOST: it hung up or sent
-// garbage. BHVD_ERR_SYSTEM: the machine gave no random bytes.
+// BHVD_ERR_AUTH: the secrets or the purposes of the two sides differ. BHVD_ERR_TIMEOUT. BHVD_ERR_PEER_LOST: the other side hung up
+// or sent garbage. BHVD_ERR_SYSTEM: the machine gave no random bytes.
 bhvd_status auth_handshake(int fd, enum auth_role role, const struct auth_binding *binding, const void *secret, size_t secret_size,
                            int64_t deadline_ns, struct bhvd_error *error);
-// Says why bytes of a handshake did not come. Returns status.
+// Explains why handshake bytes did not arrive. Returns status.
 bhvd_status auth_explain(bhvd_status status, struct bhvd_error *error);
 
-// The same handshake without its waits, for who must not block on one peer. The caller speaks first.
+// The same handshake in non-blocking steps. The caller speaks first.
 enum { AUTH_NONCE_SIZE = 32, AUTH_HELLO_SIZE = 12 + AUTH_NONCE_SIZE, AUTH_PROOF_SIZE = SHA256_SIZE };
 
 struct auth {
@@ -47,15 +47,15 @@ struct auth {
     struct auth_binding binding;
     uint8_t hello[AUTH_HELLO_SIZE];         // to send, after auth_begin
     uint8_t proof[AUTH_PROOF_SIZE];         // to send, after auth_receive_hello
-    uint8_t expected[AUTH_PROOF_SIZE];      // what only a peer that knows the secret can send
+    uint8_t expected[AUTH_PROOF_SIZE];      // the bytes that a peer sends if it knows the secret
     bool has_hello;                         // the peer's; its proof comes next
-    size_t moved;                           // of the message that comes next
+    size_t moved;                           // bytes of the next message
     uint8_t message[AUTH_HELLO_SIZE];
 };
 
-// Begins as the side that has connected, and sends its hello. BHVD_ERR_SYSTEM, BHVD_ERR_PEER_LOST.
+// Begins on the connecting side, and sends its hello. BHVD_ERR_SYSTEM, BHVD_ERR_PEER_LOST.
 bhvd_status auth_call(struct auth *auth, int fd, const struct auth_binding *binding, struct bhvd_error *error);
-// Answers what the peer has sent. BHVD_OK: it has proven the secret. BHVD_IN_PROGRESS: more must come. Else as of auth_handshake.
+// Responds to the peer's bytes. BHVD_OK: it has proven the secret. BHVD_IN_PROGRESS: more must arrive. Else as auth_handshake.
 bhvd_status auth_advance(struct auth *auth, int fd, const void *secret, size_t secret_size, struct bhvd_error *error);
 
 // Its steps. BHVD_ERR_SYSTEM.

@@ -11,21 +11,21 @@
 enum {
     TAG = 1,
     PIPE_SLOTS = 4,                     // in each direction
-    PIPE_SLOT_BYTES = 256 * 1024,       // well above what a network needs for its bandwidth
-    CANCEL_LOOKS = 1000                 // until a cancelled receive must be complete; it is local work
+    PIPE_SLOT_BYTES = 256 * 1024,       // more than a network needs to reach its bandwidth
+    CANCEL_LOOKS = 1000                 // until a cancelled receive must be complete, which needs only local work
 };
 
 struct slot {
     unsigned char *data;
     union mpi_handle request;
     bool pending;
-    int filled;                         // receives: bytes that arrived, when complete
+    int filled;                         // receives: bytes that arrived, once complete
 };
 
-// One direction: slots are used in turn, and complete in turn.
+// One direction: slots are used, and complete, in ring order.
 struct slots {
     struct slot slot[PIPE_SLOTS];
-    unsigned char *memory;              // NULL until first used: most ranks never meet
+    unsigned char *memory;              // NULL until first used: most pairs of ranks never communicate
     unsigned head, tail;                // posted and not yet freed: tail <= i < head, slot[i % PIPE_SLOTS]
 };
 
@@ -33,7 +33,7 @@ struct mpi_pipe {
     union mpi_handle communicator;
     int peer;
     struct slots sends, receives;
-    int consumed;                       // bytes taken of the oldest receive
+    int consumed;                       // bytes taken from the oldest receive
     bool broken;
 };
 
@@ -57,7 +57,7 @@ static bhvd_status broken(struct mpi_pipe *pipe)
     return BHVD_ERR_PEER_LOST;
 }
 
-// Is the oldest request complete? On an error the pipe is broken.
+// Is the oldest request complete? An error marks the pipe as broken.
 static bool look(struct mpi_pipe *pipe, struct slots *slots, bool receives)
 {
     struct slot *slot = oldest(slots);
@@ -88,7 +88,7 @@ static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec 
         return BHVD_ERR_PEER_LOST;
     if (!allocate(&pipe->sends))
         return BHVD_ERR_SYSTEM;
-    size_t part = 0;                    // bytes of parts[0] already in a slot
+    size_t part = 0;                    // bytes of parts[0] that are already in a slot
     while (count > 0 && !is_full(&pipe->sends)) {
         struct slot *slot = &pipe->sends.slot[pipe->sends.head % PIPE_SLOTS];
         size_t filled = 0;
@@ -151,7 +151,7 @@ static bhvd_status channel_mpi_recv(struct channel *channel, void *dst, size_t s
     return pipe->broken ? BHVD_ERR_PEER_LOST : status;
 }
 
-// A broken pipe has something to say.
+// A broken pipe is readable: the read returns the error.
 static bool channel_mpi_readable(const struct channel *channel)
 {
     struct mpi_pipe *pipe = channel->pipe;
@@ -181,9 +181,9 @@ const struct channel_ops channel_mpi_ops = {
     .unfinished = channel_mpi_unfinished,
 };
 
-// --------------------------------------------------------------------------------------------- beginning and end of all
+// ------------------------------------------------------------------------------------------ setup and teardown
 
-// Waits for a request without trusting that all ranks come.
+// Waits for a request that may never complete, since it needs all ranks.
 static bhvd_status wait_for_all(union mpi_handle *request, int64_t deadline_ns, struct bhvd_error *error)
 {
     for (int complete = 0;;) {
@@ -201,7 +201,7 @@ static bhvd_status wait_for_all(union mpi_handle *request, int64_t deadline_ns, 
 
 bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_error *error)
 {
-    // MPI writes there when the last rank comes, which may be after this one gave up: then the memory is MPI's.
+    // MPI writes there when the last rank calls, perhaps after this one gave up: then the memory must stay MPI's.
     struct {
         union mpi_handle communicator, request;
     } *duplicate = calloc(1, sizeof *duplicate);
@@ -233,7 +233,7 @@ bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_
     return BHVD_OK;
 }
 
-// True when MPI holds none of the slots any more. Receives are cancelled; a send to a rank that is gone cannot be.
+// True when MPI holds none of the slots any more. Receives are cancelled; a send to a lost rank cannot be cancelled.
 static bool release(struct mpi_pipe *pipe)
 {
     for (; !is_empty(&pipe->receives); pipe->receives.tail++) {
@@ -262,7 +262,7 @@ void mpi_disconnect(struct connections *c)
         if (!pipe)
             continue;
         link->streams[0].channel.pipe = NULL;
-        // What MPI may still write to or read from is left to it. Nothing is, once MPI is finalized.
+        // Memory that MPI may still access is not freed. After MPI is finalized there is none.
         if (!running || release(pipe)) {
             free(pipe->sends.memory);
             free(pipe->receives.memory);

@@ -19,7 +19,7 @@ static bhvd_status channel_ring_recv(struct channel *channel, void *dst, size_t 
 {
     *moved = ring_read(channel->rx, channel->capacity, dst, size);
     if (*moved)
-        doorbell_ring(channel->peer_doorbell, 1);  // room for a writer that waits; an idle peer is not one
+        doorbell_ring(channel->peer_doorbell, 1);  // wakes a writer that waits for space; an idle peer is not one
     return BHVD_OK;
 }
 

@@ -24,8 +24,8 @@ static bhvd_status channel_tcp_recv(struct channel *channel, void *dst, size_t s
     return size ? socket_read(channel->fd, dst, size, moved) : BHVD_OK;
 }
 
-// What the kernel knows: packets that were sent, or probes of a peer that takes no more for now, and no answer to them. A peer
-// that reads nothing answers still: its kernel does.
+// How long the kernel has had no reply to sent packets, or to probes of a peer whose receive window is full. A peer
+// that reads nothing still replies: its kernel does.
 static int64_t channel_tcp_silence_ns(struct channel *channel, int64_t now_ns)
 {
     struct tcp_info info = {0};

@@ -1,9 +1,9 @@
-// Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
-// their addresses at the rendezvous; (3) of each pair that is to talk from the beginning, the higher rank connects to the lower one,
-// proving the job's secret on each connection: on one host all pairs, which go on through memory (the host's first rank passes
-// the memfd, everyone its doorbell); between hosts those of the negotiation, in small jobs all, with control channels only; (4) transport
-// "mpi": all pairs, and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted
-// over it, in small jobs at once.
+// Connecting: (1) every rank opens a TCP listener and, if it may share memory, a UNIX one; (2) all ranks exchange cards with
+// their addresses at the rendezvous; (3) of each pair that communicates from the beginning, the higher rank connects to the lower
+// one and both authenticate. On one host these are all pairs, which then use shared memory (the host's first rank sends the memfd,
+// every rank its doorbell); between hosts the pairs of the negotiation, in small jobs all, with control channels only; (4)
+// transport "mpi": all pairs, and streams to other hosts are MPI's. The remaining channels of a link are connected when a message
+// is first posted over it, in small jobs at once.
 #include "transport/connect.h"
 
 #include <errno.h>
@@ -27,8 +27,8 @@
 #include "transport/socket.h"
 
 enum {
-    PROBED = 2,                         // hosts, whose lines to rank 0 are measured
-    SMALL = 8                           // ranks: all links are connected from the beginning
+    PROBED = 2,                         // hosts whose lines to rank 0 are measured
+    SMALL = 8                           // up to this many ranks, all links are connected from the beginning
 };
 
 // ------------------------------------------------------------------------------------------------------------ cards
@@ -44,8 +44,8 @@ static void read_line(const char *path, char *out, size_t size)
     }
 }
 
-// Equal exactly on ranks that can share memory: same boot of the same machine, same network namespace (whose UNIX socket
-// names they use).
+// Equal if and only if two ranks can share memory: same boot of the same machine, same network namespace (to which the names of
+// UNIX sockets belong).
 static void derive_host_id(char *out, size_t size)
 {
     char boot[64], name[64] = "", space[64] = "";
@@ -102,7 +102,7 @@ static void take_card(struct card *card, const struct rendezvous_blob *blob)
     card->negotiation[sizeof card->negotiation - 1] = '\0';
 }
 
-// All ranks have the same cards, so all say the same.
+// All ranks have the same cards, so all report the same error.
 static bhvd_status check_card(const struct connecting *k, int rank, size_t nbytes)
 {
     const struct card *card = &k->cards[rank], *first = &k->cards[0];
@@ -167,7 +167,7 @@ static void count_hosts(const struct connecting *k)
 
 // ---------------------------------------------------------------------------------------------------- all connections
 
-// As many as both ranks ask for; 0: neither asks, and the higher rank decides when it has connected its control channel.
+// The smaller of the numbers that the two ranks set; 0: neither set one, and the higher rank chooses after its control connection.
 static int asked_streams(const struct connecting *k, int rank)
 {
     int mine = k->cards[k->c->rank].streams, theirs = k->cards[rank].streams;
@@ -182,8 +182,8 @@ static void use_socket(struct channel *channel, struct arrival *arrival)
     arrival->fd = -1;
 }
 
-// Gives the link what has come of it. What it cannot use is left. The goodbye of a rank may be read before its streams are taken
-// from the listener, and what it sent over them is wanted.
+// Adds an arrival to its link and ignores one that does not fit. A rank's goodbye may be read before its streams are taken
+// from the listener; they are still used, since they may hold data.
 static void use_arrival(const struct connections *c, struct link *link, struct arrival *arrival)
 {
     if (arrival->channel == CHANNEL_CONTROL && link->state == LINK_UNOPENED) {
@@ -217,7 +217,7 @@ static bhvd_status connect_local(struct connecting *k, int rank)
                       : error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
 }
 
-// A rank of this host may have been overrun by strangers and have hung up on this one among them, which comes again.
+// Retries: a rank of this host that was flooded by strangers may have dropped this connection with theirs.
 static bhvd_status connect_local_again(struct connecting *k, int rank)
 {
     for (;;) {
@@ -253,13 +253,13 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
         if (!joined)
             arrival->fd = -1;
         else if (joined == BHVD_ERR_SYSTEM)
-            status = joined;            // this rank lacks something; one that hung up comes again
+            status = joined;            // this rank lacks a resource; a peer that hung up retries
     }
     arrival_destroy(arrival);
     return status;
 }
 
-// Of the links to lower ranks the connector says itself that there is no time left.
+// Timeouts of links to lower ranks are reported by the connector.
 static bhvd_status await_all(struct connecting *k)
 {
     bhvd_status status = BHVD_OK;
@@ -289,7 +289,7 @@ static bhvd_status connect_all(struct connecting *k)
         link->lacks_streams = !uses_mpi(k->options);
         link->streams[0].channel.ops = &channel_tcp_ops;
     }
-    // The memory comes from the lowest rank of the host, which is also the first that the others connect to.
+    // The memory comes from the host's lowest rank, to which the others connect first.
     if (c->local_index == 0)
         status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++)
@@ -314,7 +314,7 @@ static int first_rank_of(const struct connections *c, int host)
     return rank;
 }
 
-// Some hosts' first ranks send, and rank 0 measures, one after the other: what that takes does not grow with their number.
+// The first ranks of PROBED hosts send and rank 0 measures, one after the other: the time does not grow with the number of hosts.
 static bhvd_status probe_lines(struct connecting *k)
 {
     struct connections *c = k->c;
@@ -363,7 +363,7 @@ static bhvd_status open_listener(struct connecting *k)
     return status;
 }
 
-// Where nothing will be connected any more no port stays open.
+// Closes the listener if no more connections will be made.
 static void close_needless_listener(struct connections *c)
 {
     for (int rank = 0; rank < c->size; rank++)
@@ -372,7 +372,7 @@ static void close_needless_listener(struct connections *c)
     listener_close(c->listener);
 }
 
-// Over MPI a rank's death is seen by its control channels, so there all have one. In small jobs the first step waits for no link.
+// With MPI the control channels detect a rank's death, so every pair has one. In small jobs the first step waits for no link.
 static bhvd_status choose(struct connecting *k, choose_fn chooses)
 {
     k->talks_to = calloc((size_t)k->c->size, sizeof *k->talks_to);

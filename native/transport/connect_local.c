@@ -16,7 +16,7 @@
 
 static struct sockaddr_un local_address(const char *name, socklen_t *size)
 {
-    // An abstract name (leading zero byte): nothing to leave behind in a file system.
+    // An abstract name (leading zero byte) leaves nothing behind in a file system.
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(name);
     memcpy(address.sun_path + 1, name, length);
@@ -45,7 +45,7 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
     if (connect(fd, (struct sockaddr *)&address, size)) {
         const int failure = errno;
         close(fd);
-        // It listened before this rank knew its address: where nobody listens, it has ended. EAGAIN: many are before this one.
+        // The peer listened before this rank knew its address: if nobody listens, it has ended. EAGAIN: its queue is full.
         return error_set(k->error, failure == ECONNREFUSED ? BHVD_ERR_SYSTEM : BHVD_ERR_PEER_LOST,
                          "rank %d on this host cannot be reached: %s", rank, strerror(failure));
     }
@@ -57,7 +57,7 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
     return BHVD_OK;
 }
 
-// One message with descriptors. A byte goes along, since a message needs one.
+// One message with descriptors, plus one byte, since a message must not be empty.
 static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t deadline_ns)
 {
     char byte = 0;
@@ -80,7 +80,7 @@ static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t de
     }
 }
 
-// BHVD_ERR_SYSTEM: they came, and this process has no room for them.
+// BHVD_ERR_SYSTEM: they arrived, but this process has no free descriptors.
 static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadline_ns)
 {
     char byte;
@@ -114,7 +114,7 @@ static bhvd_status map_host_memory(struct connecting *k)
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, k->memory_fd, 0);
     if (base == MAP_FAILED)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
-    madvise(base, size, MADV_DONTDUMP);     // a core dump reads all of it, and so makes memory of what nobody has touched
+    madvise(base, size, MADV_DONTDUMP);     // a core dump would read all of it, and so allocate pages that nobody has touched
     c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
     c->owns_host_memory = true;
     c->doorbell.word = host_memory_doorbell(&c->host, c->local_index);
@@ -124,7 +124,7 @@ static bhvd_status map_host_memory(struct connecting *k)
 bhvd_status local_make_memory(struct connecting *k)
 {
     size_t size = host_memory_size(k->c->local_size);
-    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC | MFD_NOEXEC_SEAL);     // where vm.memfd_noexec is 2, nothing else will do
+    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC | MFD_NOEXEC_SEAL);     // required where vm.memfd_noexec is 2
     if (k->memory_fd < 0 && errno == EINVAL)                                     // before Linux 6.3
         k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
     if (k->memory_fd < 0 || ftruncate(k->memory_fd, (off_t)size) != 0)

@@ -10,28 +10,28 @@
 #include "transport/socket.h"
 
 enum {
-    REFUSED_MS = 1000,                  // after a refusal: by then another rank may have told why the peer ended
+    REFUSED_MS = 1000,                  // after a refusal: by then another rank may have reported why the peer ended
     SYSTEM_MS = 5000,                   // this process lacks descriptors or memory, perhaps for a moment
     FAR_STREAMS = 4
 };
 
 enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
 
-// A call that is served.
+// One connection attempt in progress.
 struct attempt {
     struct arrival *call;               // NULL: no attempt
     enum stage stage;
     int fd;                             // -1: PAUSED
     int poll;                           // the index of its entry; -1: none
     int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
-    int64_t failing_since_ns;           // 0: the last thing went well
+    int64_t failing_since_ns;           // 0: the last step succeeded
     struct auth auth;
 };
 
 struct connector {
     struct connector_options options;
-    struct FIFO(struct arrival) calls;     // that wait for their turn
-    int unserved;                       // attempts that were waited for, and have not had their turn
+    struct FIFO(struct arrival) calls;     // waiting to be attempted
+    int unserved;                       // attempts that were polled and not yet handled
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
 
@@ -52,27 +52,27 @@ void arrival_destroy(struct arrival *arrival)
 
 // ------------------------------------------------------------------------------------------------------------- attempts
 
-// The kernel lets one connection have about 4 MB under way, which fills a link of 1 Gbit/s with a round trip of up to 30 ms. With
+// Linux keeps at most about 4 MB of a connection in flight, which fills a link of 1 Gbit/s up to a round trip of 30 ms. With
 // several connections a lost packet slows down only one of them.
 static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= SOCKET_FAR_NS ? FAR_STREAMS : 1; }
 
-// The rank is not there any more: nobody is, or another program that has its port now.
+// The rank is gone: its port is closed, or another program has it now.
 static bool is_somebody_else(bhvd_status status, int failure)
 {
     return status == BHVD_ERR_AUTH || failure == ECONNREFUSED || failure == ECONNRESET;
 }
 
-// How long what goes wrong may go on so.
+// How long a failure may persist, in ms; negative: until the deadline.
 static int patience_ms(const struct arrival *call, bhvd_status status, int failure)
 {
     if (status == BHVD_ERR_PEER_LOST)
-        return -1;                      // no route, or hung up upon, as strangers are: as long as there is time
+        return -1;                      // no route, or the peer hung up, as it does on strangers
     if (status == BHVD_ERR_TIMEOUT || call->is_at_start)
         return 0;
     return is_somebody_else(status, failure) ? REFUSED_MS : SYSTEM_MS;
 }
 
-// What went wrong is tried again after a pause, or the call ends with it. failure: an errno, or 0. Returns whether it has ended.
+// Pauses before another attempt, or ends the call with this error. failure: an errno, or 0. Returns whether the call has ended.
 static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd_error *error)
 {
     const int patience = patience_ms(a->call, error->status, failure);
@@ -135,7 +135,7 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
 {
     const struct address *address = &connector->options.addresses[a->call->rank];
     enter(a, CONNECTING);
-    // On a control channel the line may be measured (probe.h).
+    // On a control channel the bandwidth may be measured (probe.h).
     return socket_connect_begin(address->host, address->port, a->call->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }
 
@@ -148,7 +148,7 @@ static bhvd_status give_up_waiting(const struct connector *connector, const stru
                      socket_name(address->host, address->port).text);
 }
 
-// Whether the call has ended, well or not.
+// Returns whether the call has ended, successfully or not.
 static bool advance(const struct connector *connector, struct attempt *a, bool has_event)
 {
     struct bhvd_error error = {0};
@@ -220,7 +220,7 @@ void connector_after_fork(struct connector *connector)
 
 void connector_add(struct connector *connector, struct arrival *call) { fifo_put(&connector->calls, call, next); }
 
-// Only descriptors, since poll() takes no more entries than this process may have descriptors.
+// Polls only entries with a descriptor: poll() takes no more entries than this process may have descriptors.
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns)
 {
     int count = 0;

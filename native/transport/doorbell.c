@@ -8,11 +8,11 @@ void doorbell_ring(struct doorbell *doorbell, int lazy)
     uint32_t state = atomic_load(&doorbell->word->state);
     if (state == DOORBELL_AWAKE || (lazy && state == DOORBELL_IDLE))
         return;
-    // Only the ringer that takes the word back to awake pays for the system call.
+    // Only the ringer that resets the word to awake makes the system call.
     if (atomic_exchange(&doorbell->word->state, DOORBELL_AWAKE) != DOORBELL_AWAKE) {
         uint64_t one = 1;
         ssize_t written = write(doorbell->fd, &one, sizeof one);
-        (void)written;          // full means that it is ringing already
+        (void)written;          // full: already ringing
     }
 }
 

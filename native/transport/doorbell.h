@@ -1,9 +1,9 @@
-// A doorbell wakes the one engine of a rank: the only place where an engine sleeps is poll() on its doorbell and its sockets.
+// A doorbell wakes a rank's engine, which sleeps only in poll() on its doorbell and its sockets.
 //
-// The state word lies where every rank of the host sees it (shared memory; the world's memory for inproc). Whoever makes
-// something for another rank to see (bytes in a ring, a barrier flag) rings that rank's doorbell afterwards: one load while
+// The state word is visible to every rank of the host (shared memory; the world's memory for inproc). After publishing
+// something for another rank (bytes in a ring, a barrier flag), a rank rings that rank's doorbell: one load while
 // the rank is awake, one eventfd write when it sleeps. No wake-up is lost, because publishing and the state word are
-// sequentially consistent on both sides: the sleeper stores the state and then looks again, the ringer publishes and
+// sequentially consistent on both sides: the sleeper stores the state and then checks again, the ringer publishes and
 // then loads the state.
 #pragma once
 
@@ -19,7 +19,7 @@ enum doorbell_state {
 
 struct doorbell_word {
     _Alignas(64) _Atomic uint32_t state;
-    // Counts what the rank moved over sockets: who waits for it in shared memory sees that it is not stuck.
+    // Counts the rank's progress over sockets: ranks that wait for it in shared memory see that it is not stuck.
     _Alignas(64) _Atomic uint32_t activity;
 };
 
@@ -30,7 +30,7 @@ struct doorbell {
 
 // Wakes the rank if it sleeps. lazy: not when it is idle.
 void doorbell_ring(struct doorbell *doorbell, int lazy);
-// Takes the pending count, so that poll() sleeps again.
+// Resets the eventfd, so that poll() sleeps again.
 void doorbell_drain(struct doorbell *doorbell);
-// Whether somebody has rung since then.
+// Whether it has been rung since then.
 bool doorbell_is_rung(const struct doorbell *doorbell);

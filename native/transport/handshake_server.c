@@ -12,7 +12,7 @@
 #include "transport/transport.h"
 
 enum {
-    ACCEPT_BATCH = 64,          // connections at a time; then those who are here have their turn
+    ACCEPT_BATCH = 64,          // connections accepted at a time, before existing ones are served
     ACCEPT_PAUSE_MS = 100       // when out of descriptors
 };
 
@@ -20,7 +20,7 @@ struct stranger {
     int fd, listener;
     int64_t deadline_ns;
     struct auth auth;
-    bool has_proven;            // the secret; its name comes next
+    bool has_proven;            // the secret; its name is next
     size_t moved;               // of the name
     unsigned char name[HANDSHAKE_NAME_MAX];
 };
@@ -28,10 +28,10 @@ struct stranger {
 struct handshake_server {
     struct handshake_server_options options;
     int64_t accept_again_ns;
-    int64_t lacking_since_ns;   // descriptors or memory; 0: nothing is lacking
-    int unserved;               // strangers that were waited for, and have not had their turn
+    int64_t lacking_since_ns;   // since when descriptors or memory are lacking; 0: they are not
+    int unserved;               // strangers that were polled and not yet handled
     int count;
-    struct stranger strangers[HANDSHAKE_STRANGERS_MAX];     // in the order they came
+    struct stranger strangers[HANDSHAKE_STRANGERS_MAX];     // in order of arrival
 };
 
 struct handshake_server *handshake_server_create(const struct handshake_server_options *options)
@@ -69,7 +69,7 @@ void handshake_server_after_fork(struct handshake_server *handshakes)
         fd_close(&handshakes->strangers[i].fd);
 }
 
-// BHVD_OK: it has proven the secret and said its name. BHVD_IN_PROGRESS: not yet. Else it is to be dropped.
+// BHVD_OK: it has proven the secret and sent its name. BHVD_IN_PROGRESS: not yet. Else drop it.
 static bhvd_status read_from(const struct handshake_server *handshakes, struct stranger *s)
 {
     const struct handshake_server_options *options = &handshakes->options;
@@ -80,7 +80,7 @@ static bhvd_status read_from(const struct handshake_server *handshakes, struct s
     return socket_read_part(s->fd, s->name, options->name_size, &s->moved);
 }
 
-// Makes room. False: all have proven the secret.
+// Drops a random stranger. False: all have proven the secret.
 static bool evict_one(struct handshake_server *handshakes)
 {
     unsigned random = 0;
@@ -95,7 +95,7 @@ static bool evict_one(struct handshake_server *handshakes)
     return true;
 }
 
-// There is no stranger to evict.
+// Out of descriptors or memory, with no stranger to evict.
 static bhvd_status pause_accepting(struct handshake_server *handshakes)
 {
     const int64_t now_ns = clock_now_ns();
@@ -151,7 +151,7 @@ int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *po
 bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct authenticated *out)
 {
     const int64_t now_ns = clock_now_ns();
-    // From the last to the first, so that those who go do not move those who are still to come.
+    // In descending order, so that a removal does not move the strangers that are still to be served.
     while (handshakes->unserved > 0) {
         const int i = --handshakes->unserved;
         struct stranger *s = &handshakes->strangers[i];

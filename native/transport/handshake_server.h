@@ -1,7 +1,7 @@
-// Accepts connections, and lets those who prove the job's secret say who they are. Strangers are served side by side: a
-// slow, silent or hostile one delays nobody, is dropped after HANDSHAKE_STRANGER_MS, and their number is bounded. One more evicts a
-// random one that has not proven the secret, so that a flood cannot keep a rank out, which comes again (connector.h). Nothing is said
-// to who says nothing. It never waits itself: who has one waits, for what it names and whatever else. One thread.
+// Accepts connections and lets peers that prove the job's secret send their name. Unauthenticated peers (strangers) are served
+// concurrently: a slow, silent or hostile one delays nobody and is dropped after HANDSHAKE_STRANGER_MS, and their number is
+// bounded. A new one evicts a random stranger, so a flood cannot keep out a rank, which retries (connector.h). The server sends
+// nothing before the peer does. It never blocks: the owner polls for it (handshake_server_poll). One thread.
 #pragma once
 
 #include <poll.h>
@@ -18,33 +18,33 @@ enum {
 
 struct handshake_server_options {
     int listeners[HANDSHAKE_LISTENERS_MAX];     // non-blocking; -1: none
-    struct auth_binding bindings[HANDSHAKE_LISTENERS_MAX];      // what their connections are for. AUTH_LOCAL: of this user only
+    struct auth_binding bindings[HANDSHAKE_LISTENERS_MAX];      // purposes of their connections. AUTH_LOCAL: only of this user
     const void *secret;                         // these bytes must outlive the handshake server
     size_t secret_size;
-    size_t name_size;                           // bytes that a peer says after its proof, at most HANDSHAKE_NAME_MAX; 0: none
+    size_t name_size;                           // length of the name in bytes, at most HANDSHAKE_NAME_MAX; 0: none
 };
 
 struct handshake_server;
 
-// One who has proven the secret and said its name.
+// A peer that has proven the secret and sent its name.
 struct authenticated {
-    int fd;                                     // the receiver's
-    int listener;                               // the index of the listener that it came through
-    int32_t rank;                               // as it was proven
+    int fd;                                     // the caller owns it
+    int listener;                               // the index of the listener that accepted it
+    int32_t rank;                               // as proven
     unsigned char name[HANDSHAKE_NAME_MAX];
 };
 
 // NULL: no memory.
 struct handshake_server *handshake_server_create(const struct handshake_server_options *options);
-// Hangs up on those who have not been handed out.
+// Closes connections that have not been handed out.
 void handshake_server_destroy(struct handshake_server *handshakes);
-// In a forked child: its copies of their descriptors are closed.
+// In a forked child: closes its copies of the descriptors.
 void handshake_server_after_fork(struct handshake_server *handshakes);
 
-// What is to be waited for: fills in at most HANDSHAKE_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has
-// something to do in any case.
+// Fills in the descriptors to poll, at most HANDSHAKE_POLLS_MAX, returns how many, and lowers *wake_ns to the server's next
+// timeout.
 int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *polls, int64_t *wake_ns);
-// After the wait, with these entries, until it is not BHVD_OK: the next who has proven the secret and said its name.
-// BHVD_ERR_TIMEOUT: nobody any more. BHVD_ERR_SYSTEM, with errno: so too, and this process has had no descriptor or memory to accept
-// one for HANDSHAKE_LACKING_MS.
+// After the poll, with these entries, until it is not BHVD_OK: the next peer that has proven the secret and sent its name.
+// BHVD_ERR_TIMEOUT: no more. BHVD_ERR_SYSTEM, with errno: no more, and this process has lacked descriptors or memory to accept
+// connections for HANDSHAKE_LACKING_MS.
 bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct authenticated *out);

@@ -1,7 +1,7 @@
 // The memory that the ranks of one host share: their doorbells, a pair of rings for every ordered pair of ranks, and the
-// areas in which collectives stage blocks. One mapping; pages that nobody touches cost nothing.
+// areas with staging buffers for collectives. One mapping; untouched pages cost nothing.
 //
-// shm: a memfd made by the host's first rank and passed over UNIX sockets. inproc: anonymous memory of the process.
+// shm: a memfd created by the host's first rank and passed over UNIX sockets. inproc: anonymous memory of the process.
 #pragma once
 
 #include <stddef.h>
@@ -10,13 +10,13 @@
 #include "transport/ring.h"
 
 enum {
-    HOST_STAGING_BUFFER_BYTES = 256 * 1024,  // two of a rank's staging buffers and the reader's part of a peer's fit into an L2 cache
-    HOST_STAGING_BUFFERS = 8,       // how many blocks a rank may be ahead of the others, see run/shared.h
-    HOST_LANES = 5,                 // of an area, each with staging buffers and counts of its own: 0 is of what runs to its end
+    HOST_STAGING_BUFFER_BYTES = 256 * 1024,  // two of a rank's and the reader's part of a peer's fit into an L2 cache
+    HOST_STAGING_BUFFERS = 8,       // how many blocks a rank may be ahead of the others (run/shared.h)
+    HOST_LANES = 5,                 // per area, each with its own buffers and counts; 0: for collectives that run to completion
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };
 
-// How far a rank has come in a lane of an area: blocks since the area's beginning. Written by that rank alone.
+// A rank's progress in a lane of an area: blocks since the area was created. Written only by that rank.
 enum host_count { HOST_STAGED, HOST_REDUCED, HOST_COLLECTED, HOST_COUNTS };
 
 struct host_counts {
@@ -26,7 +26,7 @@ struct host_counts {
 struct host_memory {
     unsigned char *base;
     size_t size;
-    int ranks;                      // of this host; indices below are positions among them
+    int ranks;                      // on this host; the indices below are positions among them
 };
 
 size_t host_memory_size(int ranks);

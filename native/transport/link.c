@@ -134,7 +134,7 @@ static struct match_queue *take_pairwise(struct link *link, uint32_t id)
     return *at;
 }
 
-// The queue of an execution, which takes it over from another, or of a pairwise operation. NULL: that is not over, or no memory.
+// The queue of an execution, which may take over another's, or of a pairwise operation. NULL: the other is not over; no memory.
 static struct match_queue *take_queue(struct link *link, uint64_t execution)
 {
     if (execution & LINK_PAIRWISE)
@@ -166,7 +166,7 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
         fifo_put(transfer->finished, transfer, next);
 }
 
-// What is wrong is said by link_advance.
+// link_advance reports the error.
 static void break_link(struct link *link)
 {
     link->is_broken = true;
@@ -193,7 +193,7 @@ uint32_t link_number_recv(struct link *link, uint64_t execution)
     return queue ? queue->received++ : 0;
 }
 
-// The one with the least to do, of several the first: connections that are used stay quick, and what comes alone goes over one.
+// The stream with the least to do, the first one if equal: warm connections stay fast, and a lone message uses one stream.
 static struct stream *idlest_stream(struct link *link)
 {
     struct stream *idlest = &link->streams[0];
@@ -215,7 +215,7 @@ void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, 
     link_note(link);
 }
 
-// Takes out of the queue the message of this number.
+// Removes the message of this number from the queue.
 static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t number)
 {
     struct transfer **at = &queue->head;
@@ -224,7 +224,7 @@ static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t num
     return fifo_remove(queue, at, next);
 }
 
-// An unexpected message that some stream is still reading: from now on it is expected.
+// An unexpected message that a stream is still reading becomes an expected one.
 static bool claim_unexpected_on_its_way(struct link *link, struct transfer *transfer)
 {
     for (int i = 0; i < link->stream_count; i++) {
@@ -309,20 +309,20 @@ static bool has_started(const struct link *link, const struct transfer_header *h
     return is_of_pairwise(header) || (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
 }
 
-// One that is long over has no messages any more.
+// An execution that ended long ago has no more messages.
 static bool is_long_over(const struct link *link, const struct transfer_header *header)
 {
     return !is_of_pairwise(header) && (uint32_t)*link->started - header->execution >= LINK_MATCH_QUEUES;
 }
 
-// The queue of a message that comes. NULL: the peer sent a message that fits no execution, or no memory.
+// The queue of an incoming message. NULL: the peer sent a message of no valid execution, or no memory.
 static struct match_queue *queue_for(struct link *link, const struct transfer_header *header)
 {
     return is_long_over(link, header) ? NULL
                                       : take_queue(link, header->execution | (is_of_pairwise(header) ? LINK_PAIRWISE : 0));
 }
 
-// Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
+// Could an expected message be behind an unexpected one? Not behind one of the same execution.
 static bool others_are_expected(const struct link *link, const struct match_queue *queue)
 {
     for (int i = 0; i < LINK_MATCH_QUEUES; i++)
@@ -334,7 +334,7 @@ static bool others_are_expected(const struct link *link, const struct match_queu
     return link->stream_count > 1 && queue && queue->receives.head;
 }
 
-// What the complete header that has come belongs to. NULL: nobody expects it yet, and it is left where it is.
+// Finds the receive for a complete header. receiving stays NULL if nobody expects the message yet; then it stays in its stream.
 static bhvd_status find_receiver(struct link *link, struct stream *stream)
 {
     const struct transfer_header *header = &stream->incoming;
@@ -348,7 +348,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
         stream->is_early = false;
         return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_SYSTEM;
     }
-    // What goes on between two looks may be all that it takes. Where the peer has left, a look that moves nothing is the last.
+    // Work between two polls may post the receive: wait for the second. After the peer has left, a poll without progress is final.
     const bool seen_before = stream->is_early || link->state != LINK_OPEN;
     stream->is_early = !seen_before;
     if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, queue))
@@ -361,7 +361,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     return BHVD_OK;
 }
 
-// NULL: of a pairwise operation that has none.
+// NULL: a pairwise operation without a queue.
 static const struct match_queue *queue_there(const struct link *link, const struct transfer_header *header)
 {
     struct match_queue *pairwise = link->pairwise;
@@ -437,7 +437,7 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
     return BHVD_OK;
 }
 
-// Of a peer that has left some streams may be at their end before others are: the message that is expected comes over one of these.
+// After the peer has left, some streams may end before others: the expected message comes over one of the others.
 static bhvd_status advance_all_receives(struct link *link, bool *progress)
 {
     int ended = 0;
@@ -485,7 +485,7 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
     }
 }
 
-// A connection for data is at its end. When the peer's process has ended, so is the one for control soon, perhaps after a goodbye.
+// A stream has ended. If the peer's process has ended, its control channel ends soon too, perhaps after a goodbye.
 static bool may_explain(struct link *link)
 {
     const int64_t now_ns = clock_now_ns();
@@ -502,7 +502,7 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
     if (link->state == LINK_UNOPENED)
         return BHVD_OK;
     if (link->state != LINK_OPEN) {
-        // It is gone, but what it sent before lies in the ring or the socket still.
+        // The peer is gone, but data that it sent before may still be in the ring or the socket.
         return link->lacks_streams ? BHVD_OK : advance_all_receives(link, progress);
     }
     if (link->control_out.size)
@@ -511,7 +511,7 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
         status = advance_sends(link, &link->streams[i], progress);
     if (!status && !link->lacks_streams)
         status = advance_all_receives(link, progress);
-    // Last, so that a goodbye is seen after the data that came before it; and also when the data channel broke, because
+    // Last, so that a goodbye is seen after earlier data; and even if a stream broke, because
     // the goodbye may explain it.
     if ((!status || status == BHVD_ERR_PEER_LOST) &&
         (!link->control.ops->readable || link->control.ops->readable(&link->control))) {

@@ -2,15 +2,15 @@
 // and one or more streams (the messages of collectives), so that control never waits behind data. A message
 // goes over the stream with the least to do; within one they keep their order.
 //
-// Several executions may be on their way at once. Each has a queue: messages say which execution they belong to, and which one of
-// it they are, so it does not matter in what order those of different executions are posted. Both sides must post the same
-// messages of an execution; their sizes are compared, so that a disagreement is an error, not garbage.
+// Several executions may be in flight at once. Each has a queue: messages carry the number of their execution and their own number
+// in it, so messages of different executions may be posted in any order. Both sides must post the same messages of an execution;
+// their sizes are compared, so that a disagreement is an error, not garbage.
 //
-// A message that came before it was expected waits in its socket, and so do those behind it. Where another execution's could be
-// behind it, it is taken into memory of the link's instead (an unexpected message): else two ranks could wait for each other. Of an
-// execution that has not started here nothing is read: its window (core/negotiation/member.h) says that nobody needs what is behind. Of a
-// pairwise operation (core/negotiation/pairwise.h), which has no place in the order of executions, what comes before it has started here
-// is taken, too. Thread: the engine's owner only.
+// A message that arrives before its receive is posted waits in its socket, and blocks those behind it. If another execution's
+// expected message could be behind it, it is read into memory of the link instead (an unexpected message): otherwise two ranks
+// could deadlock. Messages of an execution that has not started here are not read: its window (core/negotiation/member.h) ensures
+// that nobody needs messages behind them. A pairwise operation (core/negotiation/pairwise.h) has no place in the order of
+// executions, so its messages are read even before it has started here. Thread: the engine's owner only.
 #pragma once
 
 #include "base/bytes.h"
@@ -18,25 +18,25 @@
 #include "transport/transport.h"
 
 enum {
-    LINK_FRAME_MAX = 64 << 20,                  // a control frame's payload
+    LINK_FRAME_MAX = 64 << 20,                  // bytes of a control frame's payload
     LINK_STREAMS_MAX = 8,
-    LINK_MATCH_QUEUES = 8,                      // executions that may be on their way at once
-    LINK_UNEXPECTED_MAX = 1 << 20               // bytes of a message that is taken although nobody expects it yet
+    LINK_MATCH_QUEUES = 8,                      // executions in flight at once
+    LINK_UNEXPECTED_MAX = 1 << 20               // longest message that is read before it is expected
 };
 
-// Whose messages they are: an execution, by its number modulo 2^32, or a pairwise operation of this id.
+// The owner of messages: an execution, by its number modulo 2^32, or a pairwise operation of this id.
 #define LINK_PAIRWISE (UINT64_C(1) << 32)
 
 enum link_state {
     LINK_OPEN,
-    LINK_LEFT,          // it said goodbye: what it sent before can still be read
+    LINK_LEFT,          // it said goodbye: earlier data can still be read
     LINK_LOST,          // the connection broke without a goodbye
-    LINK_UNOPENED       // nobody has needed it
+    LINK_UNOPENED       // not needed so far
 };
 
 struct transfer_header {
     uint32_t execution;                         // its number modulo 2^32; or a pairwise operation's id
-    uint32_t number;                            // among its messages in this direction; of a pairwise operation: and TRANSFER_OF_PAIRWISE
+    uint32_t number;                            // counted per execution and direction; in a pairwise operation: plus TRANSFER_OF_PAIRWISE
     uint64_t size;
 };
 
@@ -44,14 +44,14 @@ enum { TRANSFER_OF_PAIRWISE = 1 << 30 };
 
 struct transfer_queue;
 
-// One message on its way; owned by the caller, who keeps it and its buffer alive until done.
+// One message in flight; owned by the caller, who keeps it and its buffer alive until done.
 struct transfer {
     struct transfer *next;
     unsigned char *buffer;
-    size_t size, moved;                         // moved counts payload
+    size_t size, moved;                         // moved counts payload bytes
     size_t header_moved;
     struct transfer_header header;
-    struct transfer_queue *finished;            // where it goes when it is done; NULL: nowhere
+    struct transfer_queue *finished;            // the queue that it joins when it is done; NULL: none
     bool done;
 };
 
@@ -59,55 +59,55 @@ struct transfer_queue FIFO(struct transfer);
 
 struct stream {
     struct channel channel;
-    struct transfer_queue sends, urgent;        // urgent: between two of the others
-    struct transfer *sending;                   // of these, begun
-    size_t waiting_nbytes;                      // of all these messages, until they are with the kernel
+    struct transfer_queue sends, urgent;        // urgent: sent between two of the others
+    struct transfer *sending;                   // the message that has been begun
+    size_t waiting_nbytes;                      // of all these messages, until the kernel has them
     struct transfer_header incoming;
     size_t incoming_moved;                      // of the header that is being read
-    struct transfer *receiving;                 // what belongs to it, once it is complete; NULL: nobody expects it yet
-    struct transfer *unexpected;                // `receiving`, while the message is the stream's own; else NULL
-    bool is_early;                              // and nobody did at the last look
+    struct transfer *receiving;                 // the transfer of the complete header; NULL: nobody expects it yet
+    struct transfer *unexpected;                // `receiving`, if it is the stream's own message; else NULL
+    bool is_early;                              // the header was already unexpected at the last poll
 };
 
-// The messages of one execution. A queue is taken over by another execution when this one is over; a pairwise operation's is its own.
+// The messages of one execution. When it is over another execution takes over the queue; a pairwise operation has its own.
 struct match_queue {
-    struct match_queue *next;                   // of the pairwise operations
+    struct match_queue *next;                   // the next pairwise operation's
     uint32_t execution;
-    uint32_t sent, received;                    // messages that were numbered
-    struct transfer_queue receives;             // expected
-    struct transfer_queue unexpected;           // came before they were expected; the link's own
+    uint32_t sent, received;                    // number of messages numbered so far
+    struct transfer_queue receives;             // posted receives
+    struct transfer_queue unexpected;           // arrived before they were expected; owned by the link
 };
 
-// Messages of a link in one direction, over all its streams.
+// Message counts of a link in one direction, over all its streams.
 struct traffic {
     uint64_t posted, done;
 };
 
-// Links in the order in which they were noted.
+// Links in the order of link_note.
 struct link_queue FIFO(struct link);
 
 struct link {
     int rank;                                   // the peer's
     int local_index;                            // its index in host memory, -1 when it is on another host
     enum link_state state;
-    struct doorbell doorbell;                   // the peer's, when it is on this host
-    int64_t round_trip_ns;                      // to the peer's kernel, when they were connected; 0: on this host
+    struct doorbell doorbell;                   // the peer's, if it is on this host
+    int64_t round_trip_ns;                      // to the peer's kernel, measured while connecting; 0: on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
-    uint32_t liveness_asked;                    // events of it that the kernel tells of (poller.h)
+    uint32_t liveness_asked;                    // events for which it is registered (poller.h)
     struct channel control;
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
-    bool lacks_streams;                         // not all of them are connected: what is posted waits
-    int opening;                                // channels that this rank is connecting
+    bool lacks_streams;                         // not all of them are connected: messages wait
+    int opening;                                // channels being connected by this rank
     struct match_queue queues[LINK_MATCH_QUEUES], *pairwise;
-    bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
-    int64_t unexplained_since_ns;               // a stream is at its end, and the control channel is not; 0: no
+    bool is_broken;                             // the two sides disagree about their messages, or there was no memory for one
+    int64_t unexplained_since_ns;               // since when a stream has ended but the control channel has not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
-    struct link_queue *due;                     // where it is noted (poller.h); NULL: nowhere
+    struct link_queue *due;                     // the queue for link_note (poller.h); NULL: none
     struct link *next_due;
-    bool is_due;                                // it is there
-    bool is_unwatched, is_listed;               // poller.h: a stream is not listened to; it is among the links of which one is not
-    struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
+    bool is_due;                                // it is in that queue
+    bool is_unwatched, is_listed;               // poller.h: a stream is not registered for input; the link is in the list of those
+    struct bytes control_out;                   // frames to write; the first control_flushed bytes are written
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
     struct traffic sends, receives;
@@ -117,50 +117,51 @@ struct link {
 
 typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);
 
-// started: of whoever runs executions, for as long as the link lives.
+// started: belongs to the owner of executions; must outlive the link.
 void link_init(struct link *link, int rank, const uint64_t *started);
 // Closes the descriptors.
 void link_close(struct link *link);
-// The same, and frees buffers and unexpected messages. Does not look at the callers' transfers, which may be gone.
+// The same, and frees buffers and unexpected messages. Does not access the callers' transfers, which may be freed.
 void link_fini(struct link *link);
 
-// Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it. BHVD_ERR_SYSTEM: no memory,
+// Queues a control frame and tries to write it at once. lazy: does not wake an idle peer. BHVD_ERR_SYSTEM: no memory,
 // or more than LINK_FRAME_MAX bytes, which no peer would read.
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
 
-// Something is to be done for the link that no descriptor tells of.
+// Queues the link for the next poll, because it has work that no descriptor reports.
 void link_note(struct link *link);
-// NULL: nothing is to be done for any.
+// NULL: the queue is empty.
 struct link *link_queue_pop(struct link_queue *queue);
 
-// Writes what frames there are, as far as it goes now. control_out.size is 0 when nothing is left.
+// Writes as many frames as possible without blocking. control_out.size is 0 when nothing is left.
 bhvd_status link_flush(struct link *link);
 
-// The counter that is its medium's.
+// The counter of the link's medium.
 static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint64_t *tcp, uint64_t *mpi)
 {
     const struct channel_ops *ops = link->streams[0].channel.ops;
     return ops == &channel_tcp_ops ? tcp : ops == &channel_mpi_ops ? mpi : shm;
 }
 
-// An execution's next message, in two steps, since who has a schedule knows its messages long before it can post them: its number, in an
-// order that the peer knows too; then the message, which moves in link_advance. Size 0 sends a header only. The two sides' sizes must
-// agree. finished: where the transfer goes when it is done. urgent: before those that are not, the same for all messages of an execution.
-// BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the queue, or an unexpected message does not fit.
+// Posts an execution's next message in two steps, because a schedule knows its messages long before it can post them: first its
+// number, in an order that both sides know; then the message, which moves in link_advance. Size 0 sends a header only. The two
+// sides' sizes must agree. finished: the queue that the transfer joins when done. urgent: goes before others; the same for all
+// messages of an execution. link_advance reports BHVD_ERR_SYSTEM: another execution has the queue, or an unexpected one's size
+// differs.
 uint32_t link_number_send(struct link *link, uint64_t execution);
 uint32_t link_number_recv(struct link *link, uint64_t execution);
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
                         size_t size, struct transfer_queue *finished, bool urgent);
 void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished);
-// A pairwise operation is over: its next one numbers its messages anew.
+// Ends a pairwise operation; the next one of this id numbers its messages from the start.
 void link_end_pairwise(struct link *link, uint64_t pairwise);
 
-// Moves what can be moved, gives complete control frames to on_frame, sets *progress when anything moved.
-// BHVD_ERR_PEER_LOST: the peer is gone and state tells how; BHVD_ERR_SYSTEM: it broke the protocol.
+// Moves all data that it can without blocking, passes complete control frames to on_frame, sets *progress if anything moved.
+// BHVD_ERR_PEER_LOST: the peer is gone, see state; BHVD_ERR_SYSTEM: it broke the protocol.
 bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
 
-// The liveness socket broke: reads what the peer sent before, then marks it lost unless a goodbye was among it.
+// The liveness socket broke: reads the remaining data, then marks the peer lost unless it said goodbye.
 void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
 
 static inline bool traffic_is_pending(const struct traffic *traffic) { return traffic->posted != traffic->done; }
@@ -170,15 +171,15 @@ static inline bool stream_has_output(const struct stream *stream)
     return stream->sending || stream->sends.head || stream->urgent.head;
 }
 
-// Would more be read than is read already: something is expected, and what has come is not waiting to be expected?
+// Is there more to read now: is something expected, and is the current message not an unexpected one?
 bool stream_wants_input(const struct link *link, const struct stream *stream);
 
-// True when link_advance would move something, as far as can be told without a system call.
+// True if link_advance would move something, as far as can be known without a system call.
 bool link_ready(const struct link *link);
 
-// For how long the peer's host has acknowledged nothing of what is on its way over one of the connections, as far as earlier
-// calls can tell; -1: nothing is on its way.
+// How long the peer's host has acknowledged no data in flight on one of the connections, as far as earlier
+// calls can tell; -1: no data is in flight.
 int64_t link_silence_ns(struct link *link, int64_t now_ns);
 
-// True when something is under way that no descriptor tells of: it moves while this rank looks, and nothing would wake it.
+// True if data is in flight that no descriptor reports: it moves only while this rank polls, and nothing would wake the rank.
 bool link_needs_poll(const struct link *link);

@@ -18,26 +18,26 @@
 
 enum { ANSWER_MS = 5000 };              // for a byte into an empty socket
 
-// What has come in from a rank.
+// The channels that a rank has connected so far.
 struct known {
-    uint16_t channels;                  // as bits
+    uint16_t channels;                  // a bit mask
     uint8_t streams;
 };
 
 struct listener {
     struct listener_options options;
     _Atomic bool closed;
-    _Atomic int count;                  // of arrivals
+    _Atomic int count;                  // number of arrivals
     pthread_mutex_t lock;               // of the two lists
     struct FIFO(struct arrival) arrivals;
-    struct FIFO(struct arrival) calls;  // not yet the connector's
+    struct FIFO(struct arrival) calls;  // not yet passed to the connector
     struct address *addresses;
-    struct known *known;                // the thread's, as are those two
+    struct known *known;                // owned by the thread, as are the next two
     struct handshake_server *handshakes;
     struct connector *connector;
     unsigned char *secret;
     pthread_t thread;
-    int wake_fd;                        // an eventfd that tells the thread of calls, and that it is to end
+    int wake_fd;                        // an eventfd that wakes the thread for calls and for its end
 };
 
 static void put(struct listener *listener, struct arrival *arrival)
@@ -61,9 +61,9 @@ struct arrival *listener_take(struct listener *listener)
     return arrival;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- coming in
+// --------------------------------------------------------------------------------------------------------- incoming connections
 
-// Does the name make sense, of a rank that knows the secret?
+// Is the name valid for a rank that knows the secret?
 static bool is_expected(const struct listener *listener, int rank, const struct hello *hello, bool local)
 {
     const int asked = rank >= 0 && rank < listener->options.size ? listener->addresses[rank].streams : 0;
@@ -78,7 +78,7 @@ static bool is_expected(const struct listener *listener, int rank, const struct 
     return hello->channel < CHANNEL_STREAM || hello->channel - CHANNEL_STREAM < known->streams;
 }
 
-// Whoever hears nothing comes again.
+// A caller that gets no response retries.
 static bool say_welcome(int fd)
 {
     const unsigned char answer = 1;
@@ -107,7 +107,7 @@ static bool let_in(struct listener *listener, const struct authenticated *peer)
     return true;
 }
 
-// Said once: the job ends by it.
+// Reports the error once: it ends the job.
 static void complain(struct listener *listener, bool *said)
 {
     const int failure = errno;
@@ -132,7 +132,7 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
         complain(listener, said);
 }
 
-// --------------------------------------------------------------------------------------------------------------- going out
+// --------------------------------------------------------------------------------------------------------- outgoing connections
 
 static bhvd_status post(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
                         int64_t deadline_ns)
@@ -203,7 +203,7 @@ static void *listener_main(void *arg)
     return NULL;
 }
 
-// On those whose connections are being made.
+// Closes connections in progress.
 static void hang_up(struct listener *listener)
 {
     connector_destroy(listener->connector);

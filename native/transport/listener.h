@@ -1,9 +1,9 @@
-// A rank's listener: its connections over TCP, made beside what the engine does. One thread accepts and connects, for as long as the rank
-// is in the job: whoever proves the secret, and says a name that makes sense, is an arrival; and so is a channel that this rank has
+// A rank's listener: makes its TCP connections concurrently with the engine. One thread accepts and connects while the rank is in
+// the job. Its results are arrivals: peers that proved the secret and sent a valid name, and channels that this rank has
 // connected (connector.h).
 //
-// Of two ranks it is the higher that connects, so two that need each other at once do not meet in the listener. Arrivals are in a
-// list, and an eventfd tells of them. What an arrival is for is the taker's affair (connect.c), who is one thread.
+// The higher of two ranks connects, so simultaneous requests never cross. Arrivals are queued
+// and reported by an eventfd. One thread takes them and decides their use (connect.c).
 #pragma once
 
 #include <stdbool.h>
@@ -14,32 +14,32 @@ struct listener;
 
 struct listener_options {
     int rank, size;
-    int tcp_listener, local_listener;   // the listener's from now on; -1: none
+    int tcp_listener, local_listener;   // owned by the listener from now on; -1: none
     int tcp_port;
     const void *secret;                 // copied
     size_t secret_size;
     const struct address *addresses;    // by rank; copied
-    bool by_mpi;                        // streams are not the listener's
-    int doorbell_fd;                    // an eventfd that tells of arrivals
-    // Beyond that a connection that is made later is not waited for: until the other host answers; until all is done.
+    bool by_mpi;                        // streams use MPI, not the listener
+    int doorbell_fd;                    // an eventfd that reports arrivals
+    // Limits for a later connection: until the other host responds; until the connection is complete.
     int connect_ms, open_ms;
 };
 
-// BHVD_ERR_SYSTEM: the listeners are closed.
+// On BHVD_ERR_SYSTEM the two listening sockets are closed.
 bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error);
-// Nobody is let in any more, and nothing is connected. listener_close(NULL) is fine. Idempotent.
+// Stops accepting and connecting. listener_close(NULL) is fine. Idempotent.
 void listener_close(struct listener *listener);
 void listener_destroy(struct listener *listener);
-// In a forked child: its copies of the listeners, and of connections that were being made, are closed.
+// In a forked child: closes its copies of the listening sockets, and of connections in progress.
 void listener_after_fork(struct listener *listener);
 
-// Connects a control channel, at the start of the job, and does not wait: an arrival tells how it ended.
+// Starts connecting a control channel at the start of the job; an arrival reports the result.
 bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns);
-// The same later, of any channel.
+// The same later, for any channel.
 bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel);
-// Proves itself over a UNIX connection to a rank of this host, and waits for that.
+// Runs the connecting side of the handshake over a UNIX connection to a rank of this host. Blocks.
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error);
 
 bool listener_has_arrivals(const struct listener *listener);
-// NULL: nobody is there. The receiver's.
+// NULL: no arrival. The caller owns it.
 struct arrival *listener_take(struct listener *listener);

@@ -11,16 +11,16 @@
 
 enum {
     VERSION_MAX = 16384,                // bytes; no library says more
-    NAME_SHOWN = 40                     // bytes of it that a sentence quotes
+    NAME_SHOWN = 40                     // bytes of it that a message quotes
 };
 
-// MPI_Status of every interface fits.
+// Large enough for MPI_Status of every interface.
 struct mpi_status {
     _Alignas(16) unsigned char bytes[128];
 };
 
-// Handles are ints or pointers. Both calling conventions of Linux that this is built for (x86-64, AArch64) pass the union as they pass
-// either: in one register, of which who expects an int reads the lower half. So one declaration serves all interfaces.
+// Handles are ints or pointers. Both supported calling conventions of Linux (x86-64, AArch64) pass the union like either: in one
+// register, of which a callee that expects an int reads the lower half. So one declaration serves all interfaces.
 #define FUNCTIONS(each)                                                                                                     \
     each(MPI_Comm_rank, union mpi_handle, int *)                                                                            \
     each(MPI_Comm_size, union mpi_handle, int *)                                                                            \
@@ -63,7 +63,7 @@ static struct {
 
 static const int standard_threads[] = {0, 1024, 2048, 4096}, usual_threads[] = {0, 1, 2, 3};
 
-// ---------------------------------------------------------------------------------------------------------- the calls
+// -------------------------------------------------------------------------------------------------------- MPI calls
 
 int mpi_duplicate_world(union mpi_handle *communicator, union mpi_handle *request)
 {
@@ -125,7 +125,7 @@ static int is_mpi(struct dl_phdr_info *info, size_t size, void *path)
     return 0;
 }
 
-// Fills mpi.call and what else is needed of the library. False, with the reason: it is no MPI that can be used here.
+// Fills mpi.call and the other data about the library. False, with the reason: not an MPI that can be used here.
 static bool resolve(const char *vendor, char *reason, size_t reason_size)
 {
     static char version[VERSION_MAX];   // under mpi.lock
@@ -167,7 +167,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     return true;
 }
 
-// Appends to the reasons of a sentence.
+// Appends a reason to the list for the error message.
 static void add_reason(char *reasons, size_t size, const char *path, const char *reason)
 {
     size_t used = strlen(reasons);
@@ -191,11 +191,11 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
 
 static bool find(const struct bhvd_mpi_options *options, char *reasons, size_t reasons_size)
 {
-    // The standard ABI's last: what the script uses later beside it, mpi4py for instance, is mostly linked to another one,
-    // and would bring a second MPI into the process.
+    // The standard ABI's library comes last: libraries that the script loads later, for instance mpi4py, are mostly linked to
+    // another one, which would bring a second MPI into the process.
     static const char *const usual[] = {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"};
     static char path[VERSION_MAX];      // under mpi.lock
-    // What mpi4py or another library brought must not get a second one beside it.
+    // If mpi4py or another library has already loaded an MPI, use that one.
     if (dl_iterate_phdr(is_mpi, path))
         return load(path, options->vendor, reasons, reasons_size);
     for (const char *at = options->libraries ? options->libraries : ""; *at;) {
@@ -212,10 +212,10 @@ static bool find(const struct bhvd_mpi_options *options, char *reasons, size_t r
     return false;
 }
 
-// --------------------------------------------------------------------------------------------------- its beginning, end
+// ------------------------------------------------------------------------------------------------ initialization, end
 
-// Initializes MPI unless somebody has. Threads, because each thread that waits runs the engine, and the script may use
-// MPI by itself meanwhile.
+// Initializes MPI unless it is already initialized. With threads, because any waiting thread runs the engine, and the script may
+// use MPI itself at the same time.
 static bhvd_status start(struct bhvd_error *error)
 {
     const int *levels = mpi.is_standard ? standard_threads : usual_threads;
@@ -271,7 +271,7 @@ bhvd_status mpi_check(int rank, int size, struct bhvd_error *error)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "rank %d of %d is rank %d of %d for MPI: its library did not start this process; start the "
                          "job by the mpirun that belongs to it", rank, size, mpi.rank, mpi.size);
-    // Funneled would do only if one and the same thread waited for every operation.
+    // MPI_THREAD_FUNNELED would need the same thread to wait for every operation.
     if (mpi.threads < 2)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "MPI was initialized without threads: ask for MPI_THREAD_MULTIPLE, or call init() first");

@@ -1,7 +1,7 @@
-// The MPI library of this process: found at run time, called through one set of functions whatever its binary interface.
+// The MPI library of this process: found at run time, called through one set of functions for all binary interfaces.
 //
-// MPI itself is one for the process, so this is too: the one part of the core that does not hang off a context. Once
-// initialized it stays so until bhvd_mpi_close, however many contexts come and go.
+// MPI is global to the process, and so is this, unlike the rest of the core. Once initialized it
+// stays so until bhvd_mpi_close, however many contexts are created and destroyed.
 //
 //     MPICH (also Intel MPI, MVAPICH)     libmpi.so.12        handles are ints
 //     the standard ABI of MPI 5           libmpi_abi.so.1     handles are pointers with fixed values for constants
@@ -22,13 +22,13 @@ union mpi_handle {
     int integer;
 };
 
-// BHVD_OK when bhvd_mpi_open succeeded as this rank of this many, else the sentence that says what to do.
+// BHVD_OK if bhvd_mpi_open succeeded as this rank of this size, else an error whose message says what to do.
 bhvd_status mpi_check(int rank, int size, struct bhvd_error *error);
-// False before bhvd_mpi_open, and when somebody has finalized MPI: nothing may be called then.
+// False before bhvd_mpi_open and after MPI was finalized: then no MPI function may be called.
 bool mpi_is_running(void);
 
-// A communicator of all ranks of the job, for the caller alone, whose errors are returned. Collective, does not block:
-// *request completes by mpi_test, and then mpi_use_communicator is called.
+// A communicator of all ranks of the job, for this caller only, whose errors are returned. Collective, does not block:
+// when *request completes in mpi_test, call mpi_use_communicator.
 int mpi_duplicate_world(union mpi_handle *communicator, union mpi_handle *request);
 int mpi_use_communicator(union mpi_handle communicator);
 int mpi_free_communicator(union mpi_handle *communicator);
@@ -36,6 +36,6 @@ int mpi_free_communicator(union mpi_handle *communicator);
 int mpi_isend(const void *src, int nbytes, int peer, int tag, union mpi_handle communicator,
               union mpi_handle *request);
 int mpi_irecv(void *dst, int nbytes, int peer, int tag, union mpi_handle communicator, union mpi_handle *request);
-// received may be NULL; else the bytes of a receive that is complete.
+// received: set to the number of bytes of a completed receive; may be NULL.
 int mpi_test(union mpi_handle *request, int *complete, int *received);
 int mpi_cancel(union mpi_handle *request);

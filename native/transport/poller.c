@@ -5,18 +5,18 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-// What an event is about: the link's rank, and which of its descriptors. STREAM + i is stream i.
+// The source of an event: the link's rank, and one of its descriptors. STREAM + i is stream i.
 enum descriptor { LIVENESS, CONTROL, STREAM };
 
 static uint64_t name_of(const struct link *link, int descriptor) { return (uint64_t)link->rank << 8 | (unsigned)descriptor; }
 
-// *asked: of which events the kernel tells already.
+// *asked: the events for which the descriptor is registered.
 static bool ask(struct poller *poller, const struct link *link, int descriptor, int fd, uint32_t *asked, uint32_t events)
 {
     if (fd < 0 || *asked == events)
         return true;
     struct epoll_event event = {.events = events, .data.u64 = name_of(link, descriptor)};
-    // One without events would still tell of its end, again and again.
+    // Without events it would still report its end, again and again: remove it.
     if (epoll_ctl(poller->fd, !*asked ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, fd, &event))
         return false;
     *asked = events;
@@ -52,7 +52,7 @@ bhvd_status poller_update(struct poller *poller, struct link *link)
     return done ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
-// A message that came too early may be expected by now.
+// Messages that arrived too early may be expected by now.
 static void note_deaf(struct poller *poller)
 {
     int kept = 0;

@@ -14,15 +14,15 @@
 enum {
     FIRST_NBYTES = 64 << 10,
     LONGEST_NBYTES = 1 << 20,
-    STRETCHED_NS = 3000000,         // what the machines and the network do meanwhile counts for little then
-    PATIENCE_NS = 150000000,        // round trips are long: what has been seen must do
-    PAUSES = 8,                     // pauses of this part of a long round trip, and more, are the kernels' windows, small at first
-    PIECE_NBYTES = 4096             // read at once
+    STRETCHED_NS = 3000000,         // long enough that jitter of machines and network counts for little
+    PATIENCE_NS = 150000000,        // on long round trips: use the measurements made so far
+    PAUSES = 8,                     // a pause of at least 1/8 of a long round trip comes from the kernels' initially small windows
+    PIECE_NBYTES = 4096             // per read
 };
 
 bhvd_status probe_send(int fd, int64_t deadline_ns)
 {
-    unsigned char *zeros = calloc(1, LONGEST_NBYTES);       // written at once, as the kernel would have large messages
+    unsigned char *zeros = calloc(1, LONGEST_NBYTES);       // written at once, as large messages are
     bhvd_status status = zeros ? BHVD_OK : BHVD_ERR_SYSTEM;
     for (uint32_t nbytes = 1; nbytes && !status;) {
         status = socket_read_full(fd, &nbytes, sizeof nbytes, deadline_ns);
@@ -40,12 +40,12 @@ bhvd_status probe_send(int fd, int64_t deadline_ns)
     return status;
 }
 
-// When some bytes came: here; to the kernel, 0: unknown.
+// Arrival time of some bytes: in this process; in the kernel, 0: unknown.
 struct moment {
     int64_t here_ns, kernel_ns;
 };
 
-// At most this much; *moved is at least 1.
+// Reads at most nbytes; *moved is at least 1.
 static bhvd_status read_piece(int fd, void *dst, size_t nbytes, int64_t deadline_ns, size_t *moved, struct moment *moment)
 {
     union {
@@ -80,13 +80,13 @@ static int64_t between(const struct moment *first, const struct moment *last)
     return first->kernel_ns && last->kernel_ns ? last->kernel_ns - first->kernel_ns : last->here_ns - first->here_ns;
 }
 
-// Over what time how many bytes came without a pause.
+// Bytes received without a pause, and the time they took.
 struct stretch {
     int64_t ns;
     uint32_t nbytes;
 };
 
-// What came with the head of the train, or after a pause, is not counted: nobody knows when it could have come.
+// Bytes that arrive with the head of the train or after a pause are not counted, since they may have been waiting.
 static bhvd_status receive_train(int fd, uint32_t wanted, int64_t pause_ns, int64_t deadline_ns, struct stretch *sum)
 {
     unsigned char piece[PIECE_NBYTES];

@@ -19,17 +19,17 @@ struct exchange {
     const char *scope;
     uint32_t rank, size;
     int64_t deadline_ns;
-    uint32_t limit_ms;          // the deadline as the user gave it
+    uint32_t limit_ms;          // the timeout as the user set it
 };
 
-// Says who said it.
+// Prefixes the message with the server's address.
 static bhvd_status name_server(const struct exchange *x, const struct bhvd_error *from, struct bhvd_error *error)
 {
     return error_set(error, from->status, "rendezvous server at %s: %.900s",
                      socket_name(x->address->host, x->address->port).text, from->message);
 }
 
-// Tries until the server is up and convinced; what it may have dropped before then it has not acted upon.
+// Retries until the server is up and authenticated; it has not acted on connections that it dropped before.
 static bhvd_status client_connect(const struct exchange *x, int *fd, struct bhvd_error *error)
 {
     const struct auth_binding binding = {AUTH_RENDEZVOUS, (int32_t)x->rank, AUTH_NO_RANK, x->address->port};
@@ -62,7 +62,7 @@ static bhvd_status client_connect(const struct exchange *x, int *fd, struct bhvd
 static bhvd_status client_request(const struct exchange *x, int fd, const struct rendezvous_blob *mine,
                                   struct bhvd_error *error)
 {
-    // The server answers a little earlier than this side gives up, so that its answer still arrives.
+    // Asks the server to respond a little before this side gives up, so that the response still arrives.
     int left_ms = clock_remaining_ms(x->deadline_ns);
     int margin_ms = left_ms / 4 < ANSWER_MARGIN_MS ? left_ms / 4 : ANSWER_MARGIN_MS;
     struct rendezvous_request request = {
@@ -151,7 +151,7 @@ bhvd_status rendezvous_exchange(const struct rendezvous_address *address, const 
     if (!status)
         status = client_reply(&x, fd, all, error);
     close(fd);
-    if (status && error->status == BHVD_OK) {       // the socket's failure, which has no sentence yet
+    if (status && error->status == BHVD_OK) {       // the socket's failure, which has no message yet
         if (status == BHVD_ERR_TIMEOUT)
             error_set(error, status, "rendezvous server at %s did not answer within %s (scope %s)",
                       socket_name(address->host, address->port).text, rendezvous_duration(x.limit_ms).text, scope);

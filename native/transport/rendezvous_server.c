@@ -1,7 +1,7 @@
-// The server is one thread around poll(). The handshake server lets in who has proven the secret and sent the head of its request;
-// from there a connection passes through the stages below and waits in none of them for longer than its deadline, so the thread
-// itself never waits for one peer. All of the server's state but its port, wake_fd, closing and the ranks that ended belongs to
-// that thread.
+// The server is one thread around poll(). The handshake server admits a peer that has proven the secret and sent the head of its
+// request; then its connection passes through the stages below and stays in none of them beyond its deadline, so the thread
+// itself never waits for one peer. The thread owns all of the server's state except its port, wake_fd, closing and the ranks that
+// ended.
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,12 +17,12 @@
 #include "transport/transport.h"
 
 enum {
-    REQUEST_TIME_MS = 5000,     // from the head of its request to the end
-    REPLY_TIME_MS = 30000,      // without a byte of the reply being taken
-    WRITE_BATCH = 65536,        // bytes of one reply at a time; then the others have their turn
+    REQUEST_TIME_MS = 5000,     // from the head of a request to its end
+    REPLY_TIME_MS = 30000,      // without progress in sending the reply
+    WRITE_BATCH = 65536,        // bytes of one reply at a time, before other connections are served
 };
 
-// One for all ranks of a scope, which may be many megabytes in all.
+// Shared by all ranks of a scope, since it may have many megabytes.
 struct reply {
     int holders;
     struct bytes bytes;
@@ -31,30 +31,30 @@ struct reply {
 enum stage { BODY, WAITING, REPLYING };
 
 struct connection {
-    int fd;                     // -1: dropped, to be freed at the end of the turn
+    int fd;                     // -1: dropped, will be freed at the end of the loop iteration
     enum stage stage;
-    int64_t deadline_ns;        // dropped then; WAITING: answered then
+    int64_t deadline_ns;        // then it is dropped; WAITING: then it is answered
     struct rendezvous_request request;
-    struct scope *scope;        // WAITING: in this one
+    struct scope *scope;        // WAITING: its scope
     struct reply *reply;        // REPLYING
-    size_t moved;               // of the body, then of the reply
+    size_t moved;               // bytes of the body, then of the reply
     unsigned char body[];       // the scope's name, and the blob
 };
 
-// The ranks that wait under one name; lives as long as there are any.
+// The ranks that wait under one name; freed with the last of them.
 struct scope {
     struct bhvd_rendezvous *server;
     struct scope *next;
     char name[RENDEZVOUS_SCOPE_MAX + 1];
     uint32_t size, arrived;
-    struct connection *ranks[];         // NULL: not here
+    struct connection *ranks[];         // NULL: not arrived
 };
 
 struct ended_rank {
     struct ended_rank *next;
     uint32_t rank;
     int exit_code;
-    char scope[RENDEZVOUS_SCOPE_MAX + 1];       // in which it had this rank; "": in any
+    char scope[RENDEZVOUS_SCOPE_MAX + 1];       // the scope in which the process had this rank; "": any
 };
 
 struct bhvd_rendezvous {
@@ -69,7 +69,7 @@ struct bhvd_rendezvous {
     struct pollfd *polls;               // wake_fd, one per connection, then the handshake server's
     size_t count, capacity;
     struct scope *scopes;
-    struct ended_rank *_Atomic ended;   // only grows; the last to end comes first
+    struct ended_rank *_Atomic ended;   // only grows; latest first
 };
 
 static struct reply *reply_create(bhvd_status status, struct bytes *body)
@@ -148,7 +148,7 @@ static void connection_write(struct connection *c)
         connection_drop(c);
 }
 
-// It no longer waits. reply stays the caller's to drop; NULL: no memory for one, and the client reports the lost connection.
+// Ends its wait. The caller still drops reply; NULL: no memory for one, and the client reports the lost connection.
 static void connection_answer(struct connection *c, struct reply *reply)
 {
     c->scope = NULL;
@@ -232,7 +232,7 @@ static bhvd_status scope_check(const struct scope *scope, const struct rendezvou
     return BHVD_OK;
 }
 
-// Its request is complete. The last of a scope's ranks, or one that does not belong there, answers all.
+// Handles a complete request. The last rank of a scope, or an invalid one, causes the reply to all.
 static void scope_join(struct bhvd_rendezvous *server, struct connection *c)
 {
     const struct rendezvous_request *r = &c->request;
@@ -254,7 +254,7 @@ static void scope_join(struct bhvd_rendezvous *server, struct connection *c)
     }
 }
 
-// Of the ranks that have ended and never came to the scope, the one that ended first: the others may have ended because of it.
+// The first rank to end among those that ended without coming to the scope: the others may have ended because of it.
 static const struct ended_rank *first_missing(const struct scope *scope)
 {
     const struct ended_rank *first = NULL;
@@ -264,7 +264,7 @@ static const struct ended_rank *first_missing(const struct scope *scope)
     return first;
 }
 
-// Where somebody waits for a rank whose process has ended; looked for after all that may have made one so.
+// Answers scopes that wait for a rank whose process has ended. Called after every event that may create one.
 static void answer_hopeless(struct bhvd_rendezvous *server)
 {
     for (struct scope *scope = server->scopes, *next; scope; scope = next) {
@@ -279,7 +279,7 @@ static void answer_hopeless(struct bhvd_rendezvous *server)
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- turns
+// ---------------------------------------------------------------------------------------------------------- main loop
 
 static void connection_read(struct bhvd_rendezvous *server, struct connection *c)
 {
@@ -298,12 +298,12 @@ static void connection_read(struct bhvd_rendezvous *server, struct connection *c
         c->deadline_ns = r->patience_ms == UINT32_MAX ? CLOCK_NEVER : clock_now_ns() + (int64_t)r->patience_ms * 1000000;
         scope_join(server, c);
     }
-    // Who waits has said everything: what comes is the end of the connection, or nonsense.
+    // A waiting peer has sent everything: only the end of the connection or garbage can follow.
     if (c->fd >= 0 && c->stage == WAITING && (socket_read(c->fd, &nonsense, 1, &moved) || moved > 0))
         connection_drop(c);
 }
 
-// A rank that gave up ends its scope: the others could only wait in vain, and would then name that rank as missing.
+// A rank that gives up ends its scope: the others would wait in vain and then report that rank as missing.
 static void connection_expire(struct connection *c)
 {
     struct bhvd_error error;
@@ -332,7 +332,7 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
     return true;
 }
 
-// polls: the handshake server's are from there on.
+// polls: index of the handshake server's first entry.
 static void let_in(struct bhvd_rendezvous *server, size_t polls)
 {
     struct authenticated peer;
@@ -363,7 +363,7 @@ static void free_dropped(struct bhvd_rendezvous *server)
     server->count = kept;
 }
 
-// Sleeps until something is to be done; the events are in server->polls.
+// Sleeps until there is work; the events are in server->polls.
 static void wait_for_events(struct bhvd_rendezvous *server)
 {
     int64_t wake_ns = CLOCK_NEVER;
@@ -386,12 +386,12 @@ static void *serve(void *arg)
         wait_for_events(server);
         if (server->polls[0].revents)
             eventfd_read(server->wake_fd, &(eventfd_t){0});
-        if (server->closing)            // looked at after the reading, which may have taken what told of it
+        if (server->closing)            // checked after the read, which may have consumed its wake-up
             return NULL;
         size_t polled = server->count;
         for (size_t i = 0; i < polled; i++) {
             struct connection *c = server->connections[i];
-            if (server->polls[1 + i].revents) {     // a failure too: writing or reading then finds it
+            if (server->polls[1 + i].revents) {     // also on a failure, which the write or read then reports
                 connection_write(c);
                 connection_read(server, c);
             }
@@ -406,7 +406,7 @@ static void *serve(void *arg)
     }
 }
 
-// The thread has ended, or never began.
+// The thread has ended, or was never started.
 static void server_free(struct bhvd_rendezvous *server)
 {
     for (size_t i = 0; i < server->count; i++)
@@ -483,7 +483,7 @@ void bhvd_rendezvous_rank_ended(bhvd_rendezvous *server, const char *scope, int 
 {
     struct ended_rank *ended = malloc(sizeof *ended);
     if (!ended)
-        return;                     // they wait until their time is over, as without this
+        return;                     // no memory: the ranks wait until their timeout
     *ended = (struct ended_rank){atomic_load(&server->ended), (uint32_t)rank, exit_code, ""};
     snprintf(ended->scope, sizeof ended->scope, "%s", scope);
     while (!atomic_compare_exchange_weak(&server->ended, &ended->next, ended)) {

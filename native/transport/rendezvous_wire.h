@@ -1,9 +1,9 @@
-// What client (rendezvous_client.c) and server (rendezvous_server.c) say to each other, and the words both say to people.
+// The messages between client (rendezvous_client.c) and server (rendezvous_server.c), and the text that both show to people.
 //
 //     both ways          the handshake (auth.h)
 //     client to server   magic, rank, size, patience_ms, limit_ms, scope_size, blob_size (u32 each), scope, blob
 //     server to client   magic, status, body_size (u32 each), body
-//                        BHVD_OK: for each rank its blob_size (u32) and blob; else the sentence
+//                        BHVD_OK: for each rank its blob_size (u32) and blob; else the error message
 #pragma once
 
 #include <stdbool.h>
@@ -21,8 +21,8 @@ enum {
 
 struct rendezvous_request {
     uint32_t rank, size;
-    uint32_t patience_ms;       // the server answers by then, whoever is missing; UINT32_MAX: never
-    uint32_t limit_ms;          // the whole time the client's user gave, for the sentence
+    uint32_t patience_ms;       // the server responds within this time even if ranks are missing; UINT32_MAX: never
+    uint32_t limit_ms;          // the timeout that the client's user set, for the message
     uint32_t scope_size, blob_size;
 };
 

@@ -1,4 +1,4 @@
-// A ring: a byte pipe in memory that two ranks share, one writer and one reader. Under both inproc and shm.
+// A ring: a byte pipe in shared memory with one writer and one reader. Used by inproc and shm.
 #pragma once
 
 #include <stdatomic.h>
@@ -7,7 +7,7 @@
 
 enum { RING_CONTROL_BYTES = 64 * 1024, RING_DATA_BYTES = 256 * 1024 };       // powers of two
 
-// Positions count bytes since the beginning and never wrap (2^64); the place is position % size. All zero is empty.
+// Positions count bytes since the beginning and never wrap (2^64); the index is position % size. All zero is empty.
 struct ring {
     _Alignas(64) _Atomic uint64_t tail;         // written by the writer
     _Alignas(64) _Atomic uint64_t head;         // written by the reader

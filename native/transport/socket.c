@@ -14,9 +14,9 @@
 #include "base/status.h"
 
 enum {
-    NO_MEMORY_PAUSE_MS = 100,       // of the kernel's: do not spin
-    KEEPALIVE_SECONDS = 30,         // of silence: firewalls forget a connection after minutes
-    KEEPALIVE_PROBES = 10           // without a reply until it is broken
+    NO_MEMORY_PAUSE_MS = 100,       // when the kernel lacks memory, so as not to spin
+    KEEPALIVE_SECONDS = 30,         // of idle time: firewalls forget a connection after minutes
+    KEEPALIVE_PROBES = 10           // without a reply before it is broken
 };
 
 const char *socket_remedy(int failure)
@@ -31,7 +31,7 @@ const char *socket_remedy(int failure)
     }
 }
 
-// The port has the same place in both.
+// The port is at the same offset in both.
 union socket_address {
     struct sockaddr any;
     struct sockaddr_in v4;
@@ -63,8 +63,8 @@ struct socket_name socket_name(const char *host, int port)
     return name;
 }
 
-// Small messages go out at once: whoever waits for one has nothing else to do. A connection that is idle for long, as in an
-// evaluation, stays known to the firewalls on its way.
+// Small messages are sent at once, because peers wait for them. Keepalive keeps connections that are idle for long, as during an
+// evaluation, known to firewalls on the path.
 static void set_options(int fd)
 {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
@@ -80,7 +80,7 @@ bhvd_status socket_await(int fd, short events, int64_t deadline_ns)
         struct pollfd p = {.fd = fd, .events = events};
         int n = poll(&p, 1, clock_remaining_ms(deadline_ns));
         if (n > 0)
-            return BHVD_OK;     // an error or hang-up, too: the next call on fd tells which
+            return BHVD_OK;     // also an error or hang-up: the next call on fd reports it
         if (n < 0 && errno != EINTR)
             return BHVD_ERR_PEER_LOST;
         if (clock_remaining_ms(deadline_ns) == 0)
@@ -102,7 +102,7 @@ static bhvd_status listen_on(const char *host, int port, int *fd, int *bound_por
                          socket_remedy(errno));
 
     setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
-    // On Linux this only skips the wait for old connections to vanish; two listeners still exclude each other.
+    // On Linux this only skips the wait for old connections to disappear; two listeners still exclude each other.
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     socklen_t length = sizeof address;
     if (bind(s, &address.any, address_size(&address)) || listen(s, SOMAXCONN) || getsockname(s, &address.any, &length)) {
@@ -143,7 +143,7 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
             return BHVD_OK;
         }
         const int failure = errno;
-        // Without a free descriptor Linux refuses before it looks whether anyone has come.
+        // Without a free descriptor Linux refuses even if there is no connection to accept.
         const bool nobody_may_be_there = failure == EAGAIN || failure == EMFILE || failure == ENFILE;
         if (nobody_may_be_there && socket_await(listen_fd, POLLIN, deadline_ns))
             return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
@@ -152,13 +152,13 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
         case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
             return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m%s", socket_remedy(errno));
         default:
-            break;      // it comes only now, or the one that was about to come failed (accept(2) passes its error on): take the next
+            break;      // not complete yet, or failed (accept(2) passes its error on): take the next
         }
     }
 }
 
-// A connect to a port of this machine where nobody listens may, by chance, be given that very port as its own, and TCP
-// then connects the socket with itself.
+// A connect to a local port where nobody listens may be assigned that very port as its own, and TCP
+// then connects the socket to itself.
 static bool is_connected_with_itself(int fd)
 {
     union socket_address here = {0}, there = {0};
@@ -187,7 +187,7 @@ bhvd_status socket_connect_begin(const char *host, int port, const char *congest
                          socket_remedy(errno));
     if (congestion)
         setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, congestion, (socklen_t)strlen(congestion));
-    // Interrupted by a signal, a connect goes on by itself, as it does when it says EINPROGRESS.
+    // A connect that a signal interrupts continues by itself, as with EINPROGRESS.
     if (connect(s, &address.any, address_size(&address)) == 0 || errno == EINPROGRESS || errno == EINTR) {
         *fd = s;
         return BHVD_OK;

@@ -1,4 +1,4 @@
-// A transport moves bytes between two ranks and knows nothing of messages: framing, queues and time limits are in link.c.
+// A transport moves bytes between two ranks and does not interpret them: framing, queues and time limits are in link.c.
 //
 //     inproc   rings in the process's memory          (tests: n ranks are n threads)
 //     shm      the same rings in a shared memfd       (ranks of one host)
@@ -28,16 +28,16 @@ static inline void fd_close(int *fd)
 // Called by the engine's thread only. Neither call blocks.
 struct channel_ops {
     const char *name;
-    // Moves what fits now; *moved may be 0. BHVD_ERR_PEER_LOST: the pipe is broken or, for recv, at its end.
+    // Moves bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: the pipe is broken or, for recv, at its end.
     bhvd_status (*send)(struct channel *channel, const struct iovec *parts, int count, size_t *moved);
     bhvd_status (*recv)(struct channel *channel, void *dst, size_t size, size_t *moved);
     // Is there something to read? True on a broken pipe too. Cheap: no system call. NULL: only poll() can tell.
     bool (*readable)(const struct channel *channel);
     bool (*writable)(const struct channel *channel);
-    // Have bytes been taken that move on only while this rank looks? Looks. NULL: never.
+    // Are bytes in flight that move only while this rank polls? Polls. NULL: never.
     bool (*unfinished)(const struct channel *channel);
-    // For how long has the peer's host acknowledged none of the bytes that are on their way to it, as far as earlier calls can
-    // tell? -1: none are on their way. A system call; asked about once a second. NULL: no byte can get lost on its way.
+    // How long has the peer's host acknowledged none of the bytes in flight to it, as far as earlier calls can
+    // tell? -1: none are in flight. A system call, made about once a second. NULL: bytes cannot get lost.
     int64_t (*silence_ns)(struct channel *channel, int64_t now_ns);
 };
 
@@ -45,14 +45,14 @@ struct channel_ops {
 struct channel {
     const struct channel_ops *ops;
     int fd;                             // tcp: the socket; else -1
-    int64_t unanswered_since_ns;        // tcp: for silence_ns; 0: nothing was on its way
-    uint32_t asked;                     // tcp: events that the kernel tells of (poller.h),
-    bool told;                          // and it has told of input
+    int64_t unanswered_since_ns;        // tcp: for silence_ns; 0: no bytes were in flight
+    uint32_t asked;                     // tcp: events for which it is registered (poller.h),
+    bool told;                          // and it has reported input
     struct ring *tx, *rx;               // rings
     size_t capacity;
     struct doorbell *peer_doorbell;
     struct mpi_pipe *pipe;              // mpi
-    bool lazy;                          // what is sent now need not wake an idle peer (doorbell.h)
+    bool lazy;                          // the data being sent now need not wake an idle peer (doorbell.h)
 };
 
 extern const struct channel_ops channel_ring_ops, channel_tcp_ops, channel_mpi_ops;
