@@ -40,7 +40,7 @@ bhvd_status task_execute(struct run *run, struct task *task)
     return status;
 }
 
-// ----------------------------------------------------------------------------------------------------------- all of them
+// ----------------------------------------------------------------------------------------------------------- all tasks
 
 static bool advance_all(struct run *run, bool within_host)
 {
@@ -57,7 +57,7 @@ static bool advance_all(struct run *run, bool within_host)
     return progress;
 }
 
-// Messages first: the work within the host of a large operation would keep a small one's waiting.
+// Messages first, so that local work of a large operation does not delay the messages of a small one.
 bool executor_advance(struct run *run)
 {
     bool progress = advance_all(run, false);
@@ -72,7 +72,7 @@ bool executor_can_advance(struct run *run)
     return task;
 }
 
-// A two-level task takes its inner tasks with it, so begin at the head each time.
+// Ending a two-level task destroys its inner tasks too, so start again at the head each time.
 void executor_abort(struct run *run)
 {
     for (struct task *task = run->executor.tasks.head; task;) {
@@ -101,7 +101,7 @@ bool executor_has_group(const struct run *run, const struct group *group)
     return task;
 }
 
-// Executions start in the order of their numbers, and one that has others stays until they are over.
+// Executions start in numerical order, and a task stays in the list until its inner tasks are over.
 uint64_t executor_oldest(const struct run *run)
 {
     const struct task *task = run->executor.tasks.head;

@@ -7,7 +7,7 @@
 
 enum { SMALLEST = 8192, TOO_LARGE = 8 };
 
-// Contents are lost.
+// The contents are lost.
 static bool grow(struct fusion_buffer *buffer, size_t size)
 {
     buffer->used_ns = clock_now_ns();
@@ -22,8 +22,8 @@ static bool grow(struct fusion_buffer *buffer, size_t size)
 
 void *fusion_acquire(struct fusion *fusion, size_t size) { return grow(&fusion->scratch, size) ? fusion->scratch.data : NULL; }
 
-// The smallest that is large enough and not far too large, so that one that was large once is borrowed and given back; else the largest
-// that is too small, which grows, so that there are not ever more of them; else the smallest.
+// Takes the smallest buffer that is large enough but not far too large, so that a once large buffer is given back; else the
+// largest one that is too small, and grows it, so that their number stays limited; else the smallest.
 bool fusion_borrow(struct fusion *fusion, size_t size, struct fusion_buffer *out)
 {
     const size_t limit = TOO_LARGE * (size > SMALLEST ? size : SMALLEST);
@@ -43,7 +43,7 @@ bool fusion_borrow(struct fusion *fusion, size_t size, struct fusion_buffer *out
     return grow(out, size);
 }
 
-// Of more than are kept the smallest goes.
+// If all slots are used, frees the smallest buffer.
 void fusion_return(struct fusion *fusion, struct fusion_buffer *buffer)
 {
     struct fusion_buffer *smallest = &fusion->idle[0];

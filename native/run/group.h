@@ -1,25 +1,25 @@
-// A group: the ranks that execute something together, each with a position. What a process set is to an execution.
+// A group: the ranks that execute a collective together, each with a position; the executor's view of a process set.
 #pragma once
 
 #include "run/run.h"
 
 struct group {
-    int id;                     // of the staging area (shared.h); all groups that a process set is made of have its id
+    int id;                     // of the staging area (shared.h); all groups derived from a process set have its id
     int size;
     int rank;                   // this rank's position, -1: not a member
     int32_t *ranks;             // global ranks
     // The staging area that the members share when all of them are on this host.
     bool shared;
     int32_t *local_indices;     // by position
-    uint64_t first_block;       // of this group in its area, beyond all of an older one
-    uint64_t block[HOST_LANES]; // the next one of each lane, equal on all members between two pipelines (shared.h)
-    int lane;                   // of the pipeline that a step is being done of
-    const void *users[HOST_LANES];      // whose pipelines go there; NULL: nobody's that goes on beside others
+    uint64_t first_block;       // the group's first block in its area, after all blocks of an older group
+    uint64_t block[HOST_LANES]; // the next block of each lane, equal on all members between two pipelines (shared.h)
+    int lane;                   // of the pipeline whose step is running
+    const void *users[HOST_LANES];      // the concurrent task that uses each lane; NULL: none
     struct hierarchy *hierarchy;        // hierarchy.h; NULL: one host, or no host holds two members
 };
 
-// The group of these global ranks, of which this one is at position `rank`, without a hierarchy; on one host it shares an area
-// if there is one of this id. False: no memory, and nothing is left.
+// Initializes the group of these global ranks, with this rank at position `rank`, without a hierarchy; on one host it uses the area
+// of this id, if there is one. False: no memory, and nothing is left behind.
 bool group_init(struct group *group, const struct run *run, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block);
 void group_fini(struct group *group);      // after hierarchy_destroy

@@ -4,7 +4,7 @@
 
 #include "base/size.h"
 
-enum { SHARD_MIN_BYTES = 1024 };        // below, a second message costs more than a longer one
+enum { SHARD_MIN_BYTES = 1024 };        // below this size a second message costs more than a longer one
 
 // Groups the members by host.
 static bool find_hosts(const struct run *run, const struct group *group, struct hierarchy *h)
@@ -39,7 +39,7 @@ static bool find_hosts(const struct run *run, const struct group *group, struct 
     return true;
 }
 
-// The group of `size` members of `group` at `positions`; this rank is the one at `rank`. NULL: no memory.
+// Creates the group of `size` members of `group` at `positions`; this rank is at position `rank`. NULL: no memory.
 static struct group *part_of(const struct run *run, const struct group *group, const int *positions, int size, int rank)
 {
     struct group *part = calloc(1, sizeof *part);

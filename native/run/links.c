@@ -1,4 +1,4 @@
-// Looking at the links for which there is something to do; transport/poller.h says which.
+// Polls the links that have work; transport/poller.h finds them.
 #include <errno.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static void fail_link(struct run *run, const struct link *link, bhvd_status stat
         run_fail_protocol(run, link->rank);
 }
 
-// Whatever may have changed what the kernel is to tell of it.
+// Call after every change that may affect the events to wait for.
 static void update(struct run *run, struct link *link)
 {
     if (!run->failure.status && poller_update(&run->connections.poller, link))
@@ -30,7 +30,7 @@ static void update(struct run *run, struct link *link)
                  socket_remedy(errno));
 }
 
-// A link that a message was to go over could not be opened.
+// A link that was needed for a message could not be opened.
 static void fail_opening(struct run *run, const struct link *link, const struct bhvd_error *error)
 {
     if (link->state == LINK_LEFT)
@@ -79,14 +79,14 @@ static bool advance(struct run *run, struct link *link, bool by_socket)
     return moved;
 }
 
-// Of a link over memory or MPI: is there anything to do?
+// For a link over memory or MPI: is there work?
 static bool has_something(struct link *link, bool look_at_sockets)
 {
     if (link->control_out.size || traffic_is_pending(&link->sends) || link_ready(link) || link->state != LINK_OPEN)
         return true;
     if (look_at_sockets && !link->control.ops->readable)
         return true;
-    link_needs_poll(link);              // which looks
+    link_needs_poll(link);              // polls MPI as a side effect
     return false;
 }
 
@@ -106,7 +106,7 @@ static bool walk(struct run *run, bool look_at_sockets)
     return progress;
 }
 
-// Those that are noted now; what their messages lead to is for the next time.
+// Advances the links queued now; links queued meanwhile are for the next call.
 static bool advance_due(struct run *run)
 {
     struct link_queue *due = &run->connections.poller.due, now = *due;
@@ -121,7 +121,7 @@ static bool advance_due(struct run *run)
         progress |= moved;
         update(run, link);
         if (moved && link->state != LINK_OPEN)
-            link_note(link);            // once more: will what is expected still come?
+            link_note(link);            // check once more for expected messages
     }
     return progress;
 }

@@ -7,16 +7,16 @@
 #include "base/clock.h"
 
 enum {
-    SPIN_ROUNDS = 100,          // a few us: a message from a rank that is running comes within that
-    SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the one that is waited for needs this core
-    YIELD_ROUNDS = 1000,        // a rank of this host may share this core although there are others: give it away, again
-                                // and again, for up to half a millisecond, before paying for a sleep and a wake-up
+    SPIN_ROUNDS = 100,          // a few us: enough for a message from a rank that is running
+    SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the awaited rank may need this core
+    YIELD_ROUNDS = 1000,        // a rank of this host may share this core although others are free: yield it repeatedly
+                                // for up to half a millisecond before paying for a sleep and a wake-up
     LOOK_AGAIN_NS = 100000      // MPI and GPUs have no descriptor to sleep on
 };
 
 static int core_count(void)
 {
-    cpu_set_t set;      // too small where the kernel knows more than 1,024
+    cpu_set_t set;      // fails if the kernel supports more than 1,024 CPUs
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
@@ -53,8 +53,8 @@ static bool computes(struct run *run) { return !atomic_load_explicit(&run->waiti
 
 bool pause_is_patient(struct run *run) { return computes(run) && run->connections.local_size == 1; }
 
-// Waits for an event; ready: what the caller waits for, looked at once more after the doorbell is set. NULL: nothing.
-// True when something moved.
+// Waits for an event; ready: the caller's condition, checked once more after the doorbell is set; NULL: none.
+// True if something moved.
 static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn ready, void *arg)
 {
     pause_set_doorbell(run, DOORBELL_ASLEEP);
@@ -67,22 +67,22 @@ static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn read
         pause_in_poll(&run->connections, true, timeout, run->callbacks->needs_poll(run->owner));
         doorbell_drain(&run->connections.doorbell);
         run_look_at_liveness(run);
-        progress = run->callbacks->poll(run->owner, true);   // what came while this process was stopped counts as heard in time
+        progress = run->callbacks->poll(run->owner, true);   // messages that arrived while this process was stopped are in time
         run->callbacks->check_timers(run->owner);
     }
     pause_set_doorbell(run, DOORBELL_AWAKE);
     return progress;
 }
 
-// No yields while this process computes: each would give a whole time slice to its own computation, and the peer waits. Who
-// sleeps gets the core back at once.
+// No yields while this process computes: each would give a whole time slice to its own computation while the peer waits. A thread
+// that sleeps gets the core back at once.
 bool pause_sleeps(struct run *run, int rounds)
 {
     return pause_is_patient(run) || rounds >= run->spin_limit + (computes(run) ? 0 : run->yield_limit);
 }
 
-// On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
-// meanwhile, just after the sockets.
+// On an oversubscribed machine each yield may take a time slice of every other program, so the clock and the peers' liveness must
+// be checked in this loop too, just after the sockets.
 static void yield(struct run *run, int rounds)
 {
     sched_yield();

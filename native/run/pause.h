@@ -4,25 +4,25 @@
 #include "run/run.h"
 
 enum {
-    SOCKET_ROUNDS = 16,             // looking at a socket is a system call: only every so many rounds
-    POLLS_PER_LOOK = 256            // looking at the clock takes as long as a poll
+    SOCKET_ROUNDS = 16,             // polling sockets is a system call: done only once in this many rounds
+    POLLS_PER_LOOK = 256            // reading the clock takes as long as a poll
 };
 
-// Sets how long who runs the engine spins and yields.
+// Sets how long a thread that runs the engine spins and yields.
 void pause_init(struct run *run);
 
-// A round of waiting. *rounds counts those since the last progress. ready: what the caller waits for, looked at once more
-// before a sleep; NULL: nothing.
+// One round of waiting. *rounds counts those since the last progress. ready: the caller's condition, checked once more
+// before a sleep; NULL: none.
 void pause_engine(struct run *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg);
-// Is the pause a sleep after so many rounds?
+// Is the pause after this many rounds a sleep?
 bool pause_sleeps(struct run *run, int rounds);
-// Over a network, while this process computes: every look takes the core from the computation, and a socket that is looked
-// at all the time moves a packet at a time. poll() wakes for what is worth it.
+// Sleep at once? True over a network while this process computes: each poll takes the core from the computation, and a socket that
+// is polled continuously moves one packet at a time. poll() wakes for larger amounts.
 bool pause_is_patient(struct run *run);
-// The processor's own, of some cycles.
+// The CPU's pause instruction, of some cycles.
 void pause_processor(void);
 
-// For who sleeps without the engine. What the others' doorbells are told.
+// For threads that sleep without the engine. Sets the state that ranks read before they ring this rank's doorbell.
 void pause_set_doorbell(struct run *run, enum doorbell_state state);
-// The sleep. links_too: not after a failure, when nobody reads the sockets any more. looking: it is only a moment long.
+// The sleep. links_too: false after a failure, when nobody reads the sockets any more. looking: sleep only LOOK_AGAIN_NS.
 void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, bool looking);

@@ -7,13 +7,13 @@
 
 enum { URGENT_BYTES = 64 << 10 };
 
-// A step on its way.
+// The state of a running step.
 struct step_state {
     struct transfer transfer;
     uint32_t number;            // of the message
-    int waits;                  // for so many others
-    int next[STEP_WAITS];       // for each that it waits for: the next edge from there, counted as STEP_WAITS step + index
-    int first;                  // edge to one that waits for this
+    int waits;                  // number of unfinished steps that it waits for
+    int next[STEP_WAITS];       // for each step that it waits for: the next edge from there, as STEP_WAITS * step + index
+    int first;                  // first edge to a step that waits for this one
 };
 
 struct running_schedule {
@@ -22,21 +22,21 @@ struct running_schedule {
     struct schedule schedule;
     struct operands operands;
     unsigned char *spaces[SPACE_COUNT];
-    bool packed;                            // the vector is; else it is the result of the only tensor
+    bool packed;                            // the vector is in `memory`; else it is the result of the only tensor
     struct fusion_buffer memory;            // of vector and scratch
     struct step_state *steps;
-    int *ready;                             // local steps that nothing is waited for, in order
+    int *ready;                             // local steps that wait for nothing, in order
     int ready_begin, ready_end;
-    int left;                               // steps that are not done
-    struct transfer_queue moved;            // transfers that are done
-    bool is_urgent;                         // so little that it need not wait behind others' messages
+    int left;                               // unfinished steps
+    struct transfer_queue moved;            // finished transfers
+    bool is_urgent;                         // small enough to go before other executions' messages
 };
 
 static unsigned char *at(const struct running_schedule *running, struct place place) { return place_among(running->spaces, place); }
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
-// Lays the vector out, in the place of the result where there is only one, and the scratch.
+// Allocates the vector, unless there is only one tensor, whose result it can be, and the scratch.
 static bool take_memory(struct running_schedule *running)
 {
     const size_t *nbytes = running->schedule.space_nbytes;
@@ -87,7 +87,7 @@ static void post(struct running_schedule *running, int index)
                            &running->moved);
 }
 
-// Nothing is waited for any more.
+// Starts a step that no longer waits.
 static void begin(struct running_schedule *running, int index)
 {
     const enum step_kind kind = running->schedule.steps[index].kind;
@@ -108,7 +108,7 @@ static void end(struct running_schedule *running, int index)
     }
 }
 
-// Brings the tensors' values into this part of the vector, prescaled. Once for every part, before anything is done to it.
+// Copies the tensors' values into this part of the vector, prescaled. Once per part, before any other step on it.
 static void load(const struct running_schedule *running, size_t begin, size_t nbytes)
 {
     const struct reduction *reduction = &running->operands.reduction;
@@ -194,12 +194,12 @@ static bool moves_little(const struct schedule *schedule)
     return total <= URGENT_BYTES;
 }
 
-// Who waits for whom, and the numbers of the messages.
+// Links each step to the steps that wait for it, and numbers the messages.
 static void number_and_link_steps(struct running_schedule *running)
 {
     for (int i = 0; i < running->schedule.count; i++)
         running->steps[i] = (struct step_state){.first = STEP_NONE};
-    // Backwards, so that those that wait for one step begin in the order in which they were written.
+    // Backwards, so that the steps that wait for the same one begin in the order in which they were written.
     for (int i = running->schedule.count - 1; i >= 0; i--) {
         for (int w = STEP_WAITS - 1; w >= 0; w--) {
             const int before = running->schedule.steps[i].after[w];
@@ -223,7 +223,7 @@ static void number_and_link_steps(struct running_schedule *running)
     }
 }
 
-// The task of a schedule, which is the task's from now on. NULL: no memory, and the run has failed.
+// Creates the task of a schedule and moves the schedule into it. NULL: no memory, and the run has failed.
 static struct task *task_of(struct run *run, const struct group *group, struct schedule *schedule,
                             const struct operands *operands)
 {

@@ -1,15 +1,15 @@
-// Runs schedules, several at once. Each time links have been looked at, it does what can be done now.
+// Runs schedules, several at once. After each poll of the links, each does all work that is possible.
 //
-// Who owns what:
-//     plan               from plan_begin on: the schedule, the list, and what `release` frees. plan_execute and plan_fini free them.
-//                        A plan that goes on beside others is kept by the engine until `ended`, then freed by plan_fini.
+// Ownership:
+//     plan               from plan_begin on: the schedule, the list, and the data of `release`. plan_execute and plan_fini free
+//                        them. The engine keeps a concurrent plan until `ended` and then calls plan_fini.
 //     running schedule   plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands stays
 //                        the caller's. The task frees schedule, steps and memory when it is destroyed.
-//     on failure         plan_start without memory frees the schedule, fails the run, and does not call `ended`. A failed run ends
-//                        all others in executor_abort with its status, at the next look and not within the call that has failed.
-//                        What runs without `ended` is dropped by its caller. Links still point to transfers of what was freed: so
-//                        nobody looks at them once run->failure is set, and link_fini does not look at transfers either.
-//     who makes a plan   leaves it empty when it returns an error.
+//     on failure         plan_start without memory frees the schedule, fails the run, and does not call `ended`. After a failure
+//                        executor_abort ends all other tasks with the run's status, at the next poll, not in the failed call.
+//                        The caller drops tasks without `ended`. Links still point to transfers in freed tasks, so nobody
+//                        polls links once run->failure is set, and link_fini does not access transfers either.
+//     planning           a function that fills a plan leaves it empty when it returns an error.
 // Thread: the engine's.
 #pragma once
 
@@ -19,11 +19,11 @@
 #include "run/schedule.h"
 #include "run/executor.h"
 
-enum { LOCAL_BYTES = 256 << 10 };       // that a task works on in memory before links are looked at again
+enum { LOCAL_BYTES = 256 << 10 };       // of local work per task before links are polled again
 
 static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
 
-// What a schedule works on. What it does not use may be left 0.
+// A schedule's operands. Unused members may be 0.
 struct operands {
     struct reduction reduction;
     const struct span_list *list;           // the vector's pieces; the caller keeps it until the schedule is over
@@ -31,27 +31,27 @@ struct operands {
     void *output;
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
-    const void *state;                      // memory that outlives the schedule; two that share it do not run at once
-    uint64_t execution;                     // whose, or LINK_PAIRWISE and an id; 0: of the one that started last
+    const void *state;                      // memory that outlives the schedule; schedules that share it never run at the same time
+    uint64_t execution;                     // its number, or LINK_PAIRWISE and an id; 0: the execution started last
 };
 
-// A schedule, or a task, that has not been started: it can go on beside others.
+// A schedule, or a task, that has not been started and can run concurrently with others.
 struct plan {
     bool made;
     const struct group *group;
     struct schedule schedule;
     struct operands operands;               // operands.list is `list`, or NULL
     struct span_list list;
-    void (*release)(void *arg);             // of operands.arg; NULL: it is somebody else's
-    struct task *task;                      // instead of all that
+    void (*release)(void *arg);             // frees operands.arg; NULL: owned by someone else
+    struct task *task;                      // replaces all members above
 };
 
-// The schedule is to be written into the plan then.
+// The caller then writes the schedule.
 struct schedule *plan_begin(struct plan *plan, const struct group *group);
-// Starts it, or its task, waits until it is over, and frees what it has.
+// Starts the schedule or task, waits until it is over, and frees the plan.
 bhvd_status plan_execute(struct run *run, struct plan *plan);
 void plan_fini(struct run *run, struct plan *plan);
 
-// Starts it, or its task. ended: as of a task, and the plan is the caller's still; NULL: *out is to be dropped. BHVD_ERR_SYSTEM: no memory.
+// Starts it, or its task. ended: as for a task; the plan stays the caller's; NULL: the caller drops *out. BHVD_ERR_SYSTEM.
 bhvd_status plan_start(struct run *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
                        struct task **out);

@@ -1,4 +1,4 @@
-// How values of several ranks become one.
+// How values of several ranks are combined.
 #pragma once
 
 #include "run/run.h"
@@ -7,7 +7,7 @@ struct reduction {
     bhvd_dtype dtype;
     kernel_reduce_fn reduce;
     kernel_scale_fn scale;
-    double prescale, postscale;         // 1.0: untouched
+    double prescale, postscale;         // 1.0: no scaling
 };
 
 static inline struct reduction reduction_of(const struct kernel_table *kernels, enum kernel_reduction kind, bhvd_dtype dtype,
@@ -16,7 +16,7 @@ static inline struct reduction reduction_of(const struct kernel_table *kernels, 
     return (struct reduction){dtype, kernels->reduce[kind][dtype], kernels->scale[dtype], prescale, postscale};
 }
 
-// How the values of so many ranks become one. Average is a sum, with the size taken out of the second factor (one multiplication, not
+// The reduction of values of `size` ranks. Average is a sum whose postscale includes 1 / size (one multiplication, not
 // two).
 static inline struct reduction reduction_by(const struct run *run, const struct work *work, bhvd_dtype dtype, int size)
 {

@@ -32,7 +32,7 @@ static int append(struct schedule *schedule, struct step step)
     return schedule->count++;
 }
 
-// Places that a kind does not use are those that it does.
+// Unused places are set to a used one.
 static int put(struct schedule *schedule, enum step_kind kind, int peer, struct place to, struct place from, struct place other,
                size_t nbytes, int after)
 {

@@ -1,29 +1,29 @@
-// A schedule: what one rank does in a collective over links, as a list of typed steps, each with the steps it waits for.
+// A schedule: one rank's part in a collective over links, as a list of typed steps, each with the steps that it waits for.
 //
 //     write      by one short function per algorithm (collective/), which knows only the group's size, this rank's position and
-//                how many bytes there are: so every rank's schedule can be written anywhere
+//                the number of bytes: so every rank's schedule can be written anywhere
 //     read       by the executor (plan.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
 //                simulator (simulator.h)
 //
 // Messages between two ranks are numbered in the order in which each writes them: the k-th send of one is the k-th receive of
-// the other. A step waits only for earlier ones of its list, so a schedule cannot wait for itself.
+// the other. A step waits only for earlier ones of its list, so a schedule cannot deadlock by itself.
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes that travel as one message: what is added and what is on the wire overlap
+enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes per message: reduction of one overlaps with transfer of another
 
-// From one host to another, the same figures on all ranks of an execution: a hop; a byte, picoseconds; 0: unknown.
+// Cost of communication between hosts, equal on all ranks of an execution: a hop; a byte in picoseconds; 0: unknown.
 struct wire {
     uint32_t hop_ns, byte_ps;
 };
 
-// Of a byte; where it is unknown, as at 10 Gbit/s.
+// Cost of a byte; if unknown, that of 10 Gbit/s.
 static inline double wire_byte_ps(const struct wire *wire) { return wire->byte_ps ? wire->byte_ps : 900; }
 
-// Where bytes are.
+// The memory that a place is in.
 enum space {
     IN_INPUT,           // the operation's tensor; not written
     IN_OUTPUT,          // its result
@@ -39,7 +39,7 @@ struct place {
 
 static inline struct place in_space(enum space space, size_t at) { return (struct place){space, at}; }
 
-// A range of bytes, and its cut into segments.
+// A range of bytes, and its division into segments.
 struct part {
     size_t begin, nbytes;
 };
@@ -62,12 +62,12 @@ enum step_kind {
     STEP_SCALE,         // to = to * postscale
     STEP_STORE,         // final: this part of the vector to the tensors
     STEP_COPY,          // to = from
-    STEP_NOTHING,       // waits for two, so that others can wait for it
-    // On codes, by whoever made the schedule (primitive/schedules.h): one stands for some values of the vector.
+    STEP_NOTHING,       // does nothing: joins two dependencies into one
+    // On codes, executed by the schedule's creator (primitive/schedules.h); a code represents a range of values of the vector.
     STEP_ENCODE,        // to = the code of the values
     STEP_RECODE,        // to = the code of the combined values: COMBINE, then ENCODE
     STEP_DECODE,        // final: the values from the code `from`
-    STEP_COMBINE        // final: the values from several codes, those from `from` on and the own one, `other`
+    STEP_COMBINE        // final: the values from several codes: those from `from` on and the own one, `other`
 };
 
 enum { STEP_WAITS = 2, STEP_NONE = -1 };
@@ -78,21 +78,21 @@ struct step {
     int after[STEP_WAITS];          // STEP_NONE: nothing
     struct place to, from, other;
     size_t nbytes;                  // of each of these places
-    struct part values;             // of the vector; on codes only
+    struct part values;             // range of the vector; for codes only
 };
 
 struct schedule {
     int size, rank;                 // of the group
     struct step *steps;
     int count, capacity;
-    size_t space_nbytes[SPACE_COUNT];   // how far its steps reach
-    bool failed;                    // no memory: what is missing is missing
+    size_t space_nbytes[SPACE_COUNT];   // the end of the furthest access in each space
+    bool failed;                    // no memory: steps are missing
 };
 
 void schedule_init(struct schedule *schedule, int size, int rank);
 void schedule_fini(struct schedule *schedule);
 
-// Each appends a step that waits for one other (STEP_NONE: for nothing), and returns its index.
+// Each appends a step that waits for one other (STEP_NONE: none), and returns its index.
 int schedule_send(struct schedule *schedule, int peer, struct place from, size_t nbytes, int after);
 int schedule_receive(struct schedule *schedule, int peer, struct place to, size_t nbytes, int after);
 int schedule_load(struct schedule *schedule, struct part part, int after);
@@ -106,5 +106,5 @@ int schedule_recode(struct schedule *schedule, struct place code, size_t nbytes,
                     struct part values, int after);
 int schedule_decode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after);
 int schedule_combine(struct schedule *schedule, struct place from, struct place own, size_t nbytes, struct part values, int after);
-// Both have been done. STEP_NONE for either: the other.
+// A step that waits for both. If either is STEP_NONE: returns the other.
 int schedule_both(struct schedule *schedule, int one, int other);

@@ -4,11 +4,11 @@
 #include "base/size.h"
 
 enum {
-    LONG_BYTES = 8 << 20,       // a longer result is not in the caches when it is used
-    STREAMED_BYTES = 4096,      // what is past the caches arrives some 100 ns later
-    TIMED_BYTES = 32 << 10,     // a clock that is looked at twice is nothing beside it
-    TIMED_EVERY = 512, TIMED_FROM = 64, TIMED = 8,  // of so many writes; not the very first ones, into untouched pages
-    WORTH_IT = 4                // times: what is past this rank's caches its readers find in no cache, either
+    LONG_BYTES = 8 << 20,       // a longer result is no longer in the caches when it is used
+    STREAMED_BYTES = 4096,      // not for shorter copies: non-temporal stores become visible some 100 ns later
+    TIMED_BYTES = 32 << 10,     // reading the clock twice is negligible from this size on
+    TIMED_EVERY = 512, TIMED_FROM = 64, TIMED = 8,  // writes 64 to 71 of every 512 are timed; not the first, into untouched pages
+    WORTH_IT = 4                // required speed-up, since readers then find the data in no cache
 };
 
 static struct host_counts *counts_of(struct run *run, const struct pipeline *pipeline, int index)
@@ -28,8 +28,8 @@ unsigned char *shared_staging_buffer(struct run *run, const struct group *group,
                             (int)((group->block[group->lane] + block) % HOST_STAGING_BUFFERS));
 }
 
-// The step that must have been done, by all, before one may begin with the same block; for staging, which begins with a
-// staging buffer anew, with the block HOST_STAGING_BUFFERS before.
+// The step that all members must have finished before one may begin `step` with the same block; staging reuses
+// a staging buffer, so there with the block HOST_STAGING_BUFFERS before.
 static enum host_count before(const struct pipeline *pipeline, enum host_count step)
 {
     switch (step) {
@@ -42,7 +42,7 @@ static enum host_count before(const struct pipeline *pipeline, enum host_count s
     }
 }
 
-// A member may begin the step with a block below this, when one that it needs has done `done` blocks of the step before.
+// A member may begin the step with a block below this, if a member that it depends on has done `done` blocks of the previous step.
 static uint64_t limit(enum host_count step, uint64_t done) { return step == HOST_STAGED ? done + HOST_STAGING_BUFFERS : done; }
 
 static bool needs(const struct pipeline *pipeline, int index, enum host_count step)
@@ -78,7 +78,7 @@ static bool may_begin(struct run *run, struct pipeline *pipeline, enum host_coun
     return block < limit(step, pipeline->others[needed]);
 }
 
-// Wakes whoever may be asleep for want of this very step. Its own counts tell: it has stored them before it looked.
+// Wakes members that may sleep until this step. Their counts show which: they store them before they check ours.
 static void publish(struct run *run, struct pipeline *pipeline, enum host_count step)
 {
     struct group *group = pipeline->group;
@@ -93,7 +93,7 @@ static void publish(struct run *run, struct pipeline *pipeline, enum host_count 
     }
 }
 
-// Does the next block of the step wait for a member that has left? What it has done is final then.
+// Does the next block of the step wait for a member that has left? Its counts are then final.
 static bool waits_for_left(struct run *run, struct pipeline *pipeline, enum host_count step, int *who)
 {
     for (int i = 0; i < pipeline->group->size && pipeline->done[step] < pipeline->end; i++) {
@@ -141,7 +141,7 @@ void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, si
 bool pipeline_advance(struct run *run, struct pipeline *pipeline)
 {
     const shared_step_fn functions[HOST_COUNTS] = {pipeline->steps.stage, pipeline->steps.reduce, pipeline->steps.collect};
-    int step = HOST_COLLECTED;          // the last one first: what was read or written just now is in the cache
+    int step = HOST_COLLECTED;          // last step first: its data was read or written just now and is in the cache
     while (step >= 0 && !may_begin(run, pipeline, (enum host_count)step))
         step--;
     if (step < 0)
@@ -156,10 +156,10 @@ bool pipeline_advance(struct run *run, struct pipeline *pipeline)
 void pipeline_end(struct run *run, const struct pipeline *pipeline)
 {
     struct group *group = pipeline->group;
-    // Also what this member did not do itself: from its counts the others know where it stands.
+    // Also sets counts of steps that this member skips: others read its progress from them.
     for (int step = 0; step < HOST_COUNTS; step++)
         atomic_store(&counts_of(run, pipeline, group->rank)->done[step], pipeline->end);
-    // The root of a broadcast collects nothing, so nobody has heard of that yet: who stages next may sleep for want of it.
+    // The root of a broadcast collects nothing, so no one was woken by that step: a member may wait for it before staging.
     for (int i = 0; i < group->size && pipeline->steps.only_root && group->rank == pipeline->steps.root; i++) {
         if (i != group->rank)
             doorbell_ring(&group_link(run, group, i)->doorbell, 0);
@@ -246,7 +246,7 @@ void shared_reduce(struct run *run, const struct group *group, const struct redu
     _Alignas(64) unsigned char partial[SHARED_L1_BYTES];
     while (nbytes) {
         size_t n = size_min(nbytes, SHARED_L1_BYTES), count = n / element;
-        // The last addition goes to dst; only then may the own values, which dst can be, be overwritten.
+        // The last reduction writes to dst; own values may be overwritten only then, since dst may be own.
         const unsigned char *sum = values_of(run, group, 0, block, offset, own);
         if (group->size == 1)
             memmove(dst, sum, n);

@@ -62,7 +62,7 @@ void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes)
         memcpy(dst, at, n);
 }
 
-// The span that holds all of the piece, or NULL. *at: where in it.
+// The span that holds the whole piece, or NULL. *at: the offset in it.
 static const struct span *whole_span(const struct span_list *list, size_t offset, size_t nbytes, size_t *at)
 {
     struct span_cursor cursor = span_cursor_at(list, offset);

@@ -20,7 +20,7 @@ static void start_inter_host(struct run *run, struct two_level *l)
     plan_start(run, plan, NULL, NULL, &inter_host->running);
 }
 
-// It is over, or the run has failed.
+// The stage is over, or the run has failed.
 static void end_inter_host(struct run *run, struct inter_host *inter_host)
 {
     if (inter_host->running)
@@ -37,8 +37,8 @@ static bool has_crossed(const struct two_level *l)
     return l->ended < l->begun && (!running || running->is_over);
 }
 
-// Pipelines of one lane follow each other: an earlier execution's come first. They take it in this order, since they are looked at
-// in it whenever a lane has become free.
+// Pipelines of one lane run one after the other, those of an earlier execution first: tasks take a free lane in this order because
+// they are advanced in it.
 static bool may_take_lane(const struct two_level *l) { return !l->local->users[l->lane] || l->local->users[l->lane] == l; }
 
 static void leave_lane(struct two_level *l)
@@ -64,7 +64,7 @@ static void end_pipeline(struct run *run, struct two_level *l)
         end_piece(run, l);
 }
 
-// Is there something to do that is not a pipeline's step?
+// Is there work other than a pipeline's step?
 static bool may_begin_stage(const struct two_level *l)
 {
     if (begins_next(l))
@@ -108,7 +108,7 @@ static bool advance_pieces(struct run *run, struct two_level *l)
             nbytes += step;
         } else {
             task->awaited = l->local->ranks[l->pipeline->slowest];
-            pipeline_can_advance(run, l->pipeline);     // has who is waited for left?
+            pipeline_can_advance(run, l->pipeline);     // has the awaited member left?
             break;
         }
         run->messages_moved++;
@@ -119,7 +119,7 @@ static bool advance_pieces(struct run *run, struct two_level *l)
     return progress;
 }
 
-// On the account of its execution.
+// Counts bytes for the task's own execution.
 static bool advance(struct run *run, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;

@@ -5,13 +5,13 @@
 #include "run/plan.h"
 #include "run/pause.h"
 
-enum { WAITS_PER_POLL = 64 };   // of those for what is there already
+enum { WAITS_PER_POLL = 64 };   // of waits that were ready at once
 
 static int64_t timeout_ns(const struct run *run) { return (int64_t)run->timeout_ms * 1000000; }
 
 int64_t run_gpu_timeout_ns(const struct run *run) { return GPU_TIMEOUTS * timeout_ns(run); }
 
-// Changes when a rank of this host moved something over a socket.
+// Changes when a rank of this host has moved data over a socket.
 static uint32_t host_activity(const struct run *run)
 {
     uint32_t sum = 0;
@@ -20,7 +20,7 @@ static uint32_t host_activity(const struct run *run)
     return sum;
 }
 
-// Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
+// Did the limit expire? Heartbeats and frames of other operations do not count as progress.
 static bool no_progress_is_over_limit(struct run *run, struct no_progress *still, int64_t limit_ns)
 {
     uint64_t moved = run->messages_moved + host_activity(run);
@@ -31,7 +31,7 @@ static bool no_progress_is_over_limit(struct run *run, struct no_progress *still
     return now_ns >= still->since_ns + limit_ns;
 }
 
-// Before every sleep, and every so often however much moves: frames that tell of life or of other operations may come without
+// Before every sleep, and regularly whatever moves: heartbeats and frames of other operations may arrive without
 // end, each before the last sleep is over.
 static bool looks_at_clock(struct run *run, int rounds, uint32_t polls)
 {
@@ -39,7 +39,7 @@ static bool looks_at_clock(struct run *run, int rounds, uint32_t polls)
            (rounds >= run->spin_limit && rounds % SOCKET_ROUNDS == 0);
 }
 
-// The ranks whose messages are due, or the one that is waited for. Returns it; -1: several, or it is not known.
+// Writes the ranks whose messages are missing, or the awaited one. Returns it; -1: several, or unknown.
 static int name_awaited(const struct run *run, int waiting_for, char *out, size_t size)
 {
     size_t used = 0;
@@ -87,7 +87,7 @@ bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waitin
     for (uint32_t polls = 1;; polls++) {
         int is_ready = ready(run, arg);
         if (is_ready > 0) {
-            // Who never has to wait, since it is always the last to come, must still be heard by the others.
+            // A rank that never waits, because it is always last, must still send heartbeats.
             if (rounds == 0 && ++run->waits_for_nothing % WAITS_PER_POLL == 0) {
                 run->callbacks->poll(run->owner, true);
                 run->callbacks->keep_alive(run->owner);

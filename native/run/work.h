@@ -1,4 +1,4 @@
-// What an operation is to do, as its execution sees it: tensors and parameters. It belongs to whoever made it (core/context/operation.h).
+// An operation as its execution sees it: tensors and parameters. Owned by its creator (core/context/operation.h).
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@ enum { REPLICAS = 3 };                  // own, left, right
 
 struct tensor {
     const void *src;
-    void *dst;                  // NULL: a result is to be allocated
+    void *dst;                  // NULL: the core allocates the result
     size_t count, nbytes;
     int64_t dim0;
     size_t row_nbytes;          // of one index of dim 0
@@ -25,7 +25,7 @@ struct work {
     bhvd_kind kind;
     const char *name;                   // not 0-terminated
     uint16_t name_size;
-    bool is_proxy;                      // stands in for a rank that joined: zeros in the host's memory, nothing out
+    bool is_proxy;                      // represents a joined rank: zeros in host memory, no output
     bhvd_op op;
     int root_rank;
     double prescale_factor, postscale_factor;
@@ -36,36 +36,36 @@ struct work {
     int round;
     bool hierarchical;
     float *replicas[REPLICAS];
-    bhvd_device_array *replica_copies[REPLICAS];  // of these; NULL: none
+    bhvd_device_array *replica_copies[REPLICAS];  // device copies of replicas; NULL: none
     double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
-    bool mixes_before, mixes_after;             // do they matter?
+    bool mixes_before, mixes_after;             // are these coefficients used?
     float *worker_error, *server_error;
-    bhvd_device_array *worker_copy, *server_copy; // of these, where a GPU may have the newest values; NULL: none
-    struct staging *staging;            // of tensors on a GPU (gpu/staging.h); NULL: they are in the host's memory
+    bhvd_device_array *worker_copy, *server_copy; // device copies of these, which may hold the newest values; NULL: none
+    struct staging *staging;            // for tensors on a GPU (gpu/staging.h); NULL: they are in host memory
     size_t tensor_count;
     struct tensor *tensors;
 };
 
-// Of an alltoall: bytes that this member sends to each, and receives from each, by position. longest: no part of any two
-// members is longer; equal on all.
+// For an alltoall: bytes that this member sends to each member, and receives from each, by position. longest: upper bound of the
+// bytes between any two members; equal on all.
 struct parts {
     const size_t *sent, *received;
     size_t longest;
 };
 
-// Bytes to other ranks, by what they went over.
+// Bytes sent to other ranks, by medium.
 struct sent {
     uint64_t shm, tcp, mpi;
 };
 
-// Of all tensors.
+// Total over all tensors.
 size_t work_nbytes(const struct work *work);
-// Memory that is kept from one operation to the next; NULL: none. Two with the same are done one after the other.
+// Memory kept from one operation to the next; NULL: none. Operations with the same memory run one after the other.
 static inline const void *work_state(const struct work *work)
 {
     return work->worker_error ? work->worker_error : work->server_error ? work->server_error : work->replicas[1];
 }
-// What the sum over `size` members is multiplied by.
+// The factor for the sum over `size` members.
 static inline double work_sum_factor(const struct work *work, int size)
 {
     return work->postscale_factor / (work->op == BHVD_OP_AVERAGE ? size : 1);
@@ -73,7 +73,7 @@ static inline double work_sum_factor(const struct work *work, int size)
 
 // Memory of the results that the core allocates.
 extern struct block_pool result_memory;
-enum { RESULT_MEMORY_KEPT = 32 << 20 };     // bytes of freed blocks that a process keeps, at most
+enum { RESULT_MEMORY_KEPT = 32 << 20 };     // limit of the freed bytes that a process keeps
 
 // Allocates the result of a tensor posted with dst NULL and points dst at it.
 bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0);

@@ -5,11 +5,11 @@
 // Several executions may be in flight at once. Each has a queue: messages carry the number of their execution and their own number
 // in it, so messages of different executions may be posted in any order. Both sides must post the same messages of an execution;
 // their sizes are compared, so that a disagreement is an error, not garbage.
-//
 // A message that arrives before its receive is posted waits in its socket, and blocks those behind it. If another execution's
-// expected message could be behind it, it is read into memory of the link instead (an unexpected message): otherwise two ranks
+// expected message could be behind it, the link reads it into its own memory (an unexpected message): otherwise two ranks
 // could deadlock. Messages of an execution that has not started here are not read: its window (core/negotiation/member.h) ensures
 // that nobody needs messages behind them. A pairwise operation (core/negotiation/pairwise.h) has no place in the order of
+// executions, so its messages are read even before it has started here. Thread: the engine's owner only.
 // executions, so its messages are read even before it has started here. Thread: the engine's owner only.
 #pragma once
 
@@ -36,7 +36,7 @@ enum link_state {
 
 struct transfer_header {
     uint32_t execution;                         // its number modulo 2^32; or a pairwise operation's id
-    uint32_t number;                            // counted per execution and direction; in a pairwise operation: plus TRANSFER_OF_PAIRWISE
+    uint32_t number;                            // per execution and direction; a pairwise operation's: plus TRANSFER_OF_PAIRWISE
     uint64_t size;
 };
 
@@ -146,8 +146,7 @@ static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint
 // Posts an execution's next message in two steps, because a schedule knows its messages long before it can post them: first its
 // number, in an order that both sides know; then the message, which moves in link_advance. Size 0 sends a header only. The two
 // sides' sizes must agree. finished: the queue that the transfer joins when done. urgent: goes before others; the same for all
-// messages of an execution. link_advance reports BHVD_ERR_SYSTEM: another execution has the queue, or an unexpected one's size
-// differs.
+// messages of an execution. link_advance reports BHVD_ERR_SYSTEM: the queue is in use by another, or an unexpected size differs.
 uint32_t link_number_send(struct link *link, uint64_t execution);
 uint32_t link_number_recv(struct link *link, uint64_t execution);
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
