@@ -39,7 +39,7 @@ static bhvd_status check_splits(const struct bhvd_args *args, int set_size, stru
     for (size_t t = 0; t < args->tensor_count; t++) {
         const struct bhvd_tensor *tensor = &args->tensors[t];
         if (tensor->ndim == 0)
-            continue;                   // refused by the coordinator, on all ranks
+            continue;                   // the coordinator refuses it, on all ranks
         int64_t sum = 0;
         for (size_t i = 0; i < args->split_count; i++) {
             if (args->splits[i] < 0)
@@ -157,7 +157,7 @@ static bhvd_status check_replicas(const struct bhvd_args *args, struct bhvd_erro
     return BHVD_OK;
 }
 
-// Of a process set, as alltoall's splits are checked by check_splits. Others have none.
+// Checks the ranks of a process set, which are passed as splits (check_splits: those of alltoall). Other kinds have none.
 static bhvd_status check_ranks(const bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_error *error)
 {
     const int size = ctx->options.size;
@@ -205,7 +205,7 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Reducescatter currently only supports AVERAGE and SUM.");
     if (args->kind == BHVD_C_LP_S && args->op > BHVD_OP_SUM)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Low-precision allreduce only supports AVERAGE and SUM.");
-    // Of every kind, as these travel with every kind.
+    // For every kind, since every kind carries these.
     if (args->codec < BHVD_CODEC_NONE || args->codec >= BHVD_CODEC_COUNT)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown codec %d ('%s')", args->codec, args->name);
     if (args->account < 0 || args->account >= BHVD_ACCOUNTS)

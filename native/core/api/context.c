@@ -16,7 +16,7 @@
 #include "run/plan.h"
 #include "transport/listener.h"
 
-// What the strings and the secret say is needed only while connecting, so they are not kept.
+// Strings and secret are needed only while connecting, so they are not kept.
 static void forget_strings(bhvd_context *ctx)
 {
     ctx->options.secret = NULL;
@@ -143,7 +143,7 @@ void bhvd_context_destroy(bhvd_context *ctx)
     if (!ctx)
         return;
     if (ctx->abandoned)
-        return;                     // a thread of the parent's was anywhere in it: none of it can be told to be whole
+        return;                     // a thread of the parent may have been changing any part of it
     progress_stop(ctx);
     connections_fini(&ctx->run.connections);
     context_free(ctx);
@@ -151,7 +151,7 @@ void bhvd_context_destroy(bhvd_context *ctx)
 
 void bhvd_context_after_fork(bhvd_context *ctx)
 {
-    // The threads did not come along, and a lock may have been held by one of them: fresh locks, and no engine.
+    // The threads exist only in the parent, and one of them may have held a lock: fresh locks, and no engine.
     init_locks(ctx);
     ctx->stalled.count = 0;
     run_after_fork(&ctx->run);
@@ -160,7 +160,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     atomic_store(&ctx->closed, true);
     error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
               "this process was forked from a rank; only the parent takes part in the job: move the call there");
-    // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back. Nothing is freed:
+    // The child closes its copies of the descriptors, because peers must see the parent's death. Nothing is freed:
     // the engine may have been growing a buffer, so pointers here may be stale.
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->run.connections.links[rank]);

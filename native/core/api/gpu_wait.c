@@ -1,8 +1,8 @@
-// Did what ended operations put on a GPU end well? Operations end when their work is enqueued (gpu/nccl.h,
-// gpu/staging.h), so who keeps their results, in a checkpoint for instance, asks here first.
+// Waits for the GPU work of ended operations and reports its failures. Operations end when their work is enqueued (gpu/nccl.h,
+// gpu/staging.h), so callers that keep their results, for instance in a checkpoint, call this first.
 //
-// Once the streams have come to their end, it is known: a failure aborts communicators only after the context has failed, so
-// a stream that a failure freed is never taken for one that did its work.
+// After the streams have drained the outcome is known: a failure aborts communicators only after the context has failed, so
+// a stream released by a failure is never mistaken for one that completed its work.
 #include <time.h>
 
 #include "base/status.h"
@@ -14,12 +14,12 @@ enum { LOOK_AGAIN_NS = 50000 };
 static bhvd_status failure_of(bhvd_context *ctx, struct bhvd_error *error)
 {
     *error = run_failure(&ctx->run);
-    if (error->status == BHVD_ERR_SHUTDOWN)     // this rank left, and had ended what it had begun
+    if (error->status == BHVD_ERR_SHUTDOWN)     // this rank left after finishing its operations
         error_clear(error);
     return error->status;
 }
 
-// Errors that NCCL has and that nobody has seen yet. Who runs the engine looks itself.
+// Checks for NCCL errors that have not been noticed yet. A thread that runs the engine checks by itself.
 static void look(bhvd_context *ctx)
 {
     if (pthread_mutex_trylock(&ctx->engine_lock))
@@ -29,7 +29,7 @@ static void look(bhvd_context *ctx)
     pthread_mutex_unlock(&ctx->engine_lock);
 }
 
-// The end of what the stream holds now, or a failure of the context, whichever is first.
+// Waits until the stream has completed its current work or the context fails.
 static int wait_for(bhvd_context *ctx, struct bhvd_device *device, void *event, void *stream, struct bhvd_error *error)
 {
     const struct timespec pause = {0, LOOK_AGAIN_NS};
@@ -59,7 +59,7 @@ bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct
         device->ops->event_destroy(device, event);
     if (!code)
         look(ctx);
-    if (failure_of(ctx, error))                 // the reason, where the driver only has a consequence
+    if (failure_of(ctx, error))                 // the cause; the driver only reports a consequence
         return error->status;
     return code ? device_failed(device, code, "what operations put on it failed", error) : BHVD_OK;
 }

@@ -1,4 +1,4 @@
-// What callers do with operations that they have posted: the public functions.
+// Public functions on posted operations.
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
@@ -81,7 +81,7 @@ bhvd_status bhvd_result_copy(bhvd_handle *op, size_t index, void *dst, void *str
 bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
 {
     bhvd_status status = completions_add(&op->completion, list, number);
-    // Either this thread or the one that ends the operation finds the other's mark.
+    // Either this thread or the thread that ends the operation sees the other's mark.
     if (!status && operation_is_over(op))
         completions_ended(&op->completion);
     return status;

@@ -1,4 +1,4 @@
-// What callers read of a context: counters, measurements, records, the timeline.
+// Public functions that read a context: counters, measurements, records, the timeline.
 #include <string.h>
 
 #include "base/status.h"

@@ -1,4 +1,4 @@
-// Posts operations: the public functions. An operation is made of its arguments first, and checked.
+// Public functions that post operations. They first create an operation from its arguments, and check it.
 #include <stdlib.h>
 
 #include "base/dtype.h"
@@ -37,7 +37,7 @@ static int compare_ranks(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-// The ranks of a process set in rising order, so that all ranks say the same.
+// The ranks of a process set are sorted, so that all ranks send the same request.
 static int32_t *copy_splits(const struct bhvd_args *args)
 {
     if (args->split_count == 0)
@@ -51,7 +51,7 @@ static int32_t *copy_splits(const struct bhvd_args *args)
     return splits;
 }
 
-// What the host reads or changes of arrays that may have newer values on a GPU.
+// Fetches arrays that the host reads or changes and that may have newer values on a GPU.
 static bhvd_status fetch_device_copies(const struct bhvd_handle *op, struct bhvd_error *error)
 {
     bhvd_status status = op->work.worker_copy ? bhvd_device_array_fetch(op->work.worker_copy, error) : BHVD_OK;
@@ -60,7 +60,7 @@ static bhvd_status fetch_device_copies(const struct bhvd_handle *op, struct bhvd
     return status;
 }
 
-// To where the execution wants the tensors, the errors to be fed back, and replicas.
+// Moves the tensors, residuals and replicas to the memory in which the execution needs them.
 static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
@@ -71,7 +71,7 @@ static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, c
     if (status || !args->gpu)
         return status;
     status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
-    bool host_waits = path == PATH_TWO_LEVEL;     // and so would the other ranks' hosts, if it were announced before
+    bool host_waits = path == PATH_TWO_LEVEL;     // the other ranks' hosts would wait too if it were announced earlier
     for (size_t t = 0; t < args->tensor_count; t++)
         host_waits |= args->tensors[t].dst_on_host != 0;
     if (!status)
@@ -79,7 +79,7 @@ static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, c
     return status;
 }
 
-// Copies the arguments; checks all that one rank can know by itself (spec: which exception, where).
+// Copies the arguments, and makes all checks that one rank can make alone (spec: which exception, where).
 static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out, struct bhvd_error *error)
 {
     struct set_facts facts = {0};
@@ -157,7 +157,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     return BHVD_OK;
 }
 
-// BHVD_ERR_ARGUMENT: one of this name is in progress; else the error that closed the context.
+// BHVD_ERR_ARGUMENT: an operation of this name is in progress; else the error that closed the context.
 static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
     struct operation_key key = operation_key_of(op);
@@ -199,7 +199,7 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
         operation_drop(op);
         return status;
     }
-    if (!args->blocking)                        // else the caller waits at once, and makes the progress itself
+    if (!args->blocking)                        // else the caller waits at once and makes the progress itself
         doorbell_ring(&ctx->run.connections.doorbell, 0);
     *out = op;
     error_clear(error);

@@ -1,12 +1,12 @@
-// What callers ask about process sets.
+// Public functions on process sets.
 #include <string.h>
 
 #include "core/context/context.h"
 #include "primitive/primitive.h"
 
-// The numbers of a set; of one that is not there {-1, -2, -1}.
+// The properties of a set; {-1, -2, -1} if it does not exist.
 struct numbers {
-    int size, rank, hosts;              // hosts: -1 where this rank is no member
+    int size, rank, hosts;              // hosts: -1 if this rank is not a member
 };
 
 static struct numbers numbers_of(bhvd_context *ctx, int id)

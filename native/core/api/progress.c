@@ -23,11 +23,11 @@
 #include "transport/channel_mpi.h"
 
 enum {
-    BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: it may be done in a moment
-    IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
-    NAP_MAX_MS = 16,            // of the progress thread while another runs the engine
-    GOODBYE_MS = 1000,          // for the last frames to be written
-    SLICE_NS = 100000           // of the progress thread; the kernel's shortest
+    BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: it may release it soon
+    IDLE_ROUNDS = 200,          // the progress thread polls a little longer before it sleeps, because posts come in bursts
+    NAP_MAX_MS = 16,            // of the progress thread while another thread runs the engine
+    GOODBYE_MS = 1000,          // limit for writing the last frames
+    SLICE_NS = 100000           // time slice of the progress thread; the kernel's minimum
 };
 
 static enum doorbell_state doorbell_asleep(bhvd_context *ctx)
@@ -35,22 +35,22 @@ static enum doorbell_state doorbell_asleep(bhvd_context *ctx)
     return atomic_load(&ctx->outstanding) || run_links_wait_for_room(&ctx->run) ? DOORBELL_ASLEEP : DOORBELL_IDLE;
 }
 
-// Must the progress thread wake for what is there now? Under engine_lock.
+// Is there work for which the progress thread must wake now? Under engine_lock.
 static bool engine_has_work(bhvd_context *ctx)
 {
     if (ctx->run.failure.status)
-        return executor_is_busy(&ctx->run);     // what runs ends at the next look
+        return executor_is_busy(&ctx->run);     // running tasks end at the next poll
     const bool may_start = ctx->pairwise->changed && ctx->pairwise->waiting;
     if (atomic_load(&ctx->posted_count) || engine_has_next(ctx) || ctx->coordinator->ready.head || may_start)
         return true;
-    // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
+    // With only the global set nothing can happen before this rank posts: leave the others' requests unread.
     if (doorbell_asleep(ctx) == DOORBELL_IDLE && ctx->sets.generation <= 1)
         return false;
     return run_links_are_ready(&ctx->run);
 }
 
-// Linux since 6.12 takes a thread's time slice from here. With a short one the kernel lets the progress thread, when it
-// wakes, in before the computation that has the core; it gets no more of the core for it. Elsewhere nothing changes.
+// Sets a short time slice (Linux 6.12 or later): when the progress thread wakes, the kernel then lets it preempt a computation
+// on its core. Its share of CPU time stays the same. No effect on other kernels.
 static void ask_for_short_slice(void)
 {
     struct {
@@ -65,8 +65,8 @@ static void ask_for_short_slice(void)
         syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-// A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too: no need to be there
-// for each of its operations. But who rings wants this thread: something was posted, or left behind (engine_release).
+// A thread that waits for its operation runs the engine, and sockets wake that thread as well as this one: this thread is not
+// needed for each of its operations. But a ring is meant for this thread: something was posted or left behind (engine_release).
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
     const struct doorbell *doorbell = &ctx->run.connections.doorbell;
@@ -89,9 +89,9 @@ static void *progress_main(void *arg)
         if (!take_engine(ctx, &nap_ms))
             continue;
         pause_set_doorbell(&ctx->run, DOORBELL_AWAKE);
-        // Only now, since a waiting thread may have held the engine and be asleep on the same doorbell: it would miss it.
+        // Not earlier: a waiting thread may have held the engine and slept on the same doorbell, and would miss the ring.
         doorbell_drain(&ctx->run.connections.doorbell);
-        // What is on its way to another host wakes this thread; a computation has better use for the core meanwhile.
+        // Messages from other hosts wake this thread; until then leave the core to the computation.
         const int limit = executor_is_busy(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
         for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
@@ -100,7 +100,7 @@ static void *progress_main(void *arg)
                 progress = true;
             }
             if (progress)
-                rounds = -1;            // at least one more look: what was started may be over already
+                rounds = -1;            // poll at least once more: new work may be over already
             else if (atomic_load(&ctx->outstanding) == 0)
                 break;
             else
@@ -122,16 +122,16 @@ static void *progress_main(void *arg)
 
 static void engine_release(bhvd_context *ctx)
 {
-    // The progress thread sleeps in poll(): from now on doorbells are for it.
+    // The progress thread sleeps in poll(): from now on doorbells wake it.
     pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
-    // And what is on its way now was not when it chose what to sleep on.
+    // It chose its descriptors before the work that is now in flight.
     bool work = engine_has_work(ctx) || ctx->staged.head || executor_is_busy(&ctx->run);
     pthread_mutex_unlock(&ctx->engine_lock);
     if (work)
         doorbell_ring(&ctx->run.connections.doorbell, 0);
 }
 
-// What engine_run may not sleep through: its operation is done, or there is one to execute.
+// The events for which engine_run must wake: its operation is done, or there is one to execute.
 static int has_to_act(struct run *run, void *arg)
 {
     const struct bhvd_handle *op = arg;
@@ -168,7 +168,7 @@ static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline
             engine_run(ctx, op, deadline_ns);
             engine_release(ctx);
         } else {
-            // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
+            // Another thread runs the engine. It may have checked for posts just before ours and be about to sleep.
             doorbell_ring(&ctx->run.connections.doorbell, 0);
             for (int i = 0; i < BUSY_ENGINE_ROUNDS && !operation_is_over(op); i++)
                 sched_yield();
@@ -195,7 +195,7 @@ bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
     return BHVD_OK;
 }
 
-// A goodbye may be stuck behind other frames: gives the peers a moment to read them.
+// A goodbye may be queued behind other frames: gives the peers a moment to read them.
 static void flush_goodbyes(bhvd_context *ctx)
 {
     int64_t deadline_ns = clock_deadline_ns(GOODBYE_MS);
@@ -207,12 +207,12 @@ static void flush_goodbyes(bhvd_context *ctx)
     }
 }
 
-// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet. Those that it
-// relays for count on it until they leave, however long that takes.
+// The other ranks rely on agreed operations: on this rank's part, and on data that has not reached them yet. Ranks that it
+// relays for rely on it until they leave, however long that takes.
 static void finish_agreed(bhvd_context *ctx)
 {
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
-    ctx->staged.head = NULL;            // nobody has heard of these
+    ctx->staged.head = NULL;            // not announced yet
     if (departure_begin(ctx))
         run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {

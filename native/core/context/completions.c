@@ -1,5 +1,5 @@
-// Any number of threads add to a list and take from it. An operation whose completion is in the list or
-// on its way into it holds a reference, so that the list may be destroyed while operations are in progress.
+// Any number of threads add to a list and take from it. A completion that is in the list or will be put
+// into it holds a reference to it, so that the list may be destroyed while operations are in progress.
 #include "core/context/completions.h"
 
 #include <pthread.h>
@@ -20,7 +20,7 @@ struct completion {
 struct bhvd_completions {
     atomic_int references;
     pthread_mutex_t lock;
-    _Atomic uint32_t added;             // numbers; the sleepers' futex
+    _Atomic uint32_t added;             // numbers added; the sleepers' futex
     int sleepers;                       // threads that wait until the list is not empty
     struct FIFO(struct completion) ended;
 };
@@ -61,7 +61,7 @@ static void put(struct completion *completion)
 void completions_ended(struct completion *_Atomic *slot)
 {
     if (!atomic_load(slot))
-        return;                         // as mostly
+        return;                         // the usual case
     struct completion *completion = atomic_exchange(slot, NULL);
     if (completion)
         put(completion);

@@ -1,8 +1,8 @@
-// The state of one rank, and who may touch which part of it:
+// The state of one rank, and which threads may access which part of it:
 //
-//     posting side    any thread, under `post_lock`: posted operations, names in progress, why it takes no more
+//     posting side    any thread, under `post_lock`: posted operations, names in progress, the reason for refusing more
 //     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
-//     process sets    written by the engine, read by any thread, under `sets_lock`; so is, under its own, who stalls
+//     process sets    written by the engine, read by any thread, under `sets_lock`; likewise the stalled ranks, with their own lock
 #pragma once
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include "core/telemetry/timeline.h"
 #include "run/run.h"
 
-// Whom the others wait for, as the last look has found; on rank 0.
+// On rank 0: stalled ranks, as of the last check.
 struct stalled {
     pthread_mutex_t lock;                       // only the engine writes
     struct bhvd_stalled *ranks;
@@ -33,16 +33,16 @@ struct engine_counters {
 struct bhvd_context {
     struct bhvd_context_options options;        // without strings and secret
     int tree_fanout;                            // negotiation/tree.h
-    struct run run;                             // what executes; its failure is why nothing more can be executed
+    struct run run;                             // the executor; after its failure nothing is executed
 
     pthread_mutex_t post_lock;
     struct FIFO(struct bhvd_handle) posted;
-    _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
+    _Atomic uint32_t posted_count;              // length of the list, which the engine reads without the lock
     struct table names;                         // operations in progress on this rank, by set and name
-    struct bhvd_error closing;                  // why nothing more can be posted (context_takes); BHVD_OK while usable
-    struct bhvd_error first_loss;               // how the first operation ended that another rank ended
+    struct bhvd_error closing;                  // the reason for refusing posts (context_takes); BHVD_OK while usable
+    struct bhvd_error first_loss;               // the error of the first operation that another rank ended
     _Atomic uint32_t outstanding;               // posted and not ended
-    _Atomic bool closed;                        // shutdown asked for
+    _Atomic bool closed;                        // shutdown requested
 
     pthread_mutex_t engine_lock;
     pthread_t progress_thread;
@@ -51,22 +51,22 @@ struct bhvd_context {
     struct relay *relay;
     struct pairwise *pairwise;
     struct bytes request_frame;                 // the requests being announced
-    bool has_joined;                            // ever: only then it stands in with zeros
+    bool has_joined;                            // ever joined: only then does it take part as a proxy
     bool said_goodbye;
-    bool failed_elsewhere;                      // another rank's goodbye told of the failure
+    bool failed_elsewhere;                      // another rank's goodbye reported the failure
     struct response_cache *cache;
     struct timeline timeline;
-    struct FIFO(struct bhvd_handle) staged;     // their tensors are on the way from a GPU (gpu/staging.h)
+    struct FIFO(struct bhvd_handle) staged;     // their tensors are being copied from a GPU (gpu/staging.h)
     struct FIFO(struct execution) executions;
-    uint64_t executing;                         // the number of the one that runs to its end; 0: none
+    uint64_t executing;                         // the number of the execution being run to completion; 0: none
     struct heartbeat *heartbeat;
     uint32_t polls;
     _Atomic bool measures_coordinator;
     _Atomic bool awaits_state;                  // bhvd_context_await_state
-    _Atomic uint64_t measured;                  // the wire of the last execution: its hop in the upper half
+    _Atomic uint64_t measured;                  // the wire of the last execution: hop in the upper half, byte in the lower
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
     _Atomic uint64_t accounts[BHVD_ACCOUNTS][3];        // as struct bhvd_sent
-    struct log log;                             // what is said to people, from any thread
+    struct log log;                             // for people, from any thread
     struct stalled stalled;
     bool abandoned;                             // in a child after fork
 
@@ -74,13 +74,13 @@ struct bhvd_context {
     struct process_set_table sets;
 };
 
-// From now on nothing can be posted; ends, with this error, the operations that the coordinator has not answered.
-// Those that it has answered are still executed: every member counts on the others for them. Where it has just left, averages with
-// neighbors go on, which do without it (core/negotiation/pairwise.h). Engine only.
+// From now on nothing can be posted; ends, with this error, the operations without a response. Those with a response are
+// still executed: every member relies on the others for them. If the coordinator has just left, persistent pairwise operations
+// continue, since they do not need it (core/negotiation/pairwise.h). Engine only.
 void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 
-// May an operation be posted? By who holds post_lock, or the engine.
+// May an operation be posted? Call with post_lock held, or from the engine.
 bool context_takes(const bhvd_context *ctx, bhvd_kind kind);
 
-// The run has failed: nothing can be posted any more, nothing agreed on is executed, and every operation ends with this error.
+// The run has failed: nothing can be posted, no agreed operation is executed, and every operation ends with this error.
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error);

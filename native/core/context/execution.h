@@ -1,17 +1,17 @@
-// Agreed operations that this rank executes together, in the one order of the job.
+// Agreed operations that this rank executes together, in the global order of the job.
 #pragma once
 
 #include "run/plan.h"
 
-// Some fused operations that are executed together.
+// Fused operations that are executed together.
 struct execution {
     struct execution *next;
     uint64_t number;            // in the order of all responses of the job, from 1
     uint64_t after;             // it starts when those up to this number are over
-    struct wire wire;           // as the coordinator has measured it: all choose by the same figures
-    uint32_t process_set;       // the set may be gone when its turn comes: looked up then
-    struct sent sent;           // for it, so far
-    struct plan plan;           // of what goes on beside others
+    struct wire wire;           // as measured by the coordinator: all ranks choose by the same values
+    uint32_t process_set;       // looked up when it starts, since the set may be removed before
+    struct sent sent;           // bytes sent for it so far
+    struct plan plan;           // of a concurrent execution
     int count;
     struct work *works[];       // of operations
 };

@@ -1,4 +1,4 @@
-// How a context ends: nothing more can be posted (closed), or executed either (failed); operations in progress hear why.
+// How a context ends: it refuses posts (closed), or executions too (failed); operations in progress get the reason.
 #include <stdlib.h>
 
 #include "base/status.h"
@@ -17,7 +17,7 @@ static bool needs_coordinator(const bhvd_context *ctx, const struct bhvd_handle 
     return op->phase < OPERATION_ANSWERED && !(context_takes(ctx, op->work.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED));
 }
 
-// Operations in progress, linked by `next`: all but those of the running execution, or only those that need the coordinator still.
+// Operations in progress, linked by `next`: all except those of the running execution, or only those that need the coordinator.
 static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
 {
     struct bhvd_handle *list = NULL;
@@ -44,7 +44,7 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
     return list;
 }
 
-// The first reason stays: later ones are consequences. False when there was one.
+// The first reason is kept: later ones are consequences. False if there was one.
 static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
@@ -64,7 +64,7 @@ void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    if (context_takes(ctx, BHVD_D_FP_S))        // not closed, or only by who left
+    if (context_takes(ctx, BHVD_D_FP_S))        // not closed, or only because ranks left
         ctx->closing = *error;
     pthread_mutex_unlock(&ctx->post_lock);
     log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",

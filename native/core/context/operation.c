@@ -87,7 +87,7 @@ void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error
 
 void operation_end_set(bhvd_context *ctx, uint32_t process_set)
 {
-    // Those that have their answer lie in the list of executions, and find the set gone when their turn comes.
+    // Operations with a response are in the list of executions, and find that the set is gone when they start.
     struct bhvd_handle *list = NULL;
     struct bhvd_error error;
     error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);

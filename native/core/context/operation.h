@@ -1,4 +1,4 @@
-// An operation: what bhvd_post was given, from posting to its end. It is the public bhvd_handle.
+// An operation: the arguments and state of a bhvd_post, until it ends. It is the public bhvd_handle.
 // Held by the caller's handle and, while it runs, by the engine.
 #pragma once
 
@@ -12,17 +12,17 @@
 #include "core/message/operation_key.h"
 #include "run/work.h"
 
-// Whether it ended, and if not, whether anyone sleeps for it: to wake somebody is a system call.
+// Whether it has ended, and if not, whether a thread sleeps until then: a wake-up is a system call.
 enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_ENDED };
 
 struct completion;
 
-// How far it is on this rank. A proxy of a joined rank is never announced.
+// Its progress on this rank. A proxy of a joined rank is never announced.
 enum operation_phase {
     OPERATION_POSTED,
-    OPERATION_ANNOUNCED,        // the coordinator, or its neighbors, were told
+    OPERATION_ANNOUNCED,        // sent to the coordinator, or to its neighbors
     OPERATION_ANSWERED,         // it is part of an execution
-    OPERATION_EXECUTING         // which runs: only that ends it
+    OPERATION_EXECUTING         // running: only the execution ends it
 };
 
 struct bhvd_handle {
@@ -30,25 +30,25 @@ struct bhvd_handle {
     bhvd_context *ctx;
     struct bhvd_handle *next;           // in the list of posted operations
     struct table_node by_name;          // in ctx->names
-    struct work work;                   // its name lies inside `request`, its tensors behind
+    struct work work;                   // its name lies inside `request`, its tensors follow this struct
     uint32_t process_set;               // its number
-    int account;                        // on which its bytes are counted
+    int account;                        // number of the counter of its bytes
     int32_t *splits;
     size_t split_count;
-    struct bytes request;               // as it travels, see core/message/request.h; equal bytes mean an equal request
-    struct cached *cached;         // the entry it was announced by, or that its response made
-    const int64_t *agreed;              // what the response adds, see core/negotiation/member.h
+    struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests
+    struct cached *cached;         // the entry by which it was announced, or which its response created
+    const int64_t *agreed;              // numbers added by the response, see core/negotiation/member.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
-    unsigned char *inline_sum;          // the sum that came with the response (inline_payload.h); NULL: it is to be executed
-    bool on_gpu;                        // on all members; a proxy's own memory is the host's nevertheless
+    unsigned char *inline_sum;          // the sum that came with the response (inline_payload.h); NULL: execute it
+    bool on_gpu;                        // on all members; even so, a proxy's own memory is host memory
     int32_t *received_splits;           // alltoall: received_size entries for each tensor
     size_t received_size;
     int64_t value;
     enum operation_phase phase;         // engine only
-    bool is_pairwise;                   // announced to its neighbors, not to the coordinator (pairwise.h)
+    bool is_pairwise;                   // announced to its neighbors instead of the coordinator (pairwise.h)
     _Atomic uint32_t state;             // futex word, of enum operation_state
-    struct completion *_Atomic completion;      // core/context/completions.h; NULL: nobody is told when it ends
+    struct completion *_Atomic completion;      // core/context/completions.h; NULL: none
     struct bhvd_error error;
     struct tensor tensors[];
 };
@@ -63,26 +63,26 @@ static inline struct bhvd_handle *operation_of(struct work *work)
     return (struct bhvd_handle *)(void *)((char *)work - offsetof(struct bhvd_handle, work));
 }
 
-// Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
+// Ends it: from now on bhvd_wait returns. Drops the engine's reference; the name may be used again.
 void operation_end(struct bhvd_handle *op, const struct bhvd_error *error);
 void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error);     // all of a list linked by `next`
 void operation_drop(struct bhvd_handle *op);
-// From when this is true, `error` is final.
+// Once this returns true, `error` is final.
 static inline bool operation_is_over(const struct bhvd_handle *op)
 {
     return atomic_load(&op->state) == OPERATION_ENDED;
 }
-// Sleeps, mostly until another thread has ended it; CLOCK_NEVER: no deadline.
+// Sleeps until another thread has ended it, with spurious wake-ups; CLOCK_NEVER: no deadline.
 void operation_sleep(struct bhvd_handle *op, int64_t deadline_ns);
 // Ends all operations in progress on a process set that is being removed.
 void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 
-// Has the coordinator been asked for one that it has not answered?
+// Is there an operation that was requested from the coordinator and has no response?
 bool operation_awaits_response(bhvd_context *ctx);
 
 // The operation in progress with this key, or NULL. Takes post_lock.
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
-struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);      // by who holds it
+struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);      // with post_lock held
 
 // alltoall: rows of the tensor that this rank sends to member i of `size`.
 static inline int64_t operation_split(const struct bhvd_handle *op, const struct tensor *tensor, int i, int size)

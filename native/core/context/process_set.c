@@ -20,11 +20,11 @@ struct process_set *process_set_find(const struct process_set_table *table, uint
     return NULL;
 }
 
-// ranks rising. -1: it is not among them.
+// ranks: ascending. -1: not a member.
 static int index_in(const int32_t *ranks, int size, int rank)
 {
     if (rank >= 0 && rank < size && ranks[rank] == rank)
-        return rank;                    // so it is in the global set
+        return rank;                    // always so in the global set
     int low = 0, high = size;
     while (low < high) {
         int middle = low + (high - low) / 2;
@@ -78,7 +78,7 @@ bhvd_status process_set_add(struct process_set_table *table, struct run *run, co
         set->number = (uint32_t)++table->generation;
         set->of_members = of_members;
     }
-    // Blocks in an area are counted from its generation on, beyond all of an older set.
+    // Block numbers in an area start from the set's generation, after those of any older set.
     if (!set || !group_init(&set->group, run, ranks, size, index_in(ranks, size, run->connections.rank), free_id,
                             table->generation << 40) || hierarchy_create(run, &set->group)) {
         process_set_destroy(set);

@@ -1,5 +1,5 @@
 // Process sets: which ranks take part. Set 0 holds all ranks; ids are equal on all ranks, because sets are added and
-// removed in the one order of executions.
+// removed in the global order of executions.
 #pragma once
 
 #include <stdbool.h>
@@ -13,26 +13,26 @@ struct nccl_group;
 enum { PROCESS_SET_MAX = 1024 };
 
 struct process_set {
-    struct group group;         // ranks rising; its id is the user's, reused after a removal
-    uint32_t number;            // never reused: what requests, answers and executions say
+    struct group group;         // ranks ascending; its id is the public one, reused after a removal
+    uint32_t number;            // never reused: used in requests, responses and executions
     struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
-    bool of_members;            // they alone have asked for it, and nobody removes it
-    int persistent;             // coordinator: pairwise operations that it answers no more (pairwise.h)
+    bool of_members;            // added by its members alone; cannot be removed
+    int persistent;             // coordinator: pairwise operations that no longer need it (pairwise.h)
 };
 
 struct process_set_table {
     struct process_set *sets[PROCESS_SET_MAX];
-    uint64_t generation;        // counts additions: a new set's blocks are later than any of an older one
-    int high;                   // no set has an id from here on
+    uint64_t generation;        // number of additions: a new set's blocks come after those of any older one
+    int high;                   // all ids are below this
 };
 
-// All under ctx->sets_lock by the caller, except where the engine reads what only the engine writes.
+// The caller holds ctx->sets_lock for all of these, except where the engine reads data that only the engine writes.
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id);
 struct process_set *process_set_find(const struct process_set_table *table, uint32_t number);
-// The set of exactly these ranks, NULL: there is none. Members have their own, so that a removal leaves it to them; but
-// all have one set of all ranks.
+// The set of exactly these ranks, NULL: none. Sets added by members are separate, so that they survive the removal of
+// another set with the same ranks; but there is only one set of all ranks.
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size, bool of_members);
-// ranks rising. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
+// ranks: ascending. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
 bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size,
                             bool of_members, int *id, struct bhvd_error *error);
 void process_set_remove(struct process_set_table *table, uint32_t id);

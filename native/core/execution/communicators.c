@@ -2,7 +2,7 @@
 
 #include "gpu/nccl.h"
 
-enum { ABORT_GROUPS = 256 };            // more process sets with communicators than any job has
+enum { ABORT_GROUPS = 256 };            // more than the number of process sets with communicators in any job
 
 void communicators_look(bhvd_context *ctx)
 {
@@ -25,7 +25,7 @@ void communicators_abort(bhvd_context *ctx)
     nccl_abort(groups, count);
 }
 
-// Posting threads look at it.
+// Under the lock, since posting threads read it.
 static struct nccl_group *exchange(bhvd_context *ctx, struct process_set *set, struct nccl_group *group)
 {
     pthread_mutex_lock(&ctx->sets_lock);
@@ -43,7 +43,7 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
     bhvd_status status = nccl_agree(&ctx->run, &set->group, work, ctx->options.nccl_two_level, &group);
     exchange(ctx, set, group);
     if (status)
-        nccl_abort(&group, 1);                  // the context failed before the set had the communicator
+        nccl_abort(&group, 1);                  // the context failed before the set had its communicator
     return status;
 }
 

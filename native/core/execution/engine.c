@@ -17,13 +17,13 @@
 #include "run/pause.h"
 #include "run/plan.h"
 
-// Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
-// in ctx->staged, in the order in which they were posted.
+// Returns the operations that can be announced: those whose tensors are in host memory. The others wait
+// in ctx->staged, in posting order.
 static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *posted)
 {
     struct bhvd_handle *staged = fifo_take_all(&ctx->staged), *lists[] = {staged, posted};
     struct FIFO(struct bhvd_handle) ready = {0};
-    const struct bhvd_device *behind = NULL;        // one operation's copies from this GPU are not done, so no later one's are
+    const struct bhvd_device *behind = NULL;        // its copies for an earlier operation are not done, so no later one's are
     for (int i = 0; i < 2; i++) {
         for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
             struct bhvd_error error;
@@ -77,7 +77,7 @@ bool engine_needs_poll(bhvd_context *ctx)
 
 // ------------------------------------------------------------------------------------------------------------ executions
 
-// On the accounts of the operations: each one's share of what was fused is that of its bytes.
+// Counts bytes for the operations of an execution, in proportion to their sizes.
 static void count_sent(bhvd_context *ctx, const struct execution *execution)
 {
     const uint64_t sent[] = {execution->sent.shm, execution->sent.tcp, execution->sent.mpi};
@@ -142,7 +142,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
     ctx->run.sent = &execution->sent;
 }
 
-// Starts what has a plan, which goes on beside others. False: the execution is over. A failed run overrides its own error.
+// Starts a plan, which runs concurrently. False: the execution is over. A failure of the run overrides its own error.
 static bool start_or_end(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
     if (!status && execution->plan.made && !plan_start(&ctx->run, &execution->plan, end_started, execution, NULL))
@@ -168,7 +168,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     *execution = (struct execution){.process_set = op->process_set, .count = 1};
     execution->works[0] = &op->work;
     begin_execution(ctx, execution);
-    ctx->run.wire = *wire;                       // this may be in the middle of another execution
+    ctx->run.wire = *wire;                       // this may be called during another execution
     bhvd_status status = select_pairwise(ctx, op, &execution->plan, &error);
     ctx->run.wire = wire_before;
     execution->plan.operands.execution = LINK_PAIRWISE | id;
@@ -192,10 +192,10 @@ void engine_execute_next(bhvd_context *ctx)
     if (goes_on)
         return;
     if (!ctx->run.failure.status)
-        relay_flush(ctx);                       // a process set was added or removed: that can answer others' requests
+        relay_flush(ctx);                       // a process set was added or removed, so others' requests may have got responses
 }
 
-// Starts operations whose neighbors are ready.
+// Starts operations that all neighbors have posted.
 static bool start_pairwise(bhvd_context *ctx)
 {
     bool progress = false;
@@ -227,7 +227,7 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     if (!ctx->run.failure.status)
         relay_flush(ctx);
     if (++ctx->polls % POLLS_PER_LOOK == 0)
-        engine_check_timers(ctx);           // else nobody does while something moves without a pause
+        engine_check_timers(ctx);           // continuous progress must not prevent this check
     return progress;
 }
 
@@ -242,7 +242,7 @@ static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct byt
 
 const struct relay_receivers engine_receivers = {.up = coordinator_take_bundled, .down = take_down};
 
-// Frames of negotiation proper.
+// Frames of the negotiation.
 static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
 {
     ctx->counters.negotiation_messages++;
@@ -253,12 +253,12 @@ static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_
     return type == FRAME_CLOSING ? departure_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
 }
 
-// Control frames of peers, to whom they concern.
+// Dispatches the control frames of peers.
 static bhvd_status on_frame(void *owner, struct link *link, uint8_t type, struct bytes_reader payload)
 {
     bhvd_context *ctx = owner;
     if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
+        return BHVD_OK;                     // after its goodbye: nothing that these could be about is in progress
     if (type == FRAME_GOODBYE)
         return departure_take_goodbye(ctx, link, payload);
     if (type == FRAME_HEARTBEAT)
@@ -272,14 +272,14 @@ static bhvd_status on_frame(void *owner, struct link *link, uint8_t type, struct
     return take_negotiation(ctx, link, type, payload);
 }
 
-// ---------------------------------------------------------------------------------------- what a run asks of its owner
+// ---------------------------------------------------------------------------------------- callbacks of the executor
 
 static void failed(bhvd_context *ctx, const struct bhvd_error *error)
 {
     context_end_all(ctx, error);
     if (error->status != BHVD_ERR_SHUTDOWN) {
         departure_say_goodbye(ctx);
-        communicators_abort(ctx);       // what waits for a peer on the GPU would wait for ever
+        communicators_abort(ctx);       // work on the GPU that waits for a peer would wait for ever
     }
 }
 

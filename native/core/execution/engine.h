@@ -1,25 +1,25 @@
-// The engine: moves what can be moved, and executes what is agreed on. Whoever calls this holds ctx->engine_lock
+// The engine: moves data and executes agreed operations. The caller of these functions holds ctx->engine_lock
 // (progress.h).
 #pragma once
 
 #include "core/context/context.h"
 #include "core/negotiation/relay.h"
 
-// One look at everything that can move, and every so often at the clock. True when something did. Never blocks, executes nothing.
+// Polls everything once, and regularly checks timers. True if something moved. Never blocks, executes nothing.
 bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
-// Would an engine that sleeps miss what moves: something that no descriptor tells of?
+// Is there work that no descriptor reports, and that a sleeping engine would miss?
 bool engine_needs_poll(bhvd_context *ctx);
-// At the clock: whose heartbeat is due or missing, what NCCL says, which operations wait too long.
+// Checks all timers: heartbeats, NCCL errors, operations that wait too long.
 void engine_check_timers(bhvd_context *ctx);
 
-// What a context's run asks of it.
+// The executor's callbacks.
 extern const struct executor_callbacks engine_callbacks;
-// What the tree brings: requests to the coordinator, responses to members.
+// Receivers of relayed frames: requests for the coordinator, responses for members.
 extern const struct relay_receivers engine_receivers;
 
-// Is there an execution that may start now: those that must be over before it are?
+// Is there an execution that may start now, because the ones that must end before it are over?
 bool engine_has_next(const bhvd_context *ctx);
-// Starts it, and executes it to its end unless it can go on beside others.
+// Starts it, and runs it to completion unless it can run concurrently.
 void engine_execute_next(bhvd_context *ctx);
-// Has any been agreed on, or started, that is not over?
+// Is any agreed or started execution not over?
 bool engine_is_busy(const bhvd_context *ctx);

@@ -1,6 +1,6 @@
-// Runs an execution. Decides whether it goes by NCCL, through shared memory, in two levels or over links; by which schedule over links,
-// collective/allreduce_links.c decides.
-// gpu: by NCCL; NULL: the tensors are in the host's memory.
+// Runs an execution. Chooses between NCCL, shared memory, two levels and links; collective/allreduce_links.c chooses the schedule
+// over links.
+// gpu: for NCCL; NULL: the tensors are in host memory.
 #include "core/execution/select.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
-// Shared memory where it is possible, two levels where there are two.
+// Shared memory if possible, unless a path over links is forced.
 static bool use_shared(const struct run *run, const struct group *group)
 {
     return group->shared && !(group->size > 1 && allreduce_is_over_links(run->allreduce_path));
@@ -33,7 +33,7 @@ static bool use_hierarchy(const struct run *run, const struct group *group)
     return group->hierarchy && !allreduce_is_over_links(run->allreduce_path);
 }
 
-// One rank: a copy, scaled twice as it would be among several.
+// One rank: a copy, scaled twice as it is with several ranks.
 static bhvd_status allreduce_alone(const struct reduction *reduction, const struct span_list *list)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
@@ -89,7 +89,7 @@ static bhvd_status allreduce_run(struct run *run, struct group *group, const str
     return status || plan ? status : plan_execute(run, &own);
 }
 
-// Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself, one after the other.
+// Fused operations have one dtype; in a grouped operation dtypes may differ, and each is reduced separately, one after the other.
 static bhvd_status execute_allreduce(struct run *run, struct group *group, struct work *const *works, int count,
                                      struct nccl_run *gpu, struct plan *plan)
 {
@@ -130,9 +130,9 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
     return status;
 }
 
-// ------------------------------------------------------------------------------------- one tensor after the other
+// -------------------------------------------------------------------------------------- one tensor at a time
 
-// Rows of dim 0 that rank `index` gets of a reducescatter: the first ranks one more when it does not divide.
+// Rows of dim 0 that rank `index` gets in a reducescatter: the first ranks get one more if it does not divide evenly.
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
 static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *work,
@@ -204,7 +204,7 @@ static bhvd_status execute_alltoall(struct run *run, struct group *group, struct
     return BHVD_OK;
 }
 
-// Whether every host has a member with the local index of this one.
+// Does every host have a member with this one's local index?
 static bool is_on_every_host(const struct hierarchy *h, int position)
 {
     int host, index;
@@ -228,7 +228,7 @@ static bhvd_status execute_broadcast(struct run *run, struct group *group, struc
     return BHVD_OK;
 }
 
-// plan: of what may go on beside others; NULL: nothing may. Several tensors come one after the other.
+// plan: for a concurrent execution; NULL: run to completion. Several tensors are executed one after the other.
 static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *op, struct nccl_run *gpu,
                                    struct plan *plan)
 {
@@ -307,7 +307,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
     const uint32_t number = set->number;
     bhvd_status status = BHVD_OK;
-    // Its area may be given to another set: not before all members have read what lies there. While this rank waits for
+    // Its area may be reused by another set, but only after all members have read its contents. While this rank waits for
     // them it still announces operations on the set, so those are ended afterwards.
     if (set->group.shared && set->group.size > 1)
         status = shared_barrier(&ctx->run, &set->group);
@@ -329,7 +329,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     return status;
 }
 
-// By NCCL, in one level or two, where a set has agreed on it and it takes such an operation; else in the host's memory, *gpu NULL.
+// Uses NCCL, in one level or two, if the set has agreed on it and it supports the operation; else *gpu is NULL: host memory.
 static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_run **gpu)
 {
     const struct work *work = execution->works[0];
@@ -344,7 +344,7 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
     return nccl_begin(&ctx->run, &set->group, set->nccl, path, execution->works, execution->count, gpu);
 }
 
-// Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.
+// Means are encoded on the host; their residuals may be on a GPU if NCCL executed earlier operations.
 static bhvd_status fetch_server_error(struct run *run, const struct work *work)
 {
     struct bhvd_error error;
@@ -353,7 +353,7 @@ static bhvd_status fetch_server_error(struct run *run, const struct work *work)
     return run_fail(run, error.status, "rank %d: %s", run->connections.rank, error.message);
 }
 
-// A primitive's plan, run to its end where nothing may or need go on beside it: within a host there is no latency to hide.
+// Runs a primitive's plan to completion if it cannot or need not be concurrent: within a host there is no latency to hide.
 static bhvd_status finish(struct run *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
 {
     return !status && plan->made && (on_gpu || group->shared) ? plan_execute(run, plan) : status;

@@ -3,9 +3,9 @@
 
 #include "core/context/context.h"
 
-// Chooses the algorithm, and fills results and values; or, when that is one over links alone, only makes the execution's plan: it can go
-// on beside others. error: filled when it cannot be done and the context stays usable.
+// Chooses the algorithm, and fills in results and values; or, for one over links alone, only makes the execution's plan, which can
+// run concurrently. error: set if it cannot be executed and the context stays usable.
 bhvd_status select_execute(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error);
 
-// The same of an operation whose neighbors are there (pairwise.h).
+// The same for a pairwise operation that all neighbors have posted (pairwise.h).
 bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error);

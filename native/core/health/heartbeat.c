@@ -9,9 +9,9 @@
 
 enum {
     INTERVAL_MAX_MS = 1000,
-    INTERVALS = 8,                      // heartbeats within the limit, at least
-    LATE_INTERVALS = 3                  // a heartbeat waits in a ring for its reader, is counted at the reader's next look,
-                                        // and the silence noticed at a later one: the limit holds from the fault itself
+    INTERVALS = 8,                      // at least this many heartbeats within the limit
+    LATE_INTERVALS = 3                  // a heartbeat waits in a ring for its reader, is counted at the reader's next poll,
+                                        // and the silence is noticed at a later one: the limit counts from the fault itself
 };
 
 bhvd_status heartbeat_init(bhvd_context *ctx)
@@ -33,7 +33,7 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     return BHVD_OK;
 }
 
-// The oldest that is under way; 0: none is.
+// The oldest execution in progress; 0: none.
 static uint64_t oldest_started(const bhvd_context *ctx)
 {
     const uint64_t oldest = executor_oldest(&ctx->run);
@@ -81,7 +81,7 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
     }
 }
 
-// Both the operations' messages and the frames of negotiation are told of.
+// Covers both messages of operations and frames of the negotiation.
 static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 {
     struct heartbeat *h = ctx->heartbeat;
@@ -104,8 +104,8 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
 {
     struct link *link = &ctx->run.connections.links[rank];
-    // What waits to be written says as much; and what nobody reads must not grow. A connection that is broken is noticed
-    // where it is read, after the goodbye that may explain it.
+    // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
+    // when it is read, after a goodbye that may explain it.
     if (link->control_out.size == 0)
         link_send_frame(link, FRAME_HEARTBEAT, payload, true);
 }
@@ -149,7 +149,7 @@ bool heartbeat_others_are_earlier(const bhvd_context *ctx)
 {
     uint64_t earliest = 0;
     if (!ctx->heartbeat->silence_ns)
-        return false;                   // nobody would notice that the rank that is said to be there was stopped
+        return false;                   // nobody would notice that the rank with the earlier execution was stopped
     if (ctx->options.rank == COORDINATOR)
         earliest = earliest_execution(ctx);
     else if (listens_to(ctx, COORDINATOR))

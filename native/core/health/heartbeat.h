@@ -1,14 +1,14 @@
-// Heartbeats: how a rank that says nothing and dies of nothing is found: a process that was stopped, a machine or a link
-// that went down, a connection whose packets are dropped.
+// Heartbeats detect a rank that is silent although its process has not ended: a stopped process, a machine or a link
+// that went down, a connection that drops packets.
 //
-// Every rank tells the coordinator, and the coordinator every rank, about once a second, that its engine runs. The engine
-// needs no Python for it, so a rank in a long computation is not taken for dead. Who is silent for
-// heartbeat_timeout_ms is lost. A star is enough: the coordinator tells all others whom it lost. What a star does not see, a
-// connection that broke between two other ranks, is found by whoever sends something over it: the peer's host has to
-// acknowledge it within the same limit.
+// Every rank sends one to the coordinator, and the coordinator to every rank, about once a second while its engine runs. The engine
+// runs in C without Python, so a rank in a long computation is not considered lost. A rank that is silent for
+// heartbeat_timeout_ms is lost. A star is enough: the coordinator reports lost ranks to all others. A connection that broke between
+// two other ranks is detected by the rank that sends over it: the peer's host must acknowledge the data
+// within the same limit.
 //
-// Members say which execution they are at, and the coordinator which is the earliest of all: whoever waits in a later one
-// knows that it is not the one whose limit counts.
+// Members send the execution that they are at, and the coordinator the earliest of all ranks: a rank that waits in a later one
+// knows that the earlier one's limit applies instead of its own.
 #pragma once
 
 #include <stdbool.h>
@@ -19,18 +19,18 @@
 
 struct link;
 
-// What this rank knows of another; all but `acknowledged` only of a rank that it listens to.
+// State of another rank; all but `acknowledged` only for ranks that this one listens to.
 struct heard {
-    uint64_t received;              // bytes and frames, when looked at last
+    uint64_t received;              // bytes and frames at the last check
     int64_t at_ns;                  // when that number last grew
-    uint64_t acknowledged;          // of what was sent to it, when nothing was on its way any more
-    uint64_t execution;             // the earliest it has not finished; 0: none. Of the coordinator: of all ranks
+    uint64_t acknowledged;          // bytes sent to it when nothing was in flight any more
+    uint64_t execution;             // its earliest unfinished one; 0: none. From the coordinator: the earliest of all ranks
 };
 
 struct heartbeat {
     int interval_ms;
-    int64_t silence_ns;             // of another rank, until it is lost; 0: never
-    int64_t away_ns;                // not having looked for so long says that this rank was stopped itself
+    int64_t silence_ns;             // after which another rank is lost; 0: never
+    int64_t away_ns;                // if this rank did not check for this long, it was stopped itself
     int64_t looked_ns, next_ns;
     struct heard ranks[];           // by global rank
 };
@@ -38,11 +38,11 @@ struct heartbeat {
 // Freed with the context. BHVD_ERR_SYSTEM: no memory.
 bhvd_status heartbeat_init(bhvd_context *ctx);
 
-// Sends what is due, and fails the context when a rank is lost. After the engine has read what came.
+// Sends heartbeats that are due, and fails the context if a rank is lost. Call after the engine has read its input.
 void heartbeat_look(bhvd_context *ctx);
 
-// A heartbeat came.
+// Handles a heartbeat.
 bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 
-// Is some rank still at an execution before the one that runs here? All ranks that this one waits for can be busy then.
+// Is some rank still at an execution before the one that runs here? Then all ranks that this one waits for may be busy.
 bool heartbeat_others_are_earlier(const bhvd_context *ctx);

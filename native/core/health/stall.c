@@ -1,5 +1,5 @@
-// The stall check: operations that some ranks asked for and others did not, for too long. Rank 0 says which ranks are
-// missing, and what each asked for last; and it tells them, so that they can say where they are. First texts: Horovod's.
+// The stall check: operations that some ranks requested and others did not, for too long. Rank 0 logs which ranks are
+// missing and what each requested last; it also notifies them, so that they can log where they are. The first texts are Horovod's.
 #include "core/health/stall.h"
 
 #include <stdarg.h>
@@ -18,12 +18,12 @@ enum { LOOK_EVERY_NS = 1000000000, LINE_BYTES = 1024 };
 
 struct late {
     struct bhvd_stalled said;
-    bool over_limit;                    // misses something for longer than the shutdown time
+    bool over_limit;                    // an operation has waited for it longer than the shutdown time
 };
 
 struct stall {
     int64_t now_ns, warning_ns, shutdown_ns;
-    bool warn, first, shut_down;         // first: of an operation that had no warning yet
+    bool warn, first, shut_down;         // first: an operation without an earlier warning
     struct late *late;                  // by global rank
 };
 
@@ -126,7 +126,7 @@ bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_r
     return BHVD_OK;
 }
 
-// A rank that is told says where it is (bagua_hvd/job/records.py).
+// A notified rank logs where it is (bagua_hvd/job/records.py).
 static void tell_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {
@@ -136,12 +136,12 @@ static void tell_missing(bhvd_context *ctx, const struct stall *stall)
         if (said->operations && rank == COORDINATOR)
             take_late(ctx, text.data, text.size);
         else if (said->operations && ctx->run.connections.links[rank].state == LINK_OPEN)
-            link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
+            link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // reading finds broken links
         bytes_fini(&text);
     }
 }
 
-// For bhvd_context_stalled.
+// Keeps them for bhvd_context_stalled.
 static void keep(bhvd_context *ctx, const struct late *late)
 {
     struct bhvd_stalled *ranks = NULL, *before = ctx->stalled.ranks;
@@ -220,7 +220,7 @@ void stall_check(bhvd_context *ctx)
     keep(ctx, stall.late);
     if (stall.warn || stall.shut_down) {
         say_report(ctx, &stall);
-        if (!stall.shut_down || stall.first)     // else they have said where they are, and now log why they end
+        if (!stall.shut_down || stall.first)     // else they have logged where they are, and now log why they end
             tell_missing(ctx, &stall);
     }
     if (stall.shut_down)

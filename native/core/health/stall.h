@@ -6,8 +6,8 @@
 
 struct link;
 
-// Warns about operations that wait too long for some rank, and ends the job when that was asked for (stall.c). Looks at
-// the clock only once a second; does nothing on other ranks.
+// Warns about operations that wait too long for some rank, and ends the job if that was requested (stall.c). Checks
+// only once a second; does nothing on other ranks than 0.
 void stall_check(bhvd_context *ctx);
-// A coordinator's frame says that the others wait for this rank.
+// Handles the coordinator's notice that other ranks wait for this one.
 bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_reader payload);

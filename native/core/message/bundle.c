@@ -25,7 +25,7 @@ void bundle_clear(struct bundle *bundle)
     bundle->out.size = bundle->last_items = 0;
 }
 
-// ranks may be those of a run.
+// ranks may belong to a run of the bundle.
 static bool insert_run(struct bundle *bundle, int at, uint64_t id, uint64_t count, const struct rank_set *ranks)
 {
     struct bundle_run run = {.id = id, .count = count};
@@ -42,7 +42,7 @@ static bool insert_run(struct bundle *bundle, int at, uint64_t id, uint64_t coun
     return true;
 }
 
-// Cuts a run before `id`, which is inside.
+// Splits a run before `id`, which is inside it.
 static bool split_run(struct bundle *bundle, int at, uint64_t id)
 {
     struct bundle_run *run = &bundle->runs[at];
@@ -72,7 +72,7 @@ static bool add_run(struct bundle *bundle, uint64_t id, uint64_t end, const stru
     for (int at = first_run_ending_after(bundle, id); id < end; at++) {
         bool is_last = at == bundle->run_count;
         uint64_t begins = is_last ? end : bundle->runs[at].id;
-        if (id < begins) {                          // nobody has announced these yet
+        if (id < begins) {                          // no run covers these ids yet
             begins = begins < end ? begins : end;
             if (!insert_run(bundle, at, id, begins - id, from))
                 return false;
@@ -82,7 +82,7 @@ static bool add_run(struct bundle *bundle, uint64_t id, uint64_t end, const stru
         if (begins < id) {
             if (!split_run(bundle, at, id))
                 return false;
-            continue;                               // the second part is next
+            continue;                               // continue with the second part
         }
         if (id + bundle->runs[at].count > end && !split_run(bundle, at, end))
             return false;
@@ -106,7 +106,7 @@ static void end_group(struct bytes *out, size_t begin)
         memcpy(out->data + begin - sizeof size, &size, sizeof size);
 }
 
-// Runs that were cut where they need not be are one again.
+// Merges adjacent runs of the same ranks.
 static void write_runs(struct bundle *bundle)
 {
     struct bytes *out = &bundle->out;
@@ -140,11 +140,11 @@ static bool put_cached(struct bundle *bundle, const struct rank_set *from, struc
     return true;
 }
 
-// The item that began at `tag`, as it is; in the last group, if that is of the same ranks.
+// Appends the item that began at `tag`, unchanged; to the last group if that has the same ranks.
 static void put_item(struct bundle *bundle, const struct rank_set *from, const unsigned char *tag, size_t size)
 {
     struct bytes *out = &bundle->out;
-    write_runs(bundle);                 // what any rank said before comes before
+    write_runs(bundle);                 // earlier announcements of any rank come before
     size_t at = out->size, items = begin_group(out, from), head = items - at - sizeof(uint32_t);
     if (!out->failed && bundle->last_items && bundle->last_items - bundle->last_at == items - at &&
         memcmp(out->data + bundle->last_at, out->data + at, head) == 0) {
@@ -175,7 +175,7 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
         if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED)
             bytes_take(&items, bytes_take_u32(&items));
         else if (tag != ITEM_LEFT)
-            return false;                                   // in a tree nothing is inline
+            return false;                                   // no inline payloads in a tree
         if (items.failed)
             return false;
         put_item(bundle, from, begin, (size_t)(items.at - begin));

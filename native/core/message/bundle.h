@@ -1,33 +1,33 @@
-// What a relay and those below it announce, as one message to its parent. Items of each rank keep their order. Between two
-// requests in full, cached ids are kept as disjoint runs, each with the ranks that announced it, so that what all ranks
-// announce is one item, however each cut it into messages.
+// The requests of a relay and the ranks below it, as one message to its parent. Items of each rank keep their order. Between two
+// full requests, cached ids are kept as disjoint runs, each with the ranks that announced it, so that ids that all ranks
+// announce become one item, however each rank split them into messages.
 //
-//     groups, each: the set of ranks that it is from, u32 size, items (frame.h)
+//     groups, each: the set of ranks that announced it, u32 size, items (frame.h)
 #pragma once
 
 #include "core/message/rank_set.h"
 
-enum { BUNDLE_RUNS_MAX = 1024 };        // each has a set of ranks: a message should go before there are more
+enum { BUNDLE_RUNS_MAX = 1024 };        // each has a set of ranks: send the message before there are more
 
 struct bundle_run {
-    uint64_t id;                        // of 32 bits; wider, so that an end can be compared
+    uint64_t id;                        // a 32-bit value; wider, so that an end can be compared
     uint64_t count;
     struct rank_set ranks;
 };
 
 struct bundle {
-    struct bytes out;                   // groups that are complete; failed: no memory, for good
-    size_t last_at, last_items;         // where the last of them begins, and its items; 0: nothing can be added to it
-    struct bundle_run *runs;            // rising, disjoint; they come after them
+    struct bytes out;                   // complete groups; failed: no memory, permanently
+    size_t last_at, last_items;         // begin of the last group, and of its items; 0: no items can be added to it
+    struct bundle_run *runs;            // ascending, disjoint; written after the groups
     int run_count, run_capacity;
 };
 
 void bundle_fini(struct bundle *bundle);
 // Adds items that each of these ranks announced. False: malformed.
 bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
-// The same of items that need not be merged, and are not looked at.
+// The same for items that need no merging; they are not parsed.
 void bundle_put_whole(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
 static inline bool bundle_is_empty(const struct bundle *bundle) { return !bundle->out.size && !bundle->run_count; }
-// The message, in bundle->out, until bundle_clear.
+// Completes the message in bundle->out, which is valid until bundle_clear.
 const struct bytes *bundle_write(struct bundle *bundle);
 void bundle_clear(struct bundle *bundle);

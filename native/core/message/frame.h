@@ -1,4 +1,4 @@
-// Frames that ranks send each other on their control channels, and the items in those of the negotiation.
+// Frames that ranks exchange on their control channels, and the items in those of the negotiation.
 #pragma once
 
 #define JOIN_NAME "join"        // every rank's join has this name
@@ -11,15 +11,15 @@ enum frame_type {
     FRAME_UP = 7, FRAME_DOWN = 8, FRAME_CLOSING = 11,      // relay.h
     FRAME_PAIRWISE_READY = 12, FRAME_PAIRWISE_REVOKE = 13          // pairwise.h
 };
-// How a request or a response names its operation.
+// How a request or a response identifies its operation.
 enum item_tag {
     ITEM_CACHED = 0,            // by a range of ids (id_range.h)
     ITEM_FULL = 1,
-    ITEM_LEFT = 2,              // names none: relay.h
+    ITEM_LEFT = 2,              // identifies none: relay.h
     ITEM_INLINE = 3,            // by its id, with values (inline_payload.h)
     ITEM_REVOKED = 4,           // in full, by a rank that revoked it (pairwise.h)
     ITEM_PERSISTENT = 5,        // by its id; it is persistent from now on (pairwise.h)
-    ITEM_RENEWED = 6            // in full: the reply to STALE. Size 0: nothing is asked for by that id any more
+    ITEM_RENEWED = 6            // in full: the reply to STALE. Size 0: no operation is requested by that id any more
 };
 
-enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
+enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted together

@@ -1,4 +1,4 @@
-// What names an operation on all ranks, and how messages name its kind.
+// The key of an operation on all ranks, and the names of its kind in messages.
 #pragma once
 
 #include <string.h>
@@ -24,16 +24,16 @@ static inline bool operation_key_equals(const struct operation_key *a, const str
     return a->process_set == b->process_set && a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
 }
 
-// Elements of one tensor at most: products with element sizes stay far from overflow.
+// Maximum number of elements of a tensor: products with element sizes stay far from overflow.
 #define OPERATION_COUNT_MAX (1LL << 56)
-// Of `count` elements so far, with one more dimension: the product of those that are not 0, so that all others are possible
-// too, whichever is 0. -1: impossible.
+// The number of elements with one more dimension, after `count` so far, as the product of dimensions other than 0: so it is bounded
+// even if another dimension is 0. -1: too many, or negative.
 static inline int64_t operation_count(int64_t count, int64_t dim)
 {
     return dim < 0 || __builtin_mul_overflow(count, dim ? dim : 1, &count) || count > OPERATION_COUNT_MAX ? -1 : count;
 }
 bool operation_needs_tensors(bhvd_kind kind);
 
-// The kind's word in error messages: "ALLREDUCE" and "Allreduce".
+// The kind's names in error messages: "ALLREDUCE" and "Allreduce".
 const char *operation_kind_name(bhvd_kind kind, bhvd_op op);
 const char *operation_kind_word(bhvd_kind kind);

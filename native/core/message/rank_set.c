@@ -83,7 +83,7 @@ void rank_set_put(struct bytes *out, const struct rank_set *set)
 void rank_set_take(struct bytes_reader *r, struct rank_set *set)
 {
     uint32_t ranges = bytes_take_u32(r);
-    int64_t end = -1;                   // so that the first range may begin at 0, and two never touch
+    int64_t end = -1;                   // so the first range may begin at 0, and ranges never touch
     rank_set_clear(set);
     for (uint32_t i = 0; i < ranges && !r->failed; i++) {
         int64_t first = bytes_take_u32(r), count = bytes_take_u32(r);

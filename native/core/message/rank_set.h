@@ -1,14 +1,14 @@
-// A set of global ranks, as bits. On the wire: u32 ranges, for each: u32 first, u32 count; rising, and apart.
+// A set of global ranks, as bits. Wire: u32 ranges, for each: u32 first, u32 count; ascending, not adjacent.
 #pragma once
 
 #include "base/bytes.h"
 
 struct rank_set {
     uint64_t *words;
-    int size;                   // of the job
+    int size;                   // ranks of the job
 };
 
-// Empty. False: no memory.
+// Initializes an empty set. False: no memory.
 bool rank_set_init(struct rank_set *set, int size);
 void rank_set_fini(struct rank_set *set);
 
@@ -23,9 +23,9 @@ void rank_set_intersect(struct rank_set *set, const struct rank_set *other);
 bool rank_set_is_empty(const struct rank_set *set);
 bool rank_set_equals(const struct rank_set *set, const struct rank_set *other);
 bool rank_set_contains(const struct rank_set *set, const struct rank_set *other);
-// The first member from `rank` on, -1: none. `for (int r = rank_set_next(s, 0); r >= 0; r = rank_set_next(s, r + 1))`
+// The first member >= `rank`, -1: none. `for (int r = rank_set_next(s, 0); r >= 0; r = rank_set_next(s, r + 1))`
 int rank_set_next(const struct rank_set *set, int rank);
 
 void rank_set_put(struct bytes *out, const struct rank_set *set);
-// Marks the reader as failed when it is malformed, or names a rank that the job does not have.
+// Marks the reader as failed if the set is malformed or names a rank outside the job.
 void rank_set_take(struct bytes_reader *r, struct rank_set *set);

@@ -11,7 +11,7 @@ void reason_put(struct bytes *out, const struct bhvd_error *error)
     bytes_put(out, error->message, size);
 }
 
-// A cause is some rank's; only a timeout can be several ranks'.
+// A cause needs a rank; only a timeout may have several.
 static bool is_blame(bhvd_cause cause, int64_t rank, int size)
 {
     if (cause == BHVD_CAUSE_NONE || (cause == BHVD_CAUSE_TIMEOUT && rank == UINT32_MAX))

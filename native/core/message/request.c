@@ -55,7 +55,7 @@ static bool shape_is_possible(const struct request_tensor *tensor)
     return count >= 0;
 }
 
-// All but the tensors and what follows them. False: malformed.
+// Reads everything before the tensors. False: malformed.
 static bool take_head(struct bytes_reader *r, struct request *head)
 {
     head->key.process_set = bytes_take_u32(r);
@@ -102,7 +102,7 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
     if (size)
         memcpy(head.bytes, bytes, size);
     struct bytes_reader r = {head.bytes, head.bytes + size, false};
-    // A tensor takes two bytes at least.
+    // A tensor takes at least two bytes.
     struct request *request = take_head(&r, &head) && head.tensor_count <= size / 2
                                   ? malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]) : NULL;
     if (request)
@@ -170,14 +170,14 @@ void request_format_shape(char *out, size_t size, const struct request_tensor *t
         snprintf(out + at, size - at, "]");
 }
 
-// Two requests, of these ranks, that are compared.
+// Requests of two ranks that are being compared.
 struct comparison {
     const struct request *one, *other;
     int one_rank, other_rank;
     struct bhvd_error *error;
 };
 
-// Horovod's sentence, and behind it which operation it is about, and which ranks.
+// Horovod's error message, followed by the operation and the ranks.
 __attribute__((format(printf, 2, 3))) static bhvd_status mismatch(const struct comparison *of, const char *format, ...)
 {
     struct bhvd_error sentence;
@@ -220,7 +220,7 @@ static bhvd_status compare_shapes(const struct comparison *of)
     return BHVD_OK;
 }
 
-// Not a number is the same as itself here.
+// NaN equals NaN here.
 static bool differ(double a, double b) { return a != b && (a == a || b == b); }
 
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,

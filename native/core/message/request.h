@@ -1,4 +1,4 @@
-// A request: what a rank tells the coordinator about an operation it posted. Wire format, all bounds checked:
+// A request: a rank's description of a posted operation for the coordinator. Wire format, all bounds checked:
 //
 //     u32 process set's number, u16 name size, name, u8 kind, u8 op, u8 codec, f64 codec parameter, u8 exchange,
 //     u8 topology, i64 round, u8 hierarchical, i64 device, i64 root rank, f64 prescale, f64 postscale, u32 tensors, for each: u8 dtype,
@@ -13,7 +13,7 @@
 enum {
     REQUEST_NAME_MAX = 65535,
     REQUEST_NDIM_MAX = 255,
-    REQUEST_BYTES_MAX = 32 << 20,       // fits into a frame with what goes before it (transport/link.h)
+    REQUEST_BYTES_MAX = 32 << 20,       // fits into a frame together with its header (transport/link.h)
     REQUEST_TENSORS_MAX = REQUEST_BYTES_MAX / 2
 };
 
@@ -23,7 +23,7 @@ struct request_tensor {
     const unsigned char *dims;      // i64, unaligned: request_dim
 };
 
-// A request as the coordinator keeps it; shared by a pending negotiation and a cache entry.
+// A parsed request; shared by a pending negotiation and a cache entry.
 struct request {
     int references;
     struct operation_key key;       // name inside bytes
@@ -47,7 +47,7 @@ struct request {
 void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args);
 // NULL: malformed, or no memory. The bytes are copied.
 struct request *request_parse(const unsigned char *bytes, size_t size);
-// Only the key, whose name lies in the bytes. False: malformed.
+// Reads only the key, whose name points into the bytes. False: malformed.
 bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key);
 void request_hold(struct request *request);
 void request_drop(struct request *request);
@@ -58,11 +58,11 @@ void request_format_shape(char *out, size_t size, const struct request_tensor *t
 int64_t request_dim(const struct request_tensor *tensor, int i);
 int64_t request_split(const struct request *request, uint32_t i);
 size_t request_nbytes(const struct request *request);
-// Whether the members of a new process set alone ask for it; the other ranks take part without asking.
+// Do only the members of a new process set request it? The other ranks take part without requesting it.
 bool request_is_of_members(const struct request *request);
-// Whether the splits, the ranks of a process set, hold the rank.
+// Do the splits, which are the ranks of a process set, contain the rank?
 bool request_lists(const struct request *request, int rank);
 
-// BHVD_OK when two ranks ask for the same operation; else BHVD_ERR_MISMATCH with Horovod's sentence and the facts.
+// BHVD_OK if two ranks request the same operation; else BHVD_ERR_MISMATCH with Horovod's message and the differences.
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,
                             struct bhvd_error *error);
