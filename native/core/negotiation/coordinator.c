@@ -41,7 +41,7 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
     return false;
 }
 
-// It asks for nothing any more.
+// It requests nothing any more.
 static bool has_joined(const struct coordinator *c, int rank) { return c->seen[rank].joined && !c->seen[rank].stale; }
 
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
@@ -68,14 +68,14 @@ static bool can_never_be(const bhvd_context *ctx, const struct pending *pending,
     return false;
 }
 
-// Where members have revoked it others may never ask: what cannot be done is refused without them.
+// After members have revoked an operation, others may never request it: if it cannot be done, it is refused without them.
 static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
     struct bhvd_error error;
     return pending->is_revoked && can_never_be(ctx, pending, set) && pending_check(pending, set, ctx->coordinator->last_joined, &error);
 }
 
-// A rank has joined: some may be complete now, or never.
+// After a rank has joined: some operations may be complete now, or can never be.
 static void look_at_pending(bhvd_context *ctx)
 {
     const struct table *table = &ctx->coordinator->pending;
@@ -101,14 +101,14 @@ static bhvd_status end_join(bhvd_context *ctx)
     for (int rank = 0; rank < ctx->options.size; rank++)
         if (!has_joined(c, rank))
             return BHVD_OK;
-    // What ranks posted before they joined comes before the end of the join.
+    // Operations that ranks posted before they joined end before the join does.
     bhvd_status status = ready_respond(ctx);
     if (status)
         return status;
     for (int rank = 0; rank < ctx->options.size; rank++)
         c->seen[rank].joined = false;
     c->joined_count = 0;
-    for (int id = 0; id < ctx->sets.high; id++) {       // all have revoked what was persistent, and ask for it as for something new
+    for (int id = 0; id < ctx->sets.high; id++) {       // all ranks have revoked persistent operations, and request them in full
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set)
             pairwise_release(ctx, set, set->persistent);
@@ -152,7 +152,7 @@ static void note_seen(struct seen *seen, struct request *request)
     seen->operations++;
 }
 
-// Rank `rank` has asked for it as the last.
+// Counts `pending` for the rank that requested it last.
 static void note_last(struct seen *seen, const struct pending *pending)
 {
     if (pending->size < 2)
@@ -161,14 +161,14 @@ static void note_last(struct seen *seen, const struct pending *pending)
     seen->waited_ns += seen->at_ns > pending->asked_ns ? (uint64_t)(seen->at_ns - pending->asked_ns) : 0;
 }
 
-// Rank `rank` asks for `request`; by the id of `entry`, or in full when that is NULL.
+// Rank `rank` requests `request`: by the id of `entry`, or in full if that is NULL.
 static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
     struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
     note_seen(&c->seen[rank], request);
-    if (!set)       // a set that is gone: the rank learns it from its own removal
+    if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_unexpected(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
@@ -207,19 +207,19 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
 
 static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
-    // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
+    // Looked up for each rank: another rank's request can end an agreement, and free the entry.
     struct coordinator_entry *entry = cached_list_find_id(&ctx->cache->coordinator, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator->asking = rank;
     if (index < 0)
         return response_send_stale(ctx, rank, id);
-    if (!entry->cached.user)                    // the first rank that asks: the others' asking makes it no newer
+    if (!entry->cached.user)                    // for the first rank's request only, so the others need not update the order
         cached_list_use(&ctx->cache->coordinator, &entry->cached);
     return take_request(ctx, rank, entry->requests[index], entry);
 }
 
-// Of each id all ranks, so that none of them is far ahead of the others.
+// For each id all ranks, so that no operation gets far ahead of the others.
 static bhvd_status take_id_range(bhvd_context *ctx, const int *ranks, int count, const struct id_range *range)
 {
     bhvd_status status = BHVD_OK;
@@ -235,15 +235,15 @@ static bhvd_status look_at_revoked(bhvd_context *ctx, const struct operation_key
     struct pending *pending = pending_find(&ctx->coordinator->pending, key);
     struct process_set *set = process_set_find(&ctx->sets, key->process_set);
     if (!pending || !set)
-        return BHVD_OK;                     // all have asked
+        return BHVD_OK;                     // all ranks have requested it
     if (!pending->is_revoked)
         pairwise_release(ctx, set, 1);
     pending->is_revoked = true;
     return is_to_be_refused(ctx, pending, set) ? ready_refuse(ctx, set, pending) : BHVD_OK;
 }
 
-// Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and
-// compare it, and, in the cache, n - 1 copies of it.
+// Most ranks send exactly the same request as another rank: they share it, which saves the time to parse and
+// compare it, and n - 1 copies of it in the cache.
 static struct request *read_request(struct coordinator *c, const unsigned char *bytes, size_t size)
 {
     struct operation_key key;
@@ -276,7 +276,7 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
     return status;
 }
 
-// By an id, with values. What is not known any more will be asked for in full, without.
+// A request by id, with values. If the id is unknown, the rank is asked for the full request, without values.
 static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
 {
     const struct inline_payload item = inline_payload_take(r);
@@ -292,7 +292,7 @@ static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, s
     return status;
 }
 
-// The reply to a STALE: the request in full, or nothing where the operation is over.
+// The reply to a STALE: the full request, or nothing if the operation is over.
 static bhvd_status take_renewed(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
 {
     struct coordinator *c = ctx->coordinator;
@@ -342,8 +342,8 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
 bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
     ctx->coordinator->asking = ranks[0];
-    const int64_t begin_ns = ranks[0] == COORDINATOR ? coordinator_time_begin(ctx) : 0;    // of others' requests relay.c measures more
-    const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody asks
+    const int64_t begin_ns = ranks[0] == COORDINATOR ? coordinator_time_begin(ctx) : 0;    // for other ranks relay.c measures it
+    const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody reads it
     for (int i = 0; i < count; i++)
         ctx->coordinator->seen[ranks[i]].at_ns = now_ns;
     bhvd_status status = take_items(ctx, ranks, count, items);
@@ -375,7 +375,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
     if (c->seen[rank].left)
-        return;                         // it had to stay, and goes now
+        return;                         // it announced its departure earlier (ITEM_LEFT), and goes now
     c->seen[rank].left = true;
     if (c->left_count++ == 0)
         c->first_left = rank;
@@ -387,7 +387,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
             end_pending(ctx, pending, &error);
     }
     if (c->joined_count) {
-        // Joins can no longer complete: who waits in one must hear it.
+        // Joins can no longer complete: ranks that wait in one get an error.
         const struct operation_key key = join_key(ctx);
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {

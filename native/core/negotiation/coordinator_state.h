@@ -10,17 +10,17 @@
 #include "run/schedule.h"
 #include "transport/link.h"
 
-// What the coordinator has seen of a rank.
+// The requests of one rank.
 struct seen {
-    uint64_t operations;                        // that it asked for
-    int64_t at_ns;                              // when it did last
-    struct request *last;                       // for what; NULL: nothing yet
-    int stale;                                  // STALEs to it without a reply: of operations that come before its join
+    uint64_t operations;                        // number of requests
+    int64_t at_ns;                              // time of the last one
+    struct request *last;                       // the last one; NULL: none
+    int stale;                                  // STALEs without a reply: they concern operations posted before its join
     bool joined, left;                          // left: it said goodbye
-    _Atomic uint64_t last_asked, waited_ns;     // operations that it was the last to ask for; how long after the last but one
+    _Atomic uint64_t last_asked, waited_ns;     // operations that it requested last; total time since the second-to-last request
 };
 
-// A request for a process set that this rank is still about to add.
+// A request for a process set that this rank has not added yet.
 struct unexpected_request {
     struct unexpected_request *next;
     int rank;
@@ -29,23 +29,23 @@ struct unexpected_request {
 
 struct coordinator {
     struct table pending;
-    struct FIFO(struct pending) ready;         // complete, in the order of completion, not yet answered
-    struct FIFO(struct pending) refused;        // before members asked that still will (ready.h)
+    struct FIFO(struct pending) ready;         // complete, in the order of completion, without a response so far
+    struct FIFO(struct pending) refused;        // refused before some members sent their requests, which will come (ready.h)
     int joined_count, last_joined;
     int left_count, first_left;
-    int additions;                              // process sets answered but not yet added here ...
+    int additions;                              // process sets with a response that are not added here yet ...
     struct FIFO(struct unexpected_request) unexpected;  // ... and requests for them from ranks that are ahead
-    int asking;                                 // whose request is being looked at
+    int asking;                                 // the rank that sent the current request
     int64_t next_stall_check_ns;
-    uint64_t response_number;                   // of the response that was begun last
-    struct wire wire;                           // to the farthest rank; the slowest line
-    size_t nbytes_of[LINK_MATCH_QUEUES];        // of the last ones, by number
+    uint64_t response_number;                   // of the last response begun
+    struct wire wire;                           // hop to the farthest rank; byte of the slowest line
+    size_t nbytes_of[LINK_MATCH_QUEUES];        // sizes of the last executions, by number
     struct bytes out;                           // the frame being written
-    struct id_range range;                      // at its end
+    struct id_range range;                      // at the end of `out`
     struct seen seen[];                         // by global rank
 };
 
-// What it takes the coordinator is measured, where that was asked for: from here (0: it is not) ...
+// If requested, measures the coordinator's CPU time: from here (returns 0: not requested) ...
 static inline int64_t coordinator_time_begin(const bhvd_context *ctx)
 {
     return ctx->measures_coordinator && ctx->options.rank == COORDINATOR ? clock_thread_ns() : 0;

@@ -13,7 +13,7 @@ bhvd_status departure_begin(bhvd_context *ctx)
 {
     struct bytes item = {0};
     if (departure_is_free(ctx))
-        return BHVD_OK;                 // its goodbye says as much
+        return BHVD_OK;                 // its goodbye is enough
     pairwise_revoke_all(ctx);
     bytes_put_u8(&item, ITEM_LEFT);
     bhvd_status status = relay_announce(ctx, &item);
@@ -24,7 +24,7 @@ bhvd_status departure_begin(bhvd_context *ctx)
 bool departure_is_free(bhvd_context *ctx)
 {
     const struct relay *relay = ctx->relay;
-    // After a failure, or the coordinator's goodbye, nothing is answered or relayed; its own goodbye is that for all.
+    // After a failure, or the coordinator's goodbye, nothing is answered or relayed; its own goodbye says so for all ranks.
     if (relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
         return true;
     for (int i = 0; i < relay->tree.child_count; i++) {
@@ -34,7 +34,7 @@ bool departure_is_free(bhvd_context *ctx)
     return !operation_awaits_response(ctx);
 }
 
-// Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
+// The reason for leaving, if other ranks need it: a status and a message that names a rank. Otherwise nothing.
 static void put_reason(const bhvd_context *ctx, struct bytes *out)
 {
     struct bhvd_error error = ctx->run.failure;
@@ -59,7 +59,7 @@ void departure_say_goodbye(bhvd_context *ctx)
     if (ctx->said_goodbye)
         return;
     ctx->said_goodbye = true;
-    relay_flush(ctx);                       // what a child was promised comes before
+    relay_flush(ctx);                       // promised responses to children come first
     put_reason(ctx, &reason);
     for (int rank = 0; rank < ctx->options.size; rank++) {
         struct link *link = &ctx->run.connections.links[rank];
@@ -69,9 +69,9 @@ void departure_say_goodbye(bhvd_context *ctx)
     bytes_fini(&reason);
 }
 
-// -------------------------------------------------------------------------------------------------- what others say
+// ------------------------------------------------------------------------------------------- goodbyes of other ranks
 
-// A goodbye that ends this rank's part: the coordinator's, or one that tells of a failure.
+// A goodbye that ends this rank's work: the coordinator's, or one that reports a failure.
 static bhvd_status take_end(bhvd_context *ctx, struct bytes_reader r)
 {
     struct bhvd_error reason;
@@ -91,7 +91,7 @@ static bhvd_status take_end(bhvd_context *ctx, struct bytes_reader r)
     return BHVD_OK;
 }
 
-// The end of all responses: those below hear it behind them.
+// The end of all responses: ranks below get it after the responses.
 static bhvd_status close_all(bhvd_context *ctx, struct bytes_reader reason)
 {
     struct bytes words = {0};
@@ -103,7 +103,7 @@ static bhvd_status close_all(bhvd_context *ctx, struct bytes_reader reason)
     return status ? status : take_end(ctx, reason);
 }
 
-// The coordinator left, and says so directly: the end for its children, who pass it on; others wait for what their parent says.
+// The coordinator left, and reports it to all: its children pass on the end of responses; other ranks wait for their parent's.
 static bhvd_status take_coordinators_goodbye(bhvd_context *ctx, struct bytes_reader reason)
 {
     struct relay *relay = ctx->relay;
@@ -123,7 +123,7 @@ bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct 
     return close_all(ctx, reason);
 }
 
-// Another rank left: a failure, if it was to relay for this one still.
+// Another rank left: a failure if this rank still needed it as a relay.
 static bhvd_status take_members_goodbye(bhvd_context *ctx, const struct link *link)
 {
     const struct relay *relay = ctx->relay;

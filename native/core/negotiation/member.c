@@ -12,7 +12,7 @@
 #include "core/negotiation/response_check.h"
 #include "core/negotiation/response_cache.h"
 
-// The operation in progress under this agreement; NULL: none.
+// The operation in progress that uses this agreement; NULL: none.
 static struct bhvd_handle *user_of(const struct cache_entry *entry)
 {
     return entry->cached.user ? TABLE_CONTAINER(entry->cached.user, struct bhvd_handle, cached) : NULL;
@@ -59,7 +59,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
         op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
         if (ctx->closing.status && pairwise != PAIRWISE_WAITS)
-            operation_end(op, &ctx->closing);   // only the coordinator could answer
+            operation_end(op, &ctx->closing);   // it needs a response from the coordinator, which has left
         else if (pairwise == PAIRWISE_NONE)
             put_request(ctx, out, &range, op);
         else if (pairwise == PAIRWISE_REVOKED)
@@ -78,7 +78,7 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
     struct cache_entry *entry = cached_list_find_id(&ctx->cache->own, bytes_take_u32(&r));
     struct bhvd_handle *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
-    if (r.failed || (op && op->phase >= OPERATION_ANSWERED))    // by this very id
+    if (r.failed || (op && op->phase >= OPERATION_ANSWERED))    // a response used this very id
         return BHVD_ERR_SYSTEM;
     if (op) {
         cached_list_forget(&ctx->cache->own, &entry->cached);
@@ -92,7 +92,7 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
     return status;
 }
 
-// Keeps what the response adds to the request. False: no memory.
+// Keeps the numbers that the response adds to the request. False: no memory.
 static bool keep_agreed(struct bhvd_handle *op, const unsigned char *values, size_t count)
 {
     op->agreed = op->agreed_owned = malloc((count + 1) * sizeof(int64_t));
@@ -102,8 +102,8 @@ static bool keep_agreed(struct bhvd_handle *op, const unsigned char *values, siz
     return op->agreed_owned;
 }
 
-// A rank takes part in what it did not post: in an allreduce after it joined, with zeros; in adding a process set that
-// its members alone asked for.
+// Creates a proxy, through which a rank takes part in an operation that it did not post: in an allreduce after it joined, with
+// zeros; in adding a process set that only its members requested.
 static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request *request)
 {
     struct bhvd_handle *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
@@ -154,7 +154,7 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
     return op;
 }
 
-// Ends the operation, if this rank has asked for it and waits for the response.
+// Ends the operation, if this rank has requested it and waits for the response.
 static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
 {
     struct bhvd_error error;
@@ -165,7 +165,7 @@ static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, b
     return BHVD_OK;
 }
 
-// Reads one answered operation. *out NULL: nothing to execute here (an error answer, or not concerned).
+// Reads one full item. *out NULL: nothing to execute here (an error, or this rank does not take part).
 static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                   struct bhvd_handle **out)
 {
@@ -175,7 +175,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
-    // This rank has joined since it posted this, and others use the name again.
+    // This rank has joined since it posted this operation, and others reuse the name.
     if (op && (op->is_pairwise || op->phase >= OPERATION_ANSWERED))
         op = NULL;
     *out = NULL;
@@ -210,7 +210,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     return BHVD_OK;
 }
 
-// NULL: ended here meanwhile, as everywhere: its process set was removed.
+// NULL: it has ended, on all ranks, because its process set was removed.
 static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
 {
     struct cache_entry *entry = cached_list_find_id(&ctx->cache->own, id);
@@ -222,7 +222,7 @@ static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
     return op;
 }
 
-// False: it has been answered before, or does not belong there.
+// False: it already has a response, or does not fit into the execution.
 static bool add_to_execution(struct execution *execution, struct bhvd_handle *op)
 {
     if (!op)
@@ -234,7 +234,7 @@ static bool add_to_execution(struct execution *execution, struct bhvd_handle *op
     return true;
 }
 
-// Reads answers about `count` operations.
+// Reads the items of `count` operations.
 static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
 {
     for (uint32_t said; count; count -= said) {
@@ -275,7 +275,7 @@ bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
     const uint32_t hop_ns = bytes_take_u32(&r), byte_ps = bytes_take_u32(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
-    // Each is said in a few bytes, or by an id that this rank knows.
+    // Each item takes some bytes, or is an id that this rank knows.
     if (r.failed || window == 0 || window > LINK_MATCH_QUEUES || number < window ||
         count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
         return BHVD_ERR_SYSTEM;
@@ -288,7 +288,7 @@ bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
     if (status || execution->count == 0) {
         for (int i = 0; i < execution->count; i++) {
             if (execution->works[i]->is_proxy)
-                operation_drop(operation_of(execution->works[i]));       // nobody else knows it
+                operation_drop(operation_of(execution->works[i]));       // nobody else holds it
         }
         free(execution);
         return status;

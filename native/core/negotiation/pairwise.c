@@ -12,26 +12,26 @@
 #include "run/plan.h"
 
 enum {
-    PERSISTENT_MAX = 1 << 16,           // of a job: a program with ever new names does not fill the memory
+    PERSISTENT_MAX = 1 << 16,           // per job: bounds the memory for programs that use ever new names
     LOOK_EVERY_NS = 1000000000,
     NOBODY_LEFT = -1
 };
 
 struct neighbor {
     int rank;
-    uint32_t said;                      // the number of the last pairwise operation that it takes part in, so far
-    bool is_revoked;                    // there will be no later one
+    uint32_t said;                      // the number of the last pairwise operation that it has announced
+    bool is_revoked;                    // it takes part in no later one
 };
 
 struct persistent {
     struct cached agreement;            // its name lies inside request
     struct bytes request;
     struct wire wire;
-    uint32_t number;                    // of the last pairwise operation of this rank
+    uint32_t number;                    // of this rank's last pairwise operation
     struct neighbor neighbors[PEERS_MAX];
     int count;
-    bool is_revoked;                    // and is forgotten at the next request for its name: what has started may go on
-    struct bhvd_handle *op;             // of that pairwise operation, held, until it has started; NULL: none waits
+    bool is_revoked;                    // then forgotten at the next request for its name; a started operation may continue
+    struct bhvd_handle *op;             // the operation `number`, held, until it has started; NULL: none waits
     int64_t since_ns, warned_ns;
     struct persistent *next_waiting;
 };
@@ -57,7 +57,7 @@ static void wait_for_neighbors(struct pairwise *pairwise, struct persistent *per
     pairwise->changed = true;
 }
 
-// Takes it out of those that wait. Returns its operation, held.
+// Removes it from the waiting list. Returns its operation, held.
 static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent *persistent)
 {
     struct bhvd_handle *op = persistent->op;
@@ -164,12 +164,12 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
     if (type == FRAME_PAIRWISE_REVOKE)
         bytes_put_u32(&out, (uint32_t)left);
     for (int i = 0; i < persistent->count; i++)
-        frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);  // who has not posted reads it then
+        frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);  // READY need not wake idle ranks
     bytes_fini(&out);
 }
 
-// Ends the agreement. An operation that waits for its neighbors is the last under this id. The next one asks the coordinator in full and
-// gets another id, so late frames of neighbors cannot be taken for it.
+// Ends the agreement. An operation that waits for its neighbors is the last under this id. The next one is requested in full from
+// the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it.
 // left: the rank whose departure is the reason; NOBODY_LEFT: another reason.
 static void end_agreement(bhvd_context *ctx, struct persistent *persistent, int left)
 {
@@ -212,7 +212,7 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
     return PAIRWISE_WAITS;
 }
 
-// process_set NULL: of all.
+// process_set NULL: all.
 static void for_each(bhvd_context *ctx, const uint32_t *process_set, void (*act)(bhvd_context *, struct persistent *))
 {
     for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
@@ -250,7 +250,7 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
         return BHVD_ERR_SYSTEM;
     if (!persistent)
-        return BHVD_OK;                     // this rank has revoked it, and said so
+        return BHVD_OK;                     // this rank has revoked it, and has sent that
     if (number != neighbor->said + 1 || neighbor->is_revoked)
         return BHVD_ERR_SYSTEM;
     neighbor->said = number;
@@ -258,7 +258,7 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
     return BHVD_OK;
 }
 
-// The operation that waits there does not start. Neighbors hear it, as one of them may have begun it. Returns it, held.
+// Gives up the waiting operation. Tells the neighbors, since one of them may have started it. Returns it, held.
 static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
@@ -268,7 +268,7 @@ static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persist
     return op;
 }
 
-// It is to be asked for, as by one that has revoked it.
+// Requests the waiting operation from the coordinator, as a rank does that has revoked it.
 static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     struct bhvd_handle *op = give_up(ctx, persistent, left);
@@ -346,7 +346,7 @@ bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set)
 
 // -------------------------------------------------------------------------------------------------------------- starts
 
-// The rank of a neighbor that has not asked yet; -1: all have.
+// The rank of a neighbor that has not posted it yet; -1: none.
 static int first_missing(const struct persistent *persistent)
 {
     for (int i = 0; i < persistent->count; i++)
@@ -363,7 +363,7 @@ struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *
         if (!is_over && first_missing(persistent) >= 0)
             continue;
         if (!is_over && executor_has_state(&ctx->run, work_state(&persistent->op->work))) {
-            waits = true;                       // once more when that is over
+            waits = true;                       // check again when that one is over
             continue;
         }
         struct bhvd_handle *op = take_out(ctx->pairwise, persistent);

@@ -1,6 +1,6 @@
 // Persistent pairwise operations: averaging with neighbors, without the coordinator.
 //
-// When all members of a set ask a second time for the same D_FP_S or D_LP_S, the coordinator answers that it is persistent.
+// When all members of a set request the same D_FP_S or D_LP_S a second time, the coordinator responds that it is persistent.
 // From then on a rank that posts it again signals its neighbors instead:
 //
 //     member    posts -> READY(id, number) to each neighbor; starts when each of them has sent the same number
@@ -8,10 +8,10 @@
 // The request determines the neighbors (primitive/peers.h); each pair counts its own operations. A late rank delays only its
 // neighbors. READY precedes the first message, so data reaches only ranks that have posted.
 //
-// A rank that asks for the name in another way, joins, or removes the process set sends REVOKE(id, last number, rank that left) to its neighbors. One
-// that waits for a later number revokes too, and asks the coordinator; if it had promised that number, it now says a lower one. The
-// coordinator compares requests of revoking ranks at once, because the other ranks may never ask. A neighbor that has started a later
-// number fails the job: the program is wrong.
+// A rank that requests the name differently, joins, or removes the process set sends REVOKE(id, last number, rank that left) to its
+// neighbors. A neighbor that waits for a later number revokes too, and asks the coordinator; if it had promised that number, it now sends a
+// lower one. The coordinator compares requests of revoking ranks at once, because the other ranks may never send theirs. A neighbor
+// that has started a later number fails the job: the program is wrong.
 // Thread: the engine's.
 #pragma once
 
@@ -25,9 +25,9 @@ struct persistent;
 
 struct pairwise {
     struct cached_list all;
-    struct persistent *waiting;         // whose operation has not started
+    struct persistent *waiting;         // those with an operation that has not started
     bool changed;                       // one of them may start now
-    int agreed;                         // coordinator: how many stand
+    int agreed;                         // coordinator: number of persistent operations
     int64_t next_look_ns;
 };
 
@@ -36,9 +36,9 @@ void pairwise_destroy(struct pairwise *pairwise);
 
 // Coordinator: may the request, equal on all members, become persistent?
 bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const struct request *request);
-// Coordinator: `count` of a set's are announced again, or the set is removed.
+// Coordinator: `count` operations of a set need it again, or the set is removed.
 void pairwise_release(bhvd_context *ctx, struct process_set *set, int count);
-// Member: it is persistent. The operation of this response is executed as usual.
+// Member: the operation becomes persistent. The execution of this response runs as usual.
 bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire);
 
 enum pairwise_state {
@@ -47,25 +47,25 @@ enum pairwise_state {
     PAIRWISE_REVOKED            // announce it in full, as ITEM_REVOKED
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op);
-// This rank joins.
+// Call when this rank joins.
 void pairwise_revoke_all(bhvd_context *ctx);
 
 // Frames of a neighbor.
 bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
-// A rank has left: ends what waits for it.
+// A rank has left: ends operations that wait for it.
 void pairwise_take_goodbye(bhvd_context *ctx, int rank);
-// This rank leaves: takes back what it has promised its neighbors and they have not asked for yet.
+// This rank leaves: revokes what it has promised and its neighbors have not posted yet.
 void pairwise_leave(bhvd_context *ctx);
-// The same for a process set that is being removed. An operation that waits still starts when its neighbors have asked for it: one of
-// them may have started already.
+// Revokes those of a process set that is being removed. A waiting operation still starts when its neighbors have posted it, since
+// one of them may have started it already.
 void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set);
-// Does one of this set wait for its neighbors?
+// Does an operation of this set wait for its neighbors?
 bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set);
-// It is removed, and none of its own runs.
+// Call after the set is removed and none of its operations runs.
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
 
-// The next operation that may start, or has ended: its reference is the caller's. NULL: none.
+// The next operation that may start, or has ended: the caller owns its reference. NULL: none.
 struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
-// Warns about neighbors that are late, and ends the job when that was asked for.
+// Warns about late neighbors, and ends the job if that was requested.
 void pairwise_check_stalls(bhvd_context *ctx);

@@ -57,7 +57,7 @@ void pending_free(struct pending *pending)
     free(pending);
 }
 
-// A rank has checked its own splits; a broken one must not make the others read out of bounds.
+// Each rank has checked its own splits; invalid ones must not make the others read out of bounds.
 static bool splits_fit(const struct request *request, int size)
 {
     if (request->split_count != 0 && request->split_count != (uint32_t)size)
@@ -79,7 +79,7 @@ static bool splits_fit(const struct request *request, int size)
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error)
 {
-    int lowest = 0;                     // not the first to ask: which ranks an error names is no matter of chance
+    int lowest = 0;                     // not the first to request it: errors must not name ranks by chance
     while (!pending->requests[lowest])
         lowest++;
     const struct request *first = pending->requests[lowest];
@@ -97,7 +97,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
                              operation_kind_word(first->kind), (int)first->key.name_size, first->key.name,
                              first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
     }
-    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can stand in
+    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can be used for joined ranks
     for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
         if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
             return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",

@@ -1,5 +1,5 @@
-// An operation that some members of a process set asked the coordinator for and others not yet; and, once all have,
-// whether they ask for the same and what goes together with what. No communication.
+// An operation that some members of a process set have requested from the coordinator and others have not; and, once all have,
+// checks that they agree, and which operations can be fused. No communication.
 #pragma once
 
 #include "core/context/process_set.h"
@@ -10,43 +10,43 @@ struct cached;
 struct pending {
     struct table_node by_name;
     struct pending *next_ready;                 // ready.h
-    struct pending *next_fused, **fused_tail;   // executed with it; of a head: where the last one ends,
-    size_t fused_nbytes;                        // how much it is with all of them,
-    size_t fused_request_nbytes;                // bytes of their requests, more than their answer takes
-    int fused_count;                            // and how many, itself included
+    struct pending *next_fused, **fused_tail;   // the operations fused with it; in a head: the end of that list,
+    size_t fused_nbytes;                        // total size including the head,
+    size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,
+    int fused_count;                            // and their number, including the head
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set
-    struct cached *entry;            // all so far asked by this id; NULL: someone asked in full
+    struct cached *entry;            // all requests so far used this id; NULL: someone sent a full one
     int64_t since_ns, warned_ns;
-    int64_t asked_ns;                           // when a member asked last
+    int64_t asked_ns;                           // time of the last request
     int ready_count;
-    bool is_revoked;                            // a member has revoked it (pairwise.h), so others may never ask
-    int first;                                  // set rank that asked first
-    unsigned char *inline_values;               // values that came with requests (inline_payload.h), and of how many members
+    bool is_revoked;                            // a member has revoked it (pairwise.h), so others may never request it
+    int first;                                  // set rank of the first request
+    unsigned char *inline_values;               // values sent with requests (inline_payload.h), from how many members
     int inline_count;
-    struct request *requests[];                 // by set rank; NULL: has not asked, or has joined
+    struct request *requests[];                 // by set rank; NULL: not requested, or joined
 };
 
-// Enters it into the table, without any request: the first to ask is `first` (position in the set), for `request`. NULL:
+// Adds it to the table, without any request; `first` (position in the set) will be the first to request it, by `request`. NULL:
 // out of memory.
 struct pending *pending_create(struct table *table, const struct process_set *set, int first,
                                const struct request *request);
-// NULL: nobody asked.
+// NULL: not requested.
 struct pending *pending_find(const struct table *table, const struct operation_key *key);
-// The one after this of those in the table, as table_next; NULL: the first.
+// The next one in the table, as table_next; NULL: the first.
 struct pending *pending_next(const struct table *table, const struct pending *pending);
-// It is in no table any more.
+// Must be in no table.
 void pending_free(struct pending *pending);
 
-// Do all members ask for the same, and can it be done? Those that have not asked have joined, `last_joined` as the last.
+// Do all members request the same, and can it be done? Members without a request have joined, `last_joined` last.
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error);
-// The one that is in progress under this agreement; NULL: none.
+// The one in progress under this agreement; NULL: none.
 struct pending *pending_of(const struct cached *agreement);
-// May both be executed as one? Both passed the check.
+// May both be fused? Both have passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
-// What the response to the member at this position adds to the request, its length before it. Of an alltoall,
-// which alone tells members different things, longest is pending_longest of each tensor.
+// Writes the numbers that the response to the member at this position adds to the request, after their count. For alltoall,
+// the only kind with different responses per member, longest is pending_longest of each tensor.
 void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest);
-// The largest number of rows of the tensor that any member of an alltoall sends to any.
+// The largest number of rows of the tensor that any member of an alltoall sends to any member.
 int64_t pending_longest(const struct pending *pending, uint32_t tensor);

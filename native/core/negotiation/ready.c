@@ -11,8 +11,8 @@
 #include "core/negotiation/response.h"
 #include "core/negotiation/response_cache.h"
 
-// What is fused stands behind its head, and heads in the list, in the order in which they became complete. An operation joins the
-// first of so many latest heads with which it goes together; more kinds of them at once are hardly to be seen.
+// Fused operations are listed after their head, and heads in the list, in the order of completion. An operation joins the first of
+// this many latest heads with which it can be fused; programs rarely alternate between more kinds.
 enum { OPEN_HEADS = 16 };
 
 struct open_heads {
@@ -69,7 +69,7 @@ static void fuse(struct coordinator *c, size_t threshold)
     }
 }
 
-// Where the link to that of this name is; to the end of the list: there is none.
+// The link to the refused operation of this key; if there is none, the end of the list.
 static struct pending **find_refused(struct coordinator *c, const struct operation_key *key)
 {
     struct pending **at = &c->refused.head;
@@ -86,7 +86,7 @@ static bool all_have_asked(const struct pending *pending)
     return i == pending->size;
 }
 
-// Members that have not revoked it yet will ask for this one, each once, when they do.
+// Members that have not revoked it yet will still request it, once each.
 static void keep_refused(struct coordinator *c, struct pending *pending)
 {
     cached_release(&pending->entry);
@@ -150,7 +150,7 @@ bhvd_status ready_refuse(bhvd_context *ctx, const struct process_set *set, struc
     return refuse(ctx, set, pending, &error);
 }
 
-// Answers those that cannot be done.
+// Refuses operations that cannot be done.
 static bhvd_status refuse_some(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
@@ -159,7 +159,7 @@ static bhvd_status refuse_some(bhvd_context *ctx)
         struct bhvd_error error;
         const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
         next = p->next_ready;
-        // all by one id: checked when the id was given
+        // all used one id: checked when the id was assigned
         if (status ||
             (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
             fifo_put(&c->ready, p, next_ready);
@@ -171,7 +171,7 @@ static bhvd_status refuse_some(bhvd_context *ctx)
     return status;
 }
 
-// What comes before what was agreed on. False: everything is said, by an id.
+// Writes the part before the agreed numbers. False: the response is complete, by id.
 static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
@@ -182,7 +182,7 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
         return false;
     }
     if (all && pending->entry && pairwise_may_persist(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
-        forget_refused(ctx->coordinator, find_refused(ctx->coordinator, &pending->key));     // some joined instead of asking
+        forget_refused(ctx->coordinator, find_refused(ctx->coordinator, &pending->key));     // some members joined instead
         bytes_put_u8(out, ITEM_PERSISTENT);
         bytes_put_u32(out, pending->entry->id);
         return false;
@@ -191,7 +191,7 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
         id_range_put(&ctx->coordinator->range, out, pending->entry->id);
         return false;
     }
-    // Process sets are not cached: the same name, asked again, is not the same thing done again.
+    // Process sets are not cached: a second request of the same name is another operation.
     if (all && ctx->cache->capacity && first->kind < BHVD_PROCESS_SET_ADD)
         id = coordinator_cache_store(ctx->cache, pending->requests, pending->size);
     response_put_head(out, &pending->key, id, BHVD_OK);
@@ -205,14 +205,14 @@ static void put_response(bhvd_context *ctx, struct bytes *out, const struct pend
     if (!put_response_head(ctx, out, pending))
         return;
     pending_put_agreed(out, pending, 0, NULL);
-    bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks learn what it is about
+    bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks need the request
     if (!all)
         bytes_put(out, first->bytes, first->size);
     if (first->kind == BHVD_PROCESS_SET_ADD)
         ctx->coordinator->additions++;
 }
 
-// An alltoall, which tells every member something else; this rank last, as in all responses.
+// For alltoall, whose responses differ per member; this rank last, as in all responses.
 static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
@@ -226,7 +226,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
     for (uint32_t t = 0; t < first->tensor_count && longest; t++)
         longest[t] = pending_longest(pending, t);
     for (int i = 1; i <= set->group.size && !status && longest; i++) {
-        const int member = i % set->group.size;     // where this rank is one, it is the first
+        const int member = i % set->group.size;     // this rank, if a member, has position 0
         out->size = head_size;
         pending_put_agreed(out, pending, member, longest);
         bytes_put_u32(out, 0);
@@ -238,8 +238,8 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
     return status;
 }
 
-// Process sets come and go while nothing is on its way, and who has passed a barrier counts on what came before it; Adasum's messages
-// are as long as its tensors.
+// Process sets are added and removed while nothing is in flight, and a rank that has passed a barrier relies on all earlier
+// operations being over; Adasum's messages are as long as its tensors.
 static bool is_alone(const struct request *request)
 {
     return request->kind == BHVD_BARRIER || request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;

@@ -1,17 +1,17 @@
-// Operations that all members have asked for: those that cannot be done are refused, the others fused, and answered.
+// Operations that all members have requested: those that cannot be done are refused, the others are fused and get responses.
 #pragma once
 
 #include "core/negotiation/coordinator_state.h"
 
-// Of the coordinator's pending ones, from now on ready.
+// Moves a pending operation to the ready ones.
 void ready_put(struct coordinator *c, struct pending *pending);
-// Answers all that are ready. In time linear in their number.
+// Responds to all ready operations, in time linear in their number.
 bhvd_status ready_respond(bhvd_context *ctx);
 
-// Refuses one of the pending ones, which members have revoked (pairwise.h), before the others ask for it.
+// Refuses a pending operation that members have revoked (pairwise.h), before the others request it.
 bhvd_status ready_refuse(bhvd_context *ctx, const struct process_set *set, struct pending *pending);
-// Each of those asks for it once, when it revokes it too: a request of a later turn is not a revoked one. True: this is that
-// request, and it was refused as those before.
+// Each of the others requests it once, when it revokes it too; a later request is not a revoked one. True: this was that
+// request, and it was refused like those before.
 bool ready_refuses(bhvd_context *ctx, const struct process_set *set, int rank, struct request *request, bhvd_status *status);
 void ready_forget_set(struct coordinator *c, uint32_t process_set);
 

@@ -51,10 +51,10 @@ bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const 
 {
     struct link *link = &ctx->run.connections.links[rank];
     if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // it left: it needs no response, and its goodbye ended what it could be asked
+        return BHVD_OK;                     // it left: it needs no response, and its goodbye ended its requests
     ctx->counters.negotiation_messages++;
     bhvd_status status = link_send_frame(link, type, payload, lazy);
-    // A connection that is broken is noticed where it is read, after the goodbye that may explain it.
+    // A broken connection is noticed when it is read, after a goodbye that may explain it.
     if (status == BHVD_ERR_PEER_LOST)
         return BHVD_OK;
     return status ? run_fail(&ctx->run, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
@@ -68,7 +68,7 @@ static bhvd_status flush_up(bhvd_context *ctx)
     struct relay *relay = ctx->relay;
     if (relay->parent < 0 || bundle_is_empty(&relay->bundle))
         return BHVD_OK;
-    // An idle parent has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for other sets
+    // An idle parent has not posted yet: it reads these requests when it posts. It is a member of set 0; for other sets
     // it may have nothing of its own to wait for, so those requests do wake it. So does a rank that leaves.
     const bool lazy = ctx->sets.generation <= 1 && !atomic_load(&ctx->closed);
     bhvd_status status = frame_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), lazy);
@@ -76,7 +76,7 @@ static bhvd_status flush_up(bhvd_context *ctx)
     return status;
 }
 
-// What nobody else says need not be taken apart.
+// Without children there is nothing to merge, so the items are not parsed.
 static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
 {
     struct bundle *bundle = &ctx->relay->bundle;
@@ -185,7 +185,7 @@ static bhvd_status put_down(bhvd_context *ctx, struct tree_child *child, const s
     return out->size >= REQUEST_FRAME_BYTES || out->failed ? flush_child(ctx, child) : BHVD_OK;
 }
 
-// To those of the receivers that are below. NULL: all.
+// Sends to those receivers that are below this rank. NULL: all.
 static bhvd_status pass_down(bhvd_context *ctx, const struct rank_set *receivers, enum frame_type type, const void *payload,
                              size_t size)
 {

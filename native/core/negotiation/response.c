@@ -20,7 +20,7 @@ static void put_error(struct bytes *out, const struct operation_key *key, const 
     reason_put(out, error);
 }
 
-// Of the execution that is being answered, whose number is the last.
+// Returns the window of the execution with the last number.
 static uint8_t put_in_window(struct coordinator *c, size_t nbytes)
 {
     size_t newest_first[LINK_MATCH_QUEUES] = {0};

@@ -32,7 +32,7 @@ struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t 
     memcpy(entry->agreed, agreed, agreed_count * sizeof *agreed);
     entry->agreed_count = agreed_count;
     entry->cached.id = id;
-    // the name's place in the request is the same in the copy
+    // the name has the same offset in the copy of the request
     const char *name = (const char *)entry->request.data + (op->work.name - (const char *)op->request.data);
     entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
     if (!cached_list_insert(&cache->own, &entry->cached)) {

@@ -1,13 +1,13 @@
-// The response cache: what was agreed once for a name need not be said again. Ids are handed out by the coordinator and
-// never reused, so a stale one can be recognized and answered with "say it in full"; no rank needs to know what another
-// has forgotten. Both sides keep at most `capacity` entries, least recently used out first. Engine only.
+// The response cache: an operation that was agreed on once is then requested by id. Ids are assigned by the coordinator and
+// never reused, so a stale one is recognized and the full request is asked for (STALE); no rank needs to know which entries another
+// has evicted. Both sides keep at most `capacity` entries and evict the least recently used. Engine only.
 #pragma once
 
 #include "base/bytes.h"
 #include "core/context/cached_list.h"
 #include "core/message/request.h"
 
-// A member's entry: "my request for this name was `request`, the agreement about it has this id".
+// A member's entry: its request for this name, and the id of the agreement.
 struct cache_entry {
     struct cached cached;
     struct bytes request;
@@ -33,8 +33,8 @@ struct response_cache {
 struct response_cache *response_cache_create(int capacity);
 void response_cache_destroy(struct response_cache *cache);
 
-// Replaces what was known about the name. NULL: no room (all in progress) or no memory; then it is just not cached.
+// Replaces the entry of the name. NULL: no room (all in use) or no memory; then it is not cached.
 struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *op,
                                          const int64_t *agreed, size_t agreed_count);
-// Takes references to the requests. Returns the new id, 0 when it could not be stored.
+// Takes references to the requests. Returns the new id, 0 if it could not be stored.
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);

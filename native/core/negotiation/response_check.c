@@ -2,7 +2,7 @@
 
 #include "base/dtype.h"
 
-// The rows of `count` ranks: none negative, and together of a size that memory can have.
+// Are all row numbers of `count` ranks non-negative, with a total size that fits into memory?
 static bool can_be_held(const int64_t *rows, int count, size_t row_nbytes)
 {
     size_t nbytes;
@@ -19,7 +19,7 @@ static bool agrees_gathered(const struct process_set *set, const struct tensor *
     return dim0[set->group.rank] == tensor->dim0 && can_be_held(dim0, set->group.size, tensor->row_nbytes);
 }
 
-// What this rank sends it has checked itself.
+// The rank has checked the rows that it sends itself.
 static bool agrees_exchanged(const struct process_set *set, const struct bhvd_handle *op, const struct tensor *tensor,
                              const int64_t *received)
 {

@@ -1,5 +1,5 @@
-// Does what the coordinator answered fit what this rank asked? A rank believes nothing that would make it read or write
-// out of bounds, not even of a peer that knows the secret: that one may be broken, or of another version.
+// Does a response fit this rank's request? A rank accepts nothing that would make it read or write
+// out of bounds, not even from a peer that knows the secret, which may be broken or of another version.
 #pragma once
 
 #include "core/context/execution.h"
@@ -7,14 +7,14 @@
 #include "core/message/request.h"
 #include "core/context/process_set.h"
 
-// Numbers that a response adds for each tensor.
+// How many numbers a response adds for each tensor.
 static inline size_t response_count(bhvd_kind kind, int set_size)
 {
     return kind == BHVD_ALLGATHER ? (size_t)set_size : kind == BHVD_ALLTOALL ? (size_t)set_size + 1 : 0;
 }
 // agreed: what a response adds to the request (pending.h).
 bool response_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count);
-// May the operation be executed after those that `execution` has already?
+// May the operation be fused with those that `execution` already has?
 bool response_continues(const struct execution *execution, const struct bhvd_handle *op);
-// Can zeros stand in for this rank's part?
+// Can this rank take part with zeros?
 bool response_has_zeros(const struct request *request);

@@ -27,7 +27,7 @@ bool tree_parents(const int *host_of, int size, int fanout, int *parents)
     if (!room)
         return false;
     int *by_host = room;                // ranks, host by host
-    int *first = room + size, *seen = first + size + 1;         // of each host: its place there; how many of it were met
+    int *first = room + size, *seen = first + size + 1;         // by host: its index in by_host; number of its ranks seen
     for (int rank = 0; rank < size; rank++)
         first[host_of[rank] + 1]++;
     for (int host = 0; host < size; host++)

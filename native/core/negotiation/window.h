@@ -1,16 +1,16 @@
-// How many executions may be on their way at once, the newest included: a figure in each response of the coordinator, so the same on
-// all ranks (run/plan.h runs them, docs/decisions/engine.md says why no two ranks wait for each other).
+// The window: how many executions may be in flight at once, the newest included. It is in each response of the coordinator, so it
+// is equal on all ranks (run/plan.h runs them, docs/decisions/engine.md explains why this excludes deadlock).
 #pragma once
 
 #include <stdint.h>
 
 #include "transport/link.h"
 
-// So that memory is bounded: bytes of those that go on at once, unless there is only one. What is small goes beside whatever there is.
+// Bounds the memory: total bytes of concurrent executions, unless there is only one. Small ones may always be concurrent.
 enum { WINDOW_BYTES = 128 << 20, WINDOW_SMALL_BYTES = 64 << 10 };
-#define WINDOW_ALONE SIZE_MAX           // bytes of an execution that none goes beside
+#define WINDOW_ALONE SIZE_MAX           // nbytes of an execution that must be the only one
 
-// nbytes: of the last `count` executions, at least 1 and at most LINK_MATCH_QUEUES, the newest first.
+// nbytes: of the last `count` executions, newest first; count: 1 to LINK_MATCH_QUEUES.
 static inline int window_of(const size_t *nbytes, int count)
 {
     const bool is_small = nbytes[0] <= WINDOW_SMALL_BYTES;

@@ -11,7 +11,7 @@
 enum { RECORDS_MAX = 256, LINE_BYTES = 2048 };
 
 struct log_record {
-    struct bhvd_record said;            // first: what it is given away as
+    struct bhvd_record said;            // must be first: callers get a pointer to it
     struct log_record *next;
     char text[];
 };
@@ -85,7 +85,7 @@ void log_put_format(struct log *log, bhvd_log_level level, const char *file, int
     log_put(log, level, file, line, text, size < LINE_BYTES ? (size_t)size : LINE_BYTES - 1);
 }
 
-// In place of records that were lost. It does not go through the queue, which may be full again.
+// Reports dropped records. Bypasses the queue, which may be full again.
 static struct log_record *note_lost(int lost)
 {
     char text[100];
@@ -93,7 +93,7 @@ static struct log_record *note_lost(int lost)
     return record_of(BHVD_LOG_WARNING, __FILE__, __LINE__, text, (size_t)size);
 }
 
-// The oldest record; NULL: there is none.
+// The oldest record; NULL: none.
 static struct log_record *take(struct log *log, bool *closed)
 {
     pthread_mutex_lock(&log->lock);

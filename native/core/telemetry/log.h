@@ -1,6 +1,6 @@
-// What the core has to say to people: records in a queue, which a thread of the process takes (Python's, for its logging).
-// Who speaks goes on at once. Nothing here calls out of the core, and the lock guards a list and nothing else: it is the
-// innermost one, so a thread that speaks with the engine's lock held waits for no other, and for Python's least of all.
+// The core's log: records in a queue, which a thread of the process takes (Python's, for its logging).
+// Logging never waits. Nothing here calls out of the core, and the lock protects only a list: it is the
+// innermost one, so a thread that logs with the engine's lock held waits for no other lock, in particular not for Python's GIL.
 #pragma once
 
 #include <pthread.h>
@@ -16,23 +16,23 @@ struct log_record;
 struct log {
     pthread_mutex_t lock;
     struct FIFO(struct log_record) records;
-    int kept, lost;                     // beyond a limit, if nobody takes them
+    int kept, lost;                     // queued; dropped because the queue was full
     bool closed;
-    _Atomic uint32_t changes;           // who waits for a record sleeps on it
+    _Atomic uint32_t changes;           // futex for threads that wait for a record
 };
 
 void log_init(struct log *log);
-// Nobody waits.
+// No thread may be waiting.
 void log_fini(struct log *log);
-// In a forked child: a fresh lock. What was said is the parent's to tell.
+// In a forked child: a fresh lock. Existing records belong to the parent.
 void log_after_fork(struct log *log);
-// Ends the waiting, once what was said has been taken.
+// Ends log_next after the remaining records have been taken.
 void log_close(struct log *log);
 
-// bhvd_context_next_record.
+// Implements bhvd_context_next_record.
 int log_next(struct log *log, int timeout_ms, struct bhvd_record **out);
 
-// Any thread, any lock held.
+// From any thread, with any locks held.
 void log_put(struct log *log, bhvd_log_level level, const char *file, int line, const void *text, size_t size);
 void log_put_format(struct log *log, bhvd_log_level level, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 5, 6)));

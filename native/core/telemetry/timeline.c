@@ -42,7 +42,7 @@ void timeline_close(struct timeline *t)
     t->path = NULL;
 }
 
-// After an event was not written as a whole: what came before it stays a list.
+// After an event was only partly written: keeps the earlier events a valid list.
 static void close_bracket(struct timeline *t)
 {
     size_t size = sizeof CLOSING - 1;
@@ -51,7 +51,7 @@ static void close_bracket(struct timeline *t)
                        t->path, strerror(errno));
 }
 
-// Writes the event over the closing bracket, and a new bracket behind it, in one call: the file is never half an event.
+// Writes the event over the closing bracket, followed by a new bracket, in one call: the file never contains half an event.
 static void write_event(struct timeline *t, const char *event)
 {
     char text[EVENT_BYTES + 16];
@@ -86,7 +86,7 @@ struct timestamp {
     char text[32];
 };
 
-/* Microseconds, with a point whatever the program's locale has. */
+/* Microseconds, with a decimal point in any locale. */
 static struct timestamp now_us(const struct timeline *t)
 {
     const long long ns = (long long)(clock_now_ns() - t->start_ns);
@@ -95,7 +95,7 @@ static struct timestamp now_us(const struct timeline *t)
     return now;
 }
 
-// Bytes of the UTF-8 character that begins there; 0: none does.
+// Size of the UTF-8 character at text; 0: invalid.
 static size_t utf8_size(const char *text, size_t left)
 {
     const unsigned char first = (unsigned char)text[0];
@@ -108,7 +108,7 @@ static size_t utf8_size(const char *text, size_t left)
     return size;
 }
 
-// A name as the inside of a JSON string, cut at NAME_BYTES between two characters. '?' for what is no UTF-8.
+// A name as the contents of a JSON string, truncated to NAME_BYTES between two characters. '?' replaces invalid UTF-8.
 static void escape(char *out, const char *name, size_t size)
 {
     size_t at = 0;
