@@ -81,8 +81,8 @@ typedef enum bhvd_topology {
 } bhvd_topology;
 
 /* How c_lp_s moves codes. SCATTER_GATHER: each rank owns a chunk, averages it and sends the mean encoded again; the traffic is
- * constant. ALLGATHER: every rank sends its code to every rank, encoded once; used where this is less traffic: small codes
- * or few ranks. */
+ * constant. ALLGATHER: every rank sends its code to every rank, encoded once; less traffic for small codes or
+ * few ranks. */
 typedef enum bhvd_exchange { BHVD_EXCHANGE_SCATTER_GATHER = 0, BHVD_EXCHANGE_ALLGATHER = 1 } bhvd_exchange;
 
 typedef struct bhvd_context bhvd_context;

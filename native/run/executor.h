@@ -28,7 +28,7 @@ void task_drop(struct run *run, struct task *task);
 // Starts it, waits until it is over, and destroys it.
 bhvd_status task_execute(struct run *run, struct task *task);
 
-// Does all work of all tasks that is possible now, without polling links. True if there was any.
+// Does all possible work of the tasks, without polling links. True if there was any.
 bool executor_advance(struct run *run);
 // Can a task work now without a link event?
 bool executor_can_advance(struct run *run);

@@ -73,8 +73,8 @@ static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_STAGIN
 unsigned char *shared_staging_buffer(struct run *run, const struct group *group, int index, size_t block);
 
 // Copies to `dst`, in this member's staging buffer, with the faster of two methods: a normal write must first take lines that other
-// cores have in their caches, one by one; a non-temporal write need not. Within a chip that costs nothing, between chips ten times
-// the copy. How far the other cores are is unknown and changes, so both methods are timed now and then.
+// cores have in their caches, one by one; a non-temporal write need not. Within a chip taking them costs nothing, between chips ten
+// times the copy. The distance of the other cores is unknown and changes, so both methods are timed now and then.
 void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nbytes);
 
 // Copies the next `nbytes` from the cursor on to `dst`, in this member's staging buffer, prescaled.

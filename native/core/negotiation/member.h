@@ -13,8 +13,7 @@
 //
 // Numbers that a response adds to the request ("agreed"): allgather: dim 0 of each tensor on each rank, [tensor][set rank];
 // alltoall: for each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
-// member sends to any, so each member gets its own response of n numbers instead of n^2; join: the rank that joined last; others:
-// none.
+// member sends to any, so each member gets its own response of n numbers instead of n^2; join: the rank that joined last.
 #pragma once
 
 #include "core/context/operation.h"
