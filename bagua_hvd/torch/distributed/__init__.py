@@ -1,8 +1,8 @@
-"""The torch.distributed backend "bagua". torch 2.5 and newer knows it by itself, older ones when this is imported.
+"""The torch.distributed backend "bagua". torch 2.5 and later finds it by itself, older versions need this import.
 
     torch.distributed.init_process_group("bagua")           # or "cpu:bagua,cuda:nccl"
 
-docs/torch-distributed.md.
+See docs/torch-distributed.md.
 """
 from bagua_hvd import register_with_torch as _register
 from bagua_hvd.torch.distributed.group import ProcessGroup

@@ -1,4 +1,4 @@
-"""What all operations of a group stand on: its ranks, the names of operations, how they are posted and become works."""
+"""The base of a group's operations: its ranks, the names of operations, posting them and returning Works."""
 import inspect
 import itertools
 import os
@@ -18,11 +18,11 @@ from bagua_hvd.torch.frontend import frontend
 
 
 class Group(dist.ProcessGroup):
-    """Some ranks of the job.
+    """A process group: some ranks of the job.
 
     Args:
-        store: of torch's, this group's own. rank: in the group. ranks: of the group in the job, in the group's order.
-        timeout: of its operations. options: Options or None. started: see start.stop().
+        store: the group's own torch store. rank: in the group. ranks: their ranks in the job, in the group's order.
+        timeout: of its operations, a timedelta. options: Options or None. started: see start.stop().
     """
 
     def __init__(self, store: Any, rank: int, ranks: Any, timeout: Any, options: Any = None,
@@ -36,13 +36,13 @@ class Group(dist.ProcessGroup):
         self._timeout = timeout.total_seconds()
         self._context = basics.context()
         self._set = process_sets.of_members(self._context, sorted(ranks), basics.size())
-        assert self._set.process_set_id is not None     # of_members() has registered it
+        assert self._set.process_set_id is not None     # of_members() registered it
         self._id = self._set.process_set_id
-        # Where the parts of group ranks lie among those of the set, which are in the order of the job; None: there.
+        # Index of each group rank among the ranks of the process set, which are in job order; None: the same order.
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._places: list[int] | None = None if order == sorted(order) else [order.index(i) for i in range(len(ranks))]
         self._key = self._agree_on_key()
-        # The one given may hold what an earlier attempt of the job, or another group of this name, has left there.
+        # The given store may hold entries of an earlier attempt of the job, or of another group with this name.
         self._store = dist.PrefixStore(f"bagua_hvd/{self._key}", store)
         self._numbers = itertools.count()
         self._number = -1       # of the last operation
@@ -51,14 +51,14 @@ class Group(dist.ProcessGroup):
         self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
 
     def __init_subclass__(cls, **keywords):
-        """No compiler can trace what the methods of a group do; DDP calls some within compiled models."""
+        """Excludes the methods from torch.compile, which cannot trace them; DDP calls some within compiled models."""
         super().__init_subclass__(**keywords)
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method):
                 setattr(cls, name, uncompiled(method))
 
     def _agree_on_key(self):
-        """A name that no other group has or had, chosen by the group's first rank."""
+        """A key that no other group has or had, chosen by the group's first rank."""
         key = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
         if len(self._ranks) > 1:
             self._post(native.BROADCAST, "c10d.key", [frontend.view(key, key)], root_rank=self._ranks[0],
@@ -70,7 +70,7 @@ class Group(dist.ProcessGroup):
         return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._timeout
 
     def _begin(self, what):
-        """The name of the next operation, and what sentences call it."""
+        """The name of the next operation, and its description in messages."""
         self._number = number = next(self._numbers)
         return f"c10d.{self._key}.{number}", f"{what} number {number} of a group of {len(self._ranks)} ranks"
 
@@ -90,7 +90,7 @@ class Group(dist.ProcessGroup):
         return given[0]
 
     def _in_group_order(self, rows):
-        """Rows that lie in the order of the process set, by rank in the group."""
+        """Reorders rows from the order of the process set to that of the group's ranks."""
         return rows if self._places is None else rows[self._places]
 
     def _place(self, rank):

@@ -1,12 +1,12 @@
-"""A process group of c10d over the core's collectives. Names and arguments of the methods are c10d's.
+"""A c10d process group over the core's collectives. Method names and arguments are c10d's.
 
 All groups share the job's one context: a group of all ranks is the global process set, others are process sets that
-their members ask for. Operations match by name, which says the group and how many operations the group has had; so the
-ranks of a group must call in the same order, as c10d asks, and groups may overlap and interleave in any way.
+only their members register. Operations match by name, which contains the group and the number of its operations so far.
+So the ranks of a group must call in the same order, as c10d requires; groups may overlap and interleave freely.
 
-Rows: what is gathered or reduced is given to the core as one row for each rank, of which all ranks must have the same
-length and dtype. So ranks that disagree hear both shapes, and results go directly to where the caller wants them. Where
-sizes may differ (alltoall, gather, scatter), the core allocates the results.
+Rows: the core gets gathered or reduced data as one row per rank, and all rows must have the same length and dtype. So
+ranks that disagree get both shapes in the error, and results go directly to the caller's tensors. Where sizes may
+differ (alltoall, gather, scatter), the core allocates the results.
 """
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ from bagua_hvd.torch.distributed.works import Together, Work
 
 
 def create(backend_options: Any, options: Any) -> Any:
-    """What torch calls for a new group, on its members."""
+    """Makes a new group; torch calls it on the group's members."""
     ranks = list(backend_options.global_ranks_in_group)
     rank, size = backend_options.group_rank, backend_options.group_size
     store, timeout = backend_options.store, backend_options.timeout
@@ -52,7 +52,7 @@ class ProcessGroup(Reductions, Movements):
 
     name = _get_backend_name = getBackendName
 
-    # C++ asks these; without them it looks for a backend in C++.
+    # C++ calls these; without them it looks for a backend in C++.
     def setGroupName(self, name: str) -> None:
         self._group_name = name
 
@@ -85,7 +85,7 @@ class ProcessGroup(Reductions, Movements):
         return True
 
     def _set_sequence_number_for_group(self):
-        """Nothing to do: the group counts from the beginning."""
+        """Does nothing: the group counts from the beginning."""
 
     def _get_sequence_number_for_group(self):
         return self._number + 1
@@ -99,11 +99,11 @@ class ProcessGroup(Reductions, Movements):
         start.stop(self._started)
 
     def abort(self) -> None:
-        """Ends what is in flight on all ranks of the job, as a lost rank would, if this group started the runtime."""
+        """If this group started the runtime, ends operations in flight on all ranks, as a lost rank would."""
         self.shutdown()
 
     def _start_coalescing(self, device):
-        """Operations between this and _end_coalescing() go on their own, but c10d waits for all of them at once."""
+        """Operations from here to _end_coalescing() run separately, but c10d waits for all of them at once."""
         if other := self._other_on(device):
             other._start_coalescing(device)
         else:
@@ -119,9 +119,9 @@ class ProcessGroup(Reductions, Movements):
     def split_group(self, ranks: list[int], timeout: timedelta | None = None, opts: Options | None = None,
                     group_name: str | None = None, group_desc: str | None = None,
                     device_types: Any = None) -> dist.ProcessGroup | None:
-        """A group of some of this group's ranks, given by their numbers here; every one of these calls it.
+        """Makes a group of some of this group's ranks, given by their numbers here; each of these must call it.
 
-        Returns None on ranks that are not among them.
+        Returns None on other ranks.
         """
         if self._rank not in ranks:
             return None

@@ -1,17 +1,17 @@
-"""The barrier that says who is missing: by the store, which works while nothing else does."""
+"""A barrier that names missing ranks. It uses the store, which works even when nothing else does."""
 import time
 from datetime import timedelta
 from typing import Any
 
 
 def barrier(store: Any, rank: int, size: int, seconds: float, wait_all_ranks: Any) -> None:
-    """Blocks until rank 0 has heard of all ranks, and all others of rank 0.
+    """Blocks until rank 0 has seen all ranks, and each other rank has seen the reply of rank 0.
 
     Args:
-        store: for this barrier only. seconds: for all of it.
-        wait_all_ranks: rank 0 names all that are missing, not the first one only.
+        store: for this barrier only. seconds: timeout of the whole barrier.
+        wait_all_ranks: rank 0 names all missing ranks, not only the first.
     Raises:
-        RuntimeError: a rank did not come in time; c10d's sentences.
+        RuntimeError: a rank did not arrive in time; the messages are c10d's.
     """
     deadline = time.monotonic() + seconds
     milliseconds = round(seconds * 1000)

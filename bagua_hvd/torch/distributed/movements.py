@@ -1,4 +1,4 @@
-"""The operations of a group that bring tensors elsewhere: broadcast, gather and scatter in all forms, all-to-all."""
+"""Operations of a group that only move tensors: broadcast, all forms of gather and scatter, all-to-all."""
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class Movements(OtherDevices):
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         if other := self._other(inputs[0]):
             return other.allgather_coalesced(output_lists, inputs, opts or AllgatherOptions())
-        # Given by rank, wanted by tensor.
+        # Given by rank, needed by tensor.
         return self._allgather([list(of_tensor) for of_tensor in zip(*output_lists, strict=True)], inputs, opts,
                                "all_gather_coalesced")
 
@@ -90,9 +90,9 @@ class Movements(OtherDevices):
                           lambda: self._take_parts(operation, views, flat, dict(enumerate(outputs)), what))
 
     def _take_parts(self, operation, views, like, outputs, what, received=None):
-        """Copies what the core allocated, one part for each rank after the other, to the outputs, by rank.
+        """Copies the core's result, the concatenated parts of the ranks, into `outputs`, a dict by rank.
 
-        received: elements from each rank; None: the core does not know.
+        received: number of elements from each rank; None: the core does not know them.
         """
         [whole] = rules.results(frontend, operation, views, [like])
         counts = {rank: tensors.movable(dense(outputs[rank])).numel() for rank in sorted(outputs, key=self._place)}
@@ -152,19 +152,19 @@ class Movements(OtherDevices):
         return self._exchange(self._by_rank([outputs], what), self._by_rank([inputs], what), opts, name, what)
 
     def _by_rank(self, lists, what):
-        """The one list in `lists`, of a tensor for each rank, as a dict."""
+        """The only list in `lists`, one tensor for each rank, as a dict by rank."""
         given = self._one(lists, what)
         if len(given) != len(self._ranks):
             raise ValueError(f"{what}: {len(given)} tensors for {len(self._ranks)} ranks")
         return dict(enumerate(given))
 
     def _exchange(self, outputs, inputs, opts, name, what, flat=None):
-        """Sends inputs, and receives into outputs; both are dicts by rank. Their sizes may differ.
+        """Sends `inputs` and receives into `outputs`, both dicts by rank. Sizes may differ.
 
-        The core allocates what is received: only then is it known whether it fits the outputs.
+        The core allocates received data: only after receipt is it known whether it fits the outputs.
 
         Args:
-            flat: the inputs as one tensor, if they lie so.
+            flat: the inputs as one tensor, if they are contiguous.
         """
         if len(dtypes := {tensor.dtype for tensor in (*outputs.values(), *inputs.values())}) > 1:
             raise ValueError(f"{what}: its tensors are of different dtypes: {', '.join(sorted(map(str, dtypes)))}")

@@ -1,4 +1,4 @@
-"""How large sums travel, if not in full precision: algorithms and codecs below all_reduce."""
+"""Reduced precision for large sums: algorithms and codecs under all_reduce."""
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,35 +23,35 @@ class _NoState(State):
 
 
 class _Call(Bucket):
-    """The tensor of one all_reduce. Its number in the group stands for the step."""
+    """The tensor of one all_reduce. Its number in the group serves as the step."""
 
     step = 0        # a property of other buckets
 
 
-# What an algorithm may do besides communicating gradients: neither an all_reduce nor a hook of DDP can.
+# Methods for more than communicating gradients: neither an all_reduce nor a DDP hook can call them.
 _BESIDES = ("step", "before_step", "after_step", "backward_begins", "gradients_travel")
 
 
 def besides_gradients(algorithm: Algorithm) -> str:
-    """What the algorithm does besides communicating gradients, as text; "": nothing."""
+    """Names what the algorithm does besides communicating gradients; "" if nothing."""
     besides = [name for name in _BESIDES if getattr(type(algorithm), name) is not getattr(Algorithm, name)]
     return ", ".join(besides) or ("weights" if algorithm.uses_weights else "")
 
 
 @dataclass
 class Options:
-    """For `init_process_group(..., pg_options=Options(...))` and new_group(): how large sums and means travel.
+    """Precision of large sums and means, for `init_process_group(..., pg_options=Options(...))` and new_group().
 
     Args:
-        algorithm: a name, class or instance of bagua_hvd.algorithms that communicates gradients and keeps nothing
-            between two steps ("bytegrad", "rotated"); others as a hook, bagua_hvd.torch.ddp.
-        codec: of bagua_hvd.codecs, for c_lp_s(); in place of an algorithm.
-        min_bytes: smaller tensors go in full precision: losses, counts, flags.
+        algorithm: a name, class or instance of bagua_hvd.algorithms that communicates gradients and keeps no state
+            between steps ("bytegrad", "rotated"). Use others as a hook, bagua_hvd.torch.ddp.
+        codec: of bagua_hvd.codecs, for c_lp_s(); instead of an algorithm.
+        min_bytes: smaller tensors (losses, counts, flags) are sent in full precision. Default: 64 KiB.
 
-    Both apply to all_reduce only. reduce_scatter and all_gather, which FSDP uses, move full precision.
+    Both apply to all_reduce only. reduce_scatter and all_gather, which FSDP uses, stay in full precision.
 
     Raises:
-        ValueError: both, an unknown algorithm, or one that does more than communicate gradients, or keeps anything.
+        ValueError: both are given, or the algorithm is unknown, does more than communicate gradients, or keeps state.
     """
 
     algorithm: Any = None
@@ -72,14 +72,14 @@ class Options:
 
     @property
     def relaxed(self) -> bool:
-        """Whether anything travels in less than full precision."""
+        """Whether anything is sent in less than full precision."""
         return self.algorithm is not None or self.codec is not None
 
     def communicate(self, tensor: torch.Tensor, name: str, number: int, process_set: ProcessSet, average: bool,
                     prescale_factor: float = 1.0) -> Any:
-        """What is to be waited for, which reduces the tensor in place; None: in full precision.
+        """Starts to reduce the tensor in place. Returns an object with wait(), or None: use full precision.
 
-        number: of the call in its group, for what rounds at random.
+        number: of the call in its group; it seeds random rounding.
         """
         if tensor.numel() * tensor.element_size() < self.min_bytes or not tensor.is_floating_point():
             return None

@@ -1,7 +1,7 @@
-"""Groups such as "cpu:bagua,cuda:nccl", which are served by another backend on some device.
+"""Groups such as "cpu:bagua,cuda:nccl", in which another backend serves some device.
 
-torch takes a process group that is written in Python as the whole of the group, whatever else the string names. So it
-is here that the others are made, when the first tensor of their device comes; all ranks then do, for they call alike.
+torch takes a process group that is written in Python as the whole group and ignores other names in the string. So this
+module makes the other groups, when the first tensor of their device comes: on all ranks, since these call alike.
 """
 from datetime import timedelta
 
@@ -14,12 +14,12 @@ _GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
 
 class OtherDevices(Group):
-    """A group that finds the one to serve a tensor."""
+    """A group that passes tensors of other devices to the group that serves them."""
 
     _backends: dict[str, str] | None = None     # by device
 
     def _map_backends(self):
-        """The backend of each device; empty: the group is not registered yet."""
+        """The backend of each device; empty if the group is not registered yet."""
         if self._backends is None:
             config = dist.distributed_c10d._world.pg_backend_config.get(self)
             if config is None:
@@ -29,14 +29,14 @@ class OtherDevices(Group):
         return self._backends
 
     @property
-    def _device_types(self):        # torch asks, to find out whether the group serves the CPU
+    def _device_types(self):        # torch asks whether the group serves the CPU
         return [torch.device(name) for name in self._map_backends()]
 
     def _get_backend(self, device):
         return self._other_on(device) or self
 
     def _other(self, tensor):
-        """The group for the device of the tensor, None when that is this one."""
+        """The group for the device of the tensor; None: this one."""
         return self._other_on(tensor.device)
 
     def _other_on(self, device):

@@ -1,10 +1,10 @@
-"""Messages between two ranks of a group: alltoalls of a process set of two, which both ask for at their first message.
+"""Messages between two ranks of a group: alltoalls of a two-rank process set, requested with their first message.
 
-A message is named by sender, receiver, tag, and how many there were before with these; so messages with one tag arrive
-in order, and those with different tags match however they are posted. Messages of SMALL bytes at most say their size
-themselves. Larger ones go directly to where they are wanted; then both sides must name the same size.
+A message's name contains the sender, the receiver, the tag, and the number of earlier messages with these. So messages
+with one tag arrive in order, and those with different tags match in any posting order. Messages of SMALL bytes at most
+carry their size. Larger ones are received directly into the caller's tensor, so both sides must give the same size.
 
-To receive from anyone is to begin to receive the next message of everyone. What is not taken stays begun, for later.
+A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls.
 """
 import threading
 from collections import deque
@@ -25,7 +25,7 @@ SMALL = 1 << 16
 
 
 class Transfer:
-    """One message. `post` is called with the id of the set of two, which `pair` is a future of; it returns the
+    """One message. The future `pair` gives the id of the two-rank process set; `post` is called with it and returns the
     Operation."""
 
     def __init__(self, pair: Future, post: Any) -> None:
@@ -44,7 +44,7 @@ class Transfer:
             lambda posted: callback() if posted.exception() else posted.result().when_ended(callback))
 
     def ended_within(self, seconds: float) -> Any:
-        # Being posted is part of the time.
+        # The time before posting counts, too.
         return ended_within(self._posted, seconds) and (
             self._posted.exception() is not None or self._posted.result().ended_within(seconds))
 
@@ -56,16 +56,16 @@ class Transfer:
 
 
 class _Message(Transfer):
-    """A message to be received into a flat tensor. `source`: rank in the group."""
+    """A message that is received into a flat tensor. `source`: rank in the group."""
 
     def __init__(self, pair, post, source, tensor, small):
         self.source = source
         self.tensor = tensor
-        self._small = small         # (view, tensor) of one whose result the core allocates; None: `tensor` has it
+        self._small = small         # (view, tensor) if the core allocates the result; None: `tensor` has it
         super().__init__(pair, post)
 
     def take(self, into=None):
-        """The message has come: puts it where it belongs. ValueError: it is of another size."""
+        """Copies the message, which has arrived, to its destination. ValueError: it has another size."""
         into = self.tensor if into is None else into
         if self._small is None:
             if into is not self.tensor:
@@ -84,7 +84,7 @@ def _check_size(source, message, into):
 
 
 class _Open(_Message):
-    """A message from one rank that anybody may take. `arrived` is called when it is there, and `arrival` done then."""
+    """A message from one rank that any call may take. On arrival it calls `arrived`, then completes `arrival`."""
 
     def __init__(self, pair, post, source, tensor, small, arrived):
         self.arrival: Future[None] = Future()
@@ -98,7 +98,7 @@ class _Open(_Message):
 
 
 class _Wanted:
-    """A message that will be there in the memory of another one, which was begun before: of whoever sends first."""
+    """A receive that takes a message posted earlier: from `source`, or from the rank that sends first."""
 
     def __init__(self, tensor, source=-1):
         self.source = source
@@ -127,14 +127,14 @@ class PointToPoint:
     """The messages of one group.
 
     Args:
-        key: of the group, the same on its ranks. rank, ranks: as the group has them. id: of its process set.
+        key: of the group, equal on its ranks. rank, ranks: as in Group. id: of its process set.
     """
 
     def __init__(self, context: Any, key: Any, rank: int, ranks: Any, id: int) -> None:
         self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
-        self._numbers: dict[tuple[int, int, int], int] = {}     # of the next message, by (sender, receiver, tag)
-        self._open: dict[tuple[int, int], _Open] = {}           # by (sender, tag): begun and not taken
-        self._wanting: dict[int, deque[Any]] = {}               # by tag: _Wanted without a message, and their tensors
+        self._numbers: dict[tuple[int, int, int], int] = {}     # number of the next message by (sender, receiver, tag)
+        self._open: dict[tuple[int, int], _Open] = {}           # posted and not taken, by (sender, tag)
+        self._wanting: dict[int, deque[Any]] = {}               # by tag: (_Wanted without a message, its tensor)
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
@@ -151,19 +151,19 @@ class PointToPoint:
             raise ValueError(f"rank {self._rank} of {len(self._ranks)} cannot {verb} rank {rank}")
 
     def _name(self, sender, receiver, tag):
-        """Of the next message. A number for each tag stays for ever, so nothing else does."""
+        """Name of the next message. One number per (sender, receiver, tag) stays for ever, and nothing else."""
         with self._lock:
             number = self._numbers.get((sender, receiver, tag), 0)
             self._numbers[sender, receiver, tag] = number + 1
         return f"c10d.{self._key}.{sender}-{receiver}.{tag}.{number}"
 
     def _splits(self, rank, count):
-        """Of the alltoall that sends `count` rows to `rank`."""
+        """Splits of the alltoall that sends `count` rows to `rank`."""
         first = self._ranks[rank] < self._ranks[self._rank]
         return [count, 0] if first else [0, count]
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        """Begins to send a flat tensor. Returns a Transfer."""
+        """Starts to send a flat tensor. Returns a Transfer."""
         self._check(rank, "send to")
         name = self._name(self._rank, rank, tag)
         small = tensor.nbytes <= SMALL
@@ -172,7 +172,7 @@ class PointToPoint:
         return Transfer(self._pair(rank), self._post(name, frontend.view(rows), self._splits(rank, rows.shape[0])))
 
     def _post(self, name, view, splits):
-        """A function that posts a message, given the id of the set of two, in the order of this thread's stream."""
+        """Makes a function that posts a message in this thread's stream order, given the id of the two-rank set."""
         stream = None if view.placement is None else view.placement.stream()
 
         def post(id):
@@ -181,7 +181,7 @@ class PointToPoint:
         return post
 
     def _begin(self, rank, tag, tensor, cls, *arguments):
-        """Begins to receive the next message from `rank`, as large as the flat tensor, if it is a large one."""
+        """Starts to receive the next message from `rank`; a large one must be as large as the flat tensor."""
         name = self._name(rank, self._rank, tag)
         small = None
         if tensor.nbytes > SMALL:
@@ -193,7 +193,7 @@ class PointToPoint:
         return cls(self._pair(rank), self._post(name, view, [0, 0]), rank, tensor, small, *arguments)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        """Begins to receive into a flat tensor. Returns a message: take() puts it there at the end."""
+        """Starts to receive into a flat tensor. Returns a message; call its take() at the end to store the data."""
         self._check(rank, "receive from")
         with self._lock:
             message = self._open.pop((rank, tag), None)
@@ -206,7 +206,7 @@ class PointToPoint:
         return self._begin(rank, tag, tensor, _Message)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
-        """Begins to receive into a flat tensor from whoever sends first. Returns a message with its `source`."""
+        """Starts to receive into a flat tensor from the rank that sends first. Returns a message with its `source`."""
         wanted = _Wanted(tensor)
         with self._lock:
             self._wanting.setdefault(tag, deque()).append((wanted, tensor))
@@ -214,14 +214,14 @@ class PointToPoint:
         return wanted
 
     def _want(self, tag):
-        """While somebody wants a message from anyone, one is begun with everyone. Gives out what is there."""
+        """While a receive from any rank waits, keeps one posted for every rank, and assigns arrived messages."""
         if tag not in self._wanting:
             return
         tensor = self._wanting[tag][0][1]
         others = [rank for rank in range(len(self._ranks)) if rank != self._rank]
         for rank in others:
             if (rank, tag) not in self._open:
-                # Its own memory: whoever takes it in the end may want it elsewhere.
+                # In its own memory: the call that takes it may need the data elsewhere.
                 message = self._begin(rank, tag, torch.empty_like(tensor), _Open, self._arrived)
                 message.tag = tag
                 self._open[rank, tag] = message

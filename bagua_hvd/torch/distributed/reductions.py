@@ -1,4 +1,4 @@
-"""The operations of a group that sum, or reduce otherwise. What the core cannot is gathered, and reduced here."""
+"""Operations of a group that reduce. If the core lacks a reduction, tensors are gathered and reduced here."""
 import warnings
 from typing import Any
 
@@ -16,7 +16,7 @@ from bagua_hvd.torch.frontend import frontend
 class Reductions(OtherDevices):
     """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
 
-    _warned = False     # that pg_options do not apply
+    _warned = False     # whether it has warned that pg_options do not apply
 
     def allreduce(self, given: Tensors, opts: Any = None) -> Work:
         opts = dist.AllreduceOptions() if opts is None else opts
@@ -40,7 +40,7 @@ class Reductions(OtherDevices):
         return self._reduce(given, given if mine else [torch.empty_like(dense(t)) for t in given], opts, "reduce")
 
     def _reduce(self, inputs, outputs, opts, what):
-        """Reduces all of them as one operation; outputs: the same tensors, or others of their shapes."""
+        """Reduces all tensors in one operation. outputs: the same tensors, or others of the same shapes."""
         op, native_op = opts.reduceOp, tensors.NATIVE_OPS.get(tensors.kind_of(opts.reduceOp))
         may_relax = what.startswith("all_reduce")
         name, what = self._begin(what)

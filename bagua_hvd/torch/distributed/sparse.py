@@ -1,4 +1,4 @@
-"""The allreduce of sparse COO tensors: their entries are gathered."""
+"""Allreduce of sparse COO tensors, by gathering their entries."""
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ def allreduce(group: Any, tensor: torch.Tensor, opts: Any) -> Any:
     """The Work of a sum or mean, in place; the result is coalesced.
 
     Raises:
-        ValueError: another reduction.
+        ValueError: any other reduction.
     """
     kind = kind_of(opts.reduceOp)
     if kind not in (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG):
@@ -27,9 +27,9 @@ def allreduce(group: Any, tensor: torch.Tensor, opts: Any) -> Any:
 
 
 def begin(tensor: torch.Tensor, post: Any, divisor: int) -> Any:
-    """Begins to sum a tensor: (operation, what is left to do at its end: the sum / divisor goes into the tensor).
+    """Starts to sum a tensor. Returns (operation, function that puts the sum / divisor into the tensor at its end).
 
-    post: posts the allgather of views.
+    post: function that posts the allgather of views.
     """
     rows = rows_of(tensor.detach().coalesce())
     views = list(map(frontend.view, rows))
@@ -37,7 +37,7 @@ def begin(tensor: torch.Tensor, post: Any, divisor: int) -> Any:
 
     def finish():
         total = sum_of(results(frontend, operation, views, rows), tensor.shape, divisor).coalesce()
-        with torch.no_grad():       # a detached one would be another tensor, of the same entries
+        with torch.no_grad():       # not tensor.detach(): that is another tensor with the same entries
             tensor.copy_(total)
 
     return operation, finish

@@ -1,4 +1,4 @@
-"""The runtime under a process group: started by the group's store where the user has not called hvd.init()."""
+"""The runtime under a process group, started by the group's store if the user has not called hvd.init()."""
 import threading
 from typing import Any
 
@@ -7,17 +7,17 @@ from bagua_hvd.job import basics, process_sets
 from bagua_hvd.job.engines.join import default_group, join_group
 
 _lock = threading.Lock()
-_started: set[int] = set()            # groups for whose sake the runtime runs, by number
+_started: set[int] = set()            # groups that started the runtime, by number
 _next = 0
 
 
 def start(store: Any, rank: int, size: int, seconds: float) -> Any:
-    """Makes sure that the runtime runs, with this rank and size. Collective over the default group.
+    """Ensures that the runtime runs, with this rank and size. Collective over the default group.
 
     Args:
-        store: of the group. seconds: until the ranks are to have met.
+        store: of the group. seconds: timeout for the ranks to find each other.
     Returns:
-        A number for stop(), None when the runtime was there already.
+        A number for stop(), or None if the runtime was already running.
     Raises:
         ValueError: it runs with another rank or size, or the ranks did not find each other.
     """
@@ -47,7 +47,7 @@ def _check(rank, size):
 
 
 def stop(number: Any) -> None:
-    """Shuts down what start() has started."""
+    """Shuts down the runtime if start() started it for this number."""
     with _lock:
         if number in _started:
             _started.discard(number)
@@ -57,10 +57,10 @@ def stop(number: Any) -> None:
 def process_set_of(group: Any = None) -> process_sets.ProcessSet:
     """The ProcessSet of a torch.distributed group's ranks, on any backend; collective over the group.
 
-    Starts the runtime where it does not run yet: that is collective over all ranks.
+    Starts the runtime if it is not running; then it is collective over all ranks.
 
     Args:
-        group: None: the default group.
+        group: a torch.distributed group; None: the default one.
     Raises:
         ValueError: the ranks of torch.distributed are not those of bagua_hvd.
     """

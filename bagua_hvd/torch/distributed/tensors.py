@@ -1,4 +1,4 @@
-"""Tensors of c10d as the core sees them, and reductions that the core has no kernel for."""
+"""Converts c10d's tensors for the core, and reduces where the core has no kernel."""
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +23,12 @@ _BINARY = {
 
 
 def kind_of(op: Any) -> Any:
-    """The RedOpType of what opts.reduceOp holds."""
+    """The RedOpType of opts.reduceOp."""
     return getattr(op, "op", op)
 
 
 def prescale_of(op: Any) -> Any:
-    """What PREMUL_SUM multiplies by before the sum."""
+    """The factor that PREMUL_SUM applies before the sum; 1 for other operations."""
     return float(op.__getstate__()[1]) if kind_of(op) == _Op.PREMUL_SUM else 1.0
 
 
@@ -37,9 +37,9 @@ def reduces_natively(tensors: Sequence[torch.Tensor], op: Any) -> bool:
 
 
 def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
-    """The reduction of a tensor's first dimension, in the order of the ranks, in its own dtype.
+    """Reduces a tensor over its first dimension, in the order of the ranks, in its own dtype.
 
-    Means of integers are those of the core: of the exact sum, truncated.
+    Means of integers equal the core's: the exact sum, divided and truncated.
     """
     kind = kind_of(op)
     if kind not in _BINARY:
@@ -53,7 +53,7 @@ def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
 
 
 def dense(tensor: torch.Tensor) -> Any:
-    """The tensor, or a contiguous copy of it, without history."""
+    """The tensor, or a contiguous copy of it, detached."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         raise ValueError(f"tensors of layout {tensor.layout} are served by all_reduce only")
@@ -61,13 +61,13 @@ def dense(tensor: torch.Tensor) -> Any:
 
 
 def movable(tensor: torch.Tensor) -> Any:
-    """A contiguous tensor as 1-D of a dtype that the core moves: its own, else bytes."""
+    """A contiguous tensor as 1-D, in its own dtype if the core supports that, else as bytes."""
     flat = tensor.reshape(-1)
     return flat if tensor.dtype in DTYPES else flat.view(torch.uint8)
 
 
 def row(tensor: torch.Tensor) -> Any:
-    """The same as one row, shape (1, count): ranks whose rows differ in length or dtype are told so."""
+    """The tensor as one row, shape (1, count): ranks whose rows differ in length or dtype get an error."""
     return movable(tensor).unsqueeze(0)
 
 
@@ -75,7 +75,7 @@ def rows_of(tensor: torch.Tensor, count: int) -> Any:
     """A contiguous tensor as `count` rows of equal length.
 
     Raises:
-        ValueError: it cannot be cut so.
+        ValueError: `count` does not divide the number of elements.
     """
     flat = movable(tensor)
     if flat.numel() % count:
@@ -84,9 +84,9 @@ def rows_of(tensor: torch.Tensor, count: int) -> Any:
 
 
 def apart(sources: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Tensors:
-    """The contiguous sources, as copies where they share memory with their results, as FSDP lays them out.
+    """Returns contiguous sources, copied where they share memory with their results, as in FSDP.
 
-    The core reads the one while it writes the other.
+    The core reads the source while it writes the result.
     """
     return [source.clone() if source.data_ptr() < result.data_ptr() + result.nbytes
             and result.data_ptr() < source.data_ptr() + source.nbytes else source
@@ -94,10 +94,10 @@ def apart(sources: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> T
 
 
 def copying(outputs: Sequence[torch.Tensor], results: Any) -> Any:
-    """A function that copies results to where they belong; None: they are all there.
+    """A function that copies results to the outputs; None if they are already there.
 
     Args:
-        results: tensors of as many elements, or a function that returns them.
+        results: tensors with as many elements as the outputs, or a function that returns them.
     """
     if not callable(results) and all(map(_same_place, outputs, results)):
         return None

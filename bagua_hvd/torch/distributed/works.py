@@ -1,10 +1,10 @@
-"""What an operation of c10d returns: something to wait for, to ask, or to hang a future on.
+"""The Work that a c10d operation returns: callers wait for it, poll it, or take a future.
 
-A caller that waits does so in the core, whose progress its thread then makes. Only who asks for a future needs the
-threads of core/completions.py.
+A caller that waits does so in the core, on its own thread, which makes the progress. Only futures need the threads of
+core/completions.py.
 
-On a GPU such threads work on a stream of their own: the default one is mostly that of the computation, which must wait
-for results only when somebody wants them there. A stream that wants them waits for an event, not for a thread.
+On a GPU these threads use a stream of their own: the default one is mostly that of the computation, which must wait
+for results only where they are used. A stream that needs them waits for an event, not for a thread.
 """
 import functools
 import threading
@@ -28,9 +28,9 @@ def _own_stream(device):
 
 
 class _OnGpu:
-    """Which streams of a GPU a Work has to do with. Made on the stream that it was posted from."""
+    """The GPU streams of one Work. Make it on the stream from which the operation was posted."""
 
-    _unread: list[tuple[Any, Any]] = []     # (event, memory that another stream than its own uses until then)
+    _unread: list[tuple[Any, Any]] = []     # (event, memory that a foreign stream uses until then)
 
     def __init__(self, device):
         self.device = device
@@ -39,11 +39,11 @@ class _OnGpu:
         self._done = None
 
     def aside(self):
-        """Within, the current stream is one that nobody computes on."""
+        """Context manager: makes a stream current on which nothing computes."""
         return torch.cuda.stream(_own_stream(self.device))
 
     def end(self, wait, finish, memory):
-        """Ends the Work on the current stream. memory: what finish() writes."""
+        """Ends the Work on the current stream. memory: the tensors that finish() writes."""
         stream = torch.cuda.current_stream(self.device)
         if stream != self._stream:
             stream.wait_event(self._begun)
@@ -56,18 +56,18 @@ class _OnGpu:
             _OnGpu._unread.append((self._done, (finish, memory)))
 
     def join(self):
-        """The current stream goes on when the results are there."""
+        """Makes the current stream wait for the results."""
         torch.cuda.current_stream(self.device).wait_event(self._done)
 
 
 class Waiter:
-    """Waits in a thread for what an algorithm posts and knows wait() only: in its order, which is that of all ranks."""
+    """Waits in a thread for operations that have only wait(), in posting order, which is equal on all ranks."""
 
     def __init__(self) -> None:
         self._executor: futures.ThreadPoolExecutor | None = None
 
     def __call__(self, operation, tensor):
-        """The operation on a tensor, or what stands for it in a Work."""
+        """The operation on a tensor, or a substitute with the methods that a Work needs."""
         if isinstance(operation, Posted):
             return operation
         if self._executor is None:
@@ -78,7 +78,7 @@ class Waiter:
 
 
 def ended_within(future: futures.Future, seconds: float) -> bool:
-    """Waits for the end of a future, so long at most; whether it has ended."""
+    """Waits at most `seconds` for the end of a future; returns whether it has ended."""
     return bool(futures.wait([future], min(seconds, threading.TIMEOUT_MAX)).done)
 
 
@@ -91,7 +91,7 @@ class _Waited:
         return ended_within(self._future, seconds)
 
     def when_ended(self, callback):
-        # Not on the waiter's thread: the callback may wait for an operation that comes after this one.
+        # Not on the waiter's thread: the callback may wait for a later operation.
         self._future.add_done_callback(lambda _: completions.call(callback))
 
 
@@ -112,15 +112,15 @@ class _WaitedOnGpu(_Waited):
 
 
 class Work(_Work):
-    """One operation of a group, on its way or ended.
+    """One operation of a group, in flight or ended.
 
     Args:
-        operation: an Operation, or what has its ended_within(), wait(), done() and when_ended().
+        operation: an Operation, or an object with its ended_within(), wait(), done() and when_ended().
         outputs: tensors that hold the results when it has ended.
-        what: names it in sentences.
-        timeout: seconds that wait() gives it, if it is not told another time.
-        finish: called once, before anybody hears of a good end: what is left to do in memory.
-        source: rank in the group that a message came from; a function of no arguments: known at the end.
+        what: its name in messages.
+        timeout: default timeout of wait(), in seconds.
+        finish: called once after success, before callers are notified: the remaining work in memory.
+        source: rank in the group that sent a message; or a function without arguments that returns it at the end.
     """
 
     def __init__(self, operation: Any, outputs: Any, what: str, timeout: Any, finish: Any = None,
@@ -140,7 +140,7 @@ class Work(_Work):
         self._gpu = None if device is None else _OnGpu(device)
 
     def then(self, finish: Any, outputs: Any) -> Any:
-        """The same with more to do at its end, and other outputs; while nobody else has seen it. Returns itself."""
+        """Adds to the work at the end, and replaces the outputs, before the Work is handed out. Returns itself."""
         first = self._finish
         if first is None or finish is None:
             self._finish = first or finish
@@ -150,13 +150,13 @@ class Work(_Work):
         return self
 
     def wait(self, timeout: Any = None) -> bool:
-        """Blocks until it has ended; raises as it failed.
+        """Blocks until the operation has ended; raises its error.
 
-        On a GPU: until the results are on their way, in the order of the current stream.
+        On a GPU: returns when the results are queued ahead of later work on the current stream.
 
         Raises:
-            RuntimeError: "Timed out ...", the operation goes on; HorovodInternalError (one, too): ranks disagreed, or
-            one was lost.
+            RuntimeError: "Timed out ...": the operation continues. HorovodInternalError, which is a RuntimeError, too:
+            ranks disagreed, or one was lost.
         """
         if not self._ended:
             seconds = timeout.total_seconds() if timeout else 0
@@ -172,12 +172,12 @@ class Work(_Work):
         return True
 
     def ended_within(self, seconds: float) -> Any:
-        """Waits for the end of its operation, so long at most; whether it has ended."""
-        operation = self._operation     # a thread that ends the work lets go of it
+        """Waits at most `seconds` for the end of its operation; returns whether it has ended."""
+        operation = self._operation     # the thread that ends the Work clears it
         return operation is None or operation.ended_within(seconds)
 
     def _end(self):
-        """The operation has ended: what is left to do, once."""
+        """Called after the operation has ended: does the remaining work, once."""
         with self._lock:
             if self._ended:
                 return
@@ -220,7 +220,7 @@ class Work(_Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A future of the list of tensors, which somebody else completes: nobody needs to wait for the work."""
+        """A future of the list of tensors, completed by another thread: nobody needs to wait for the Work."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -229,16 +229,16 @@ class Work(_Work):
         if operation is None:
             self._complete(future)
         else:
-            operation.when_ended(lambda: self._ended_unattended(future))    # which may be now, and takes the lock
+            operation.when_ended(lambda: self._ended_unattended(future))    # may run at once, and takes the lock
         return future
 
     def _ended_unattended(self, future):
-        with nullcontext() if self._gpu is None else self._gpu.aside():     # a stream that the future takes as its own
+        with nullcontext() if self._gpu is None else self._gpu.aside():     # the future adopts this stream
             self._end()
             self._complete(future)
 
     def _value(self):
-        """What the future holds."""
+        """The value of the future."""
         return self._outputs
 
     def _complete(self, future):
@@ -251,7 +251,7 @@ class Work(_Work):
 
 
 class Together:
-    """Several Works as the operation of another one."""
+    """Several Works as the operation of one Work."""
 
     def __init__(self, works: list[Work]) -> None:
         self._works = works

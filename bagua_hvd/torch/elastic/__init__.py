@@ -3,7 +3,7 @@
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 
     @hvd.elastic.run
-    def train(state): ...       # commit() after every few batches; begins where the state says
+    def train(state): ...       # commit() after every few batches; starts where the state says
 """
 import importlib
 
@@ -15,7 +15,7 @@ from bagua_hvd.torch.elastic.state import TorchState
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
 if variables.read("HOROVOD_ELASTIC"):
-    # The first optimizer of a process imports it, for seconds. After init() the other ranks would wait for that.
+    # The first optimizer of a process imports it, which takes seconds. After init() the other ranks would wait.
     importlib.import_module("torch._dynamo")
 
 run = runs(__name__)

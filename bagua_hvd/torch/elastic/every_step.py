@@ -10,12 +10,12 @@ from bagua_hvd.torch.wrapping import Wrapped
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
-    """A NumPy array of what the tensor's elements are in memory, in the order of its shape."""
+    """The bytes of the tensor's elements as a NumPy array, in the order of its shape."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class TorchEveryStep(EveryStep):
-    """The steps of a TorchState's optimizer.
+    """EveryStep for the optimizer of a TorchState.
 
     Args:
         state: the TorchState. handlers: its StateHandlers, by attribute.
@@ -26,8 +26,8 @@ class TorchEveryStep(EveryStep):
         self._handlers = handlers
         self._optimizer: Any = None
         self._buffers: list[tuple[dict[str, Any], str]] = []
-        self._copied: list[torch.Tensor] = []       # the buffers at the last step's end
-        self._kept: list[torch.Tensor] = []         # copies of these
+        self._copied: list[torch.Tensor] = []       # the buffers at the end of the last step
+        self._kept: list[torch.Tensor] = []         # their copies
         self._random: list[torch.Tensor] = []
 
     def _observe(self, observer):
@@ -41,9 +41,9 @@ class TorchEveryStep(EveryStep):
         if reducer is None:
             return False
         if self.completed is not None:
-            reducer.model.drop_state(shared=False)      # residuals are of a step that failed
+            reducer.model.drop_state(shared=False)      # residuals come from the failed step
         self._optimizer.forget_step()
-        # What an algorithm keeps for all ranks may differ after such a step: all take it from one.
+        # The algorithm's shared state may differ after such a step: all ranks take it from one.
         return bool(reducer.algorithm.counts_steps or reducer.model.kinds_of_state()[1])
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class TorchEveryStep(EveryStep):
                         yield bytes_of(value)
 
     def _checked(self):
-        """The DistributedOptimizer. ValueError: see CANNOT."""
+        """The DistributedOptimizer. Raises ValueError: see CANNOT."""
         optimizers = [handler.value for handler in self._handlers.values() if isinstance(handler.value, Wrapped)]
         why = _why_not(optimizers)
         for handler in self._handlers.values():

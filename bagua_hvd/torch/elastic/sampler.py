@@ -1,4 +1,4 @@
-"""A sampler that goes on within an epoch after the number of ranks has changed."""
+"""A sampler that continues within an epoch after the number of ranks has changed."""
 from typing import Any
 
 import torch
@@ -8,11 +8,11 @@ from bagua_hvd.job import basics
 
 
 class ElasticSampler(Sampler):
-    """This rank's share of what is left of the epoch.
+    """Iterates over this rank's share of the rest of the epoch.
 
-    All ranks have the same order: 0, 1, 2, ..., or a permutation by seed and epoch. The first `processed_num` entries
-    are done; the rest is filled up from its own beginning so that every rank gets equally many, and rank r of n takes
-    entries r, r + n, r + 2 n, ...
+    All ranks use the same order: 0, 1, 2, ..., or a permutation from seed and epoch. The first `processed_num` entries
+    are done. The rest is padded with its own first entries so that every rank gets the same number, and rank r of n
+    takes entries r, r + n, r + 2 n, ...
 
     Usage: record_batch() after every batch, state.commit() now and then, set_epoch() at the *end* of an epoch.
 
@@ -23,8 +23,9 @@ class ElasticSampler(Sampler):
     Raises:
         ValueError: before init().
     Attributes:
-        epoch; processed_num: entries of this epoch that all ranks together have done; num_replicas, rank: size and rank
-        of the job at the last reset(); num_samples: what iterating gives; remaining_indices: all ranks' entries left.
+        epoch; processed_num: entries of this epoch that all ranks together have processed; num_replicas, rank: size and
+        rank of the job at the last reset(); num_samples: length of an iteration; remaining_indices: entries left, of
+        all ranks.
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
@@ -36,17 +37,17 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: nothing of it is processed. To be called after the last batch of the one before, so that a
-        state that is committed between the two does not begin with the old one's count."""
+        """Begins an epoch, with nothing processed. Call it after the last batch of the previous epoch, so that a state
+        committed between the two does not begin with the old count."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch that every rank has done. Takes effect on the indices with the next reset().
+        """Counts a batch that every rank has processed. The indices change at the next reset().
 
         Args:
-            batch_idx: for Horovod's sake. batch_size: of this rank; the others' are taken to be the same.
+            batch_idx: unused, for compatibility with Horovod. batch_size: of this rank; assumed equal on the others.
         """
         self.processed_num += batch_size * self.num_replicas
 
@@ -55,13 +56,13 @@ class ElasticSampler(Sampler):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up a state_dict() and shares out what is left."""
+        """Restores a state_dict() and distributes the remaining entries."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Shares out what is left of the epoch among the ranks that there are now."""
+        """Distributes the rest of the epoch among the current ranks."""
         self.num_replicas = basics.size()
         self.rank = basics.rank()
         self.remaining_indices = self._order()[self.processed_num:]

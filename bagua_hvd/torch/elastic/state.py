@@ -1,4 +1,4 @@
-"""The state of torch training: by state_dict() for objects that have one, pickle for the rest."""
+"""TorchState: uses state_dict() for objects that have one, pickle for the rest."""
 import copy
 import functools
 import hashlib
@@ -34,38 +34,38 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Makes the object's present condition that which restore() returns to."""
+        """Saves the object's current state, to which restore() returns."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Returns the object to its condition at the last save()."""
+        """Returns the object to its state at the last save()."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives the object the condition of rank 0's, and saves it. Collective."""
+        """Gives the object the state of rank 0, and saves it. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapts the object to a new rank and size. Nothing for most."""
+        """Adapts the object to a new rank and size. Most handlers do nothing."""
 
     def set_value(self, value: Any) -> None:
-        """Takes another object in place of the present one, and saves it."""
+        """Replaces the object by another one, and saves that."""
         self.value = value
         self.save()
 
 
 class StateDictHandler(StateHandler):
-    """For whatever has state_dict() and load_state_dict(): LR schedulers, a GradScaler, data loaders."""
+    """For objects with state_dict() and load_state_dict(): LR schedulers, a GradScaler, data loaders."""
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        # A copy: optimizers keep the tensors that they are given, and would change them.
+        # A copy: optimizers keep the tensors that they load, and would change them.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def forget(self) -> None:
-        """Drops what was saved."""
+        """Drops the saved state."""
         self._saved = None
 
     def sync(self) -> None:
@@ -73,14 +73,14 @@ class StateDictHandler(StateHandler):
         self.save()
 
     def receive(self, root_rank: int) -> None:
-        """Gives the object the condition of that rank's. Collective."""
+        """Gives the object the state of rank `root_rank`. Collective."""
         state = broadcast_object(self.value.state_dict(), root_rank, name="elastic.state_dict")
         if basics.rank() != root_rank:
             self.value.load_state_dict(state)
 
 
 class ModelStateHandler(StateDictHandler):
-    """For torch.nn.Module. Frozen parameters that all ranks have already, as with LoRA, are not sent."""
+    """For torch.nn.Module. Does not send frozen parameters that all ranks already have, as with LoRA."""
 
     def receive(self, root_rank: int) -> None:
         state = self.value.state_dict()
@@ -90,7 +90,7 @@ class ModelStateHandler(StateDictHandler):
 
 
 def _digests_of_frozen(model, state):
-    """By its name in the state_dict(), each parameter that is not trained: equal ones are equal in every bit."""
+    """Digests of the parameters that are not trained, by their names in the state_dict(): equal means bitwise equal."""
     # Plain tensors only: a DTensor, or a library's own class, is always sent.
     frozen = {name: state[name] for name, parameter in model.named_parameters()
               if not parameter.requires_grad and type(state.get(name)) is torch.Tensor and refusal(state[name]) is None}
@@ -100,7 +100,7 @@ def _digests_of_frozen(model, state):
         facts.update(bytes_of(tensor))
         return facts.digest()
 
-    with ThreadPoolExecutor() as threads:       # hashlib lets go of the interpreter
+    with ThreadPoolExecutor() as threads:       # hashlib releases the GIL
         return dict(zip(frozen, threads.map(digest, frozen.values()), strict=True))
 
 
@@ -115,7 +115,7 @@ class SamplerStateHandler(StateDictHandler):
     """For ElasticSampler and LoadBalancingDistributedSampler."""
 
     def save(self) -> None:
-        self._saved = self.value.state_dict()       # a few numbers, which are not the sampler's own
+        self._saved = self.value.state_dict()       # a new dict of a few numbers
 
     def reset(self) -> None:
         self.value.reset()
@@ -130,18 +130,18 @@ _handler_registry = [
 
 
 def get_handler_registry() -> Any:
-    """The list of (type, StateHandler class) by which a TorchState chooses; the first that fits is taken."""
+    """The list of (type, StateHandler class) from which a TorchState takes the first match."""
     return _handler_registry
 
 
 def set_handler_registry(registry: Any) -> None:
-    """Replaces the list of get_handler_registry(). States that exist keep their handlers."""
+    """Replaces the list of get_handler_registry(). Existing states keep their handlers."""
     global _handler_registry
     _handler_registry = registry
 
 
 def _handler_class(value):
-    """The StateHandler class for the value, or None: it is to be pickled."""
+    """The StateHandler class for the value; None: pickle it."""
     registered = next((handler for type_, handler in get_handler_registry() if isinstance(value, type_)), None)
     if registered is not None or isinstance(value, type):
         return registered
@@ -150,7 +150,7 @@ def _handler_class(value):
 
 
 def _check_plain(name, value):
-    """ValueError: the value holds what must not be pickled, for its copies would refer to copies of other objects."""
+    """Raises ValueError if the value holds an object that must not be pickled: its copy would refer to other copies."""
     entries = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     for entry in entries:
         if _handler_class(entry) is not None:
@@ -159,7 +159,7 @@ def _check_plain(name, value):
 
 
 def _numbered(handler):
-    """What communicates under a number for the handler's object, or None; see share_numbers()."""
+    """The object that communicates under a number for the handler's object, or None; see share_numbers()."""
     value = handler.value
     if not isinstance(value, Wrapped):
         return None
@@ -167,16 +167,17 @@ def _numbered(handler):
 
 
 class TorchState(ObjectState):
-    """Model, optimizer and whatever else training needs in order to go on, as attributes.
+    """Model, optimizer and other training state, as attributes.
 
-    Modules, optimizers, and whatever else has state_dict() and load_state_dict() (LR schedulers, a GradScaler,
-    samplers) are saved and sent by these; see get_handler_registry() for other ways. Other values are pickled; see
-    ObjectState. Assigning another such object to its attribute replaces and saves it.
+    Modules, optimizers and other objects with state_dict() and load_state_dict() (LR schedulers, a GradScaler,
+    samplers) are saved and sent by these methods; get_handler_registry() has the handlers. Other values are pickled;
+    see ObjectState. Assigning another such object to its attribute replaces and saves it.
 
     Args:
-        model, optimizer: may be None. kwargs: further attributes with their first values.
-        every_step: without commit(): after a loss training continues after the last step that any rank completed,
-            see reduction/every_step.py. The attributes may change between optimizer.step() and the next collective.
+        model, optimizer: may be None. kwargs: further attributes with their initial values.
+        every_step: needs no commit(): after the loss of a rank, training continues after the last step that any rank
+            completed; see reduction/every_step.py. The script may change attributes between optimizer.step() and the
+            next collective.
     Raises:
         ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
     """
@@ -187,7 +188,7 @@ class TorchState(ObjectState):
         self._handlers: dict[str, Any] = {}
         self._every_step = TorchEveryStep(self, self._handlers) if every_step else None
         super().__init__(
-            # A name of its own, apart from what the script broadcasts.
+            # Its own name, apart from the script's broadcasts.
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank,
             **{name: value for name, value in values.items() if _handler_class(value) is None},
         )
@@ -200,7 +201,7 @@ class TorchState(ObjectState):
             self._handle(name, value)
 
     def _handle(self, name, value):
-        """Finds the handler of a value that was assigned; what was None may have become an optimizer."""
+        """Finds the handler of an assigned value: None may have been replaced by an optimizer."""
         handler, handler_class = self._handlers.get(name), _handler_class(value)
         if handler_class is None:
             _check_plain(name, value)
@@ -222,7 +223,7 @@ class TorchState(ObjectState):
             self._saved_state.pop(name, None)
 
     def save(self) -> None:
-        """As State.save. HorovodInternalError: results on a GPU are not good; what was saved before stays."""
+        """Like State.save. HorovodInternalError: GPU results are invalid; the previous save stays."""
         super().save()
 
     def _save(self):
@@ -254,7 +255,7 @@ class TorchState(ObjectState):
         super().reset()
 
     def _receive(self, root_rank, whole, facts):
-        # Samplers are among the facts.
+        # _take_facts() restores samplers.
         others = SamplerStateHandler if whole else (SamplerStateHandler, ModelStateHandler, OptimizerStateHandler)
         for handler in self._handlers.values():
             if not isinstance(handler, others):
