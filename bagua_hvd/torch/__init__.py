@@ -1,5 +1,5 @@
-# ruff: noqa: E402, F401, F403  (this file is the list of what scripts use)
-"""bagua_hvd for PyTorch: `import bagua_hvd.torch as hvd` where a script has `import horovod.torch as hvd`."""
+# ruff: noqa: E402, F401, F403  (this file lists the names that scripts use)
+"""bagua_hvd for PyTorch: write `import bagua_hvd.torch as hvd` instead of `import horovod.torch as hvd`."""
 from bagua_hvd.core.requirement import require as _require
 
 _require("Torch", (2, 3))       # before anything else can fail

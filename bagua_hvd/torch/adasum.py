@@ -1,4 +1,4 @@
-"""DistributedOptimizer with op=Adasum: not the gradients are combined but what the optimizer made of them.
+"""DistributedOptimizer with op=Adasum: combines the optimizers' updates instead of the gradients.
 
     delta_i = step(x, g_i) - x          every rank steps locally, from the same parameters
     x      <- x + Adasum_i(delta_i)     for each parameter by itself
@@ -21,7 +21,7 @@ from bagua_hvd.torch.wrapping import Wrapped
 
 
 class DistributedAdasum(Wrapped):
-    """What DistributedOptimizer(op=Adasum) puts before the class of the optimizer it is given."""
+    """The mixin that DistributedOptimizer(op=Adasum) puts before the class of the given optimizer."""
 
     gradient_predivide_factor = 1.0
     sparse_as_dense = False
@@ -36,7 +36,7 @@ class DistributedAdasum(Wrapped):
         self.renumber(optimizer_number())
 
     def renumber(self, number: int | None) -> None:
-        """Changes the number by which ranks match what it communicates."""
+        """Changes the number by which ranks match its operations."""
         self.number = number
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -48,7 +48,7 @@ class DistributedAdasum(Wrapped):
         """Does nothing: communication happens in step()."""
 
     def skip_synchronize(self) -> Any:
-        """AssertionError: there is no synchronization to skip."""
+        """Raises AssertionError: there is no synchronization to skip."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def _complete(self, agree):
@@ -58,10 +58,10 @@ class DistributedAdasum(Wrapped):
 
     @eager
     def step(self, closure: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-        """Steps as the wrapped class does, and combines the changes of the parameters over the ranks.
+        """Steps as the wrapped class does, and combines the parameter updates across the ranks.
 
         Raises:
-            HorovodInternalError: ranks disagreed, or one was lost; the parameters are those of before the step.
+            HorovodInternalError: ranks disagreed, or one was lost; the parameters are as before the step.
         """
         self._count_step()
         if closure is not None:

@@ -1,4 +1,4 @@
-"""What was wrong with the arguments of a call that failed: looked at only then, so that right calls pay nothing."""
+"""Explains wrong arguments. Runs only after a call has failed, so that correct calls pay nothing."""
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,11 +10,11 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 _TENSORS = "a sequence of torch.Tensor"
 
 def _tensors_of(name, value):
-    """What of the argument must be tensors. TypeError: it is nothing that holds any."""
+    """The parts of argument `name` that must be tensors. Raises TypeError if it cannot hold any."""
     if name == "tensor":
         return [value]
     if name == "tensors":
-        if isinstance(value, str | Iterator):       # an iterator is used up: nobody knows what came out of it
+        if isinstance(value, str | Iterator):       # an iterator is used up, and its items are unknown
             raise TypeError
         return list(value)
     if name == "params":
@@ -28,7 +28,7 @@ def _wrong_tensor(function, args, kwargs):
         takes = _TENSORS if name != "tensor" else "a torch.Tensor"
         try:
             tensors = _tensors_of(name, value)
-        except (TypeError, RuntimeError):       # PyTorch's, for a nested one
+        except (TypeError, RuntimeError):       # RuntimeError: PyTorch's, for a nested tensor
             return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {type(value).__name__}")
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
@@ -40,10 +40,10 @@ def _wrong_tensor(function, args, kwargs):
 
 
 def explained(function: Callable[..., Any], args: Any, kwargs: Any, error: Any) -> Any:
-    """What to raise for an error of Python or PyTorch that came out of a call of `function`.
+    """The exception to raise for an error of Python or PyTorch from a call of `function`.
 
     Returns:
-        A TypeError or ValueError that names the argument; the error itself where the arguments are right.
+        A TypeError or ValueError that names the argument; the error itself if the arguments are right.
     """
     if isinstance(error, HorovodInternalError):
         return error

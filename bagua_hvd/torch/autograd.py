@@ -1,6 +1,6 @@
 """The blocking collectives as differentiable functions. Their gradients are collectives too, and differentiable again.
 
-Called by torch/mpi_ops.py when, and only when, a gradient may be asked for.
+torch/mpi_ops.py calls these only when a gradient may be requested.
 """
 from typing import Any
 
@@ -115,7 +115,7 @@ class HorovodBroadcast(torch.autograd.Function):
 
 
 class HorovodAlltoall(torch.autograd.Function):
-    """alltoall, always as the pair; its gradient is the alltoall of the gradient by the received splits."""
+    """alltoall, which always returns the pair; its gradient is the alltoall of the gradient by the received splits."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
@@ -132,13 +132,13 @@ class HorovodAlltoall(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
         returned, _ = HorovodAlltoall.apply(gradient.contiguous(), ctx.received_splits, None, ctx.process_set)
         dropped = ctx.rows - returned.shape[0]
-        if dropped:     # rows past the sum of the splits went nowhere
+        if dropped:     # rows past the sum of the splits were not sent
             returned = torch.cat([returned, returned.new_zeros((dropped, *returned.shape[1:]))])
         return returned, None, None, None
 
 
 def _scatter_factor(ctx):
-    """What the gathered gradient is multiplied by, by Horovod's convention: Sum counts size times, Average once."""
+    """The factor of the gathered gradient, by Horovod's convention: Sum multiplies by the size, Average does not."""
     op, process_set, prescale_factor, postscale_factor = ctx.arguments
     return prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
 
@@ -161,7 +161,7 @@ class HorovodReducescatter(torch.autograd.Function):
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
-    """grouped_reducescatter; its gradients are as those of reducescatter."""
+    """grouped_reducescatter; its gradients are like those of reducescatter."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, op: int, process_set: ProcessSet, prescale_factor: float,

@@ -1,19 +1,19 @@
-"""Backward passes over an optimizer's parameters: hooks that tell its Reducer what is ready, and when a pass has ended.
+"""Autograd hooks of one optimizer: they tell its Reducer which gradients are ready, and when a backward pass ends.
 
-    hook on a parameter    its gradient is accumulated; the first one of a pass asks the engine to call when it ends
-    the pass has ended     and with it the window, usually: post what the pass has not touched, wait for the reduction
+    hook on a parameter    its gradient is accumulated; the first hook of a pass asks the engine to call at the end
+    end of a pass          usually ends the window, too: post gradients that the pass has not touched, wait for all
 
-so that `p.grad` is the reduced gradient after `backward()`. With gradients_untouched nobody waits here.
+so that `p.grad` is the reduced gradient after `backward()`. With gradients_untouched, backward() does not wait.
 
 A rank without a batch communicates in `step()`. Other ranks wait in backward() for all optimizers of that pass, so the
 rank communicates for all of these in the first of its steps. It takes the optimizers of its last pass; in the first
-step the other ranks tell it (reduction/agreement.py).
+step the other ranks send it their numbers (reduction/agreement.py).
 
-A backward pass within a backward pass (reentrant checkpointing) is part of the outer one: what ends there ends nothing,
-and its gradients travel when the outer one has ended, since a module that is used again adds to them.
+A backward pass within a backward pass (reentrant checkpointing) is part of the outer one. Its end triggers nothing, and
+its gradients are sent after the outer pass, because a module that is used again adds to them.
 
-Hooks run on whatever thread the engine has for the device; one pass at a time. Where the parameters lie on several
-devices, a lock lets one hook run at a time.
+Hooks run on the thread that the engine has for the device; one pass at a time. If the parameters lie on several
+devices, a lock serializes the hooks.
 """
 import gc
 import sys
@@ -37,9 +37,9 @@ _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
 _graph_task = torch._C._current_graph_task_id
-_touched = threading.local()    # by the pass that is ending on this thread: (Backward, whether its window has ended)
+_touched = threading.local()    # by the pass that is ending here: list of (Backward, whether its window has ended)
 _living: weakref.WeakSet[Any] = weakref.WeakSet()       # all Backwards
-_hooked: Any = WeakTensorKeyDictionary()        # of each parameter weak references to the Backwards with hooks on it
+_hooked: Any = WeakTensorKeyDictionary()        # parameter -> weak references to the Backwards with hooks on it
 
 SHARED = (
     "{name} is in two DistributedOptimizers, and both would reduce its gradient: delete one of them, or run this "
@@ -54,7 +54,7 @@ COMPILED = (
 
 
 def _outer_pass():
-    """Whether the pass under way on this thread is within another: (True, its node that began this one, or None)."""
+    """(whether the current pass on this thread is nested in another, the outer node that started it or None)."""
     frame: FrameType | None = sys._getframe(1)
     passes = 0
     while frame is not None:
@@ -66,10 +66,10 @@ def _outer_pass():
 
 
 class _End:
-    """What the engine calls when a pass ends. Only the engine holds it: it dies with a pass that fails.
+    """The engine's callback for the end of a pass. Only the engine holds it, so it dies with a pass that fails.
 
-    gradient_ready: the Reducer's, which lives as long as the pass does. task: the engine's number of the pass; None:
-    the pass is within another, in which gradients may grow after it has ended.
+    gradient_ready: the Reducer's method, which keeps the Reducer alive during the pass. task: the engine's number of
+    the pass; None: a nested pass, whose gradients may grow after it has ended.
     """
 
     __slots__ = ("__weakref__", "_backward", "_outer", "gradient_ready", "task")
@@ -91,8 +91,8 @@ class Backward:
     Args:
         reducer: held weakly, so that a discarded optimizer does not live on in its model.
         source: its TorchSource.
-        gradients_untouched: whether the end of a pass waits for nothing.
-        frozen: dict of name -> parameter that requires no gradient now.
+        gradients_untouched: whether the end of a pass does not wait.
+        frozen: dict of name -> parameter that does not require a gradient now.
     """
 
     def __init__(self, reducer: Any, source: Any, gradients_untouched: bool, frozen: Any) -> None:
@@ -100,11 +100,11 @@ class Backward:
         self._source = source
         self.gradients_untouched = gradients_untouched
         self._frozen = frozen
-        self._end: Callable[[], Any] | None = None      # of the pass under way: a weak reference
-        self._lock: Any = None                          # of the hooks, which may run on several threads
-        # Of Backwards with hooks on parameters of this one the name of one of those.
+        self._end: Callable[[], Any] | None = None      # weak reference to the _End of the current pass
+        self._lock: Any = None                          # serializes hooks that may run on several threads
+        # Other Backwards with hooks on parameters of this one -> the name of one shared parameter.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
-        # Backwards with windows as long as this one's that the last pass of this one touched.
+        # Backwards that the last pass touched and whose windows have as many passes as this one's.
         self._together: weakref.WeakSet[Backward] = weakref.WeakSet()
         self._awaits: dict[str, Any] = {}               # handles of hooks on frozen parameters
         _living.add(self)
@@ -112,13 +112,13 @@ class Backward:
         self._await_unfrozen(frozen)
 
     def register(self, first: int) -> None:
-        """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
+        """Hooks parameter `first` of the TorchSource and those after it; sets missing gradients to zeros."""
         handles, nodes = [], []
         if len({parameter.device for parameter in self._source.parameters}) > 1:
             self._lock = threading.RLock()
         for index, parameter in enumerate(self._source.parameters[first:], first):
             if not is_sharded(parameter):
-                # Held: one made anew has the stream of that moment, but a bucket is posted from one stream.
+                # Kept alive: a new node would take the current stream, but a bucket is posted from one stream.
                 node = _accumulation(parameter)
                 nodes.append(node)
                 if parameter.grad is None:
@@ -130,7 +130,7 @@ class Backward:
         weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
 
     def _await_unfrozen(self, frozen):
-        """A pass that touches nothing but what was frozen has an end, too: take_in_unfrozen() comes then."""
+        """Hooks frozen parameters: a pass that touches only unfrozen ones must also end, with take_in_unfrozen()."""
         @uncompiled
         def gradient_accumulated(_):
             with self._lock or nullcontext():
@@ -141,7 +141,7 @@ class Backward:
         handles = {}
         for name, parameter in frozen.items():
             if parameter.is_floating_point() or parameter.is_complex():
-                parameter.requires_grad_(True)      # PyTorch takes hooks of such alone
+                parameter.requires_grad_(True)      # PyTorch takes hooks only on such
                 handles[name] = parameter.register_post_accumulate_grad_hook(gradient_accumulated)
                 parameter.requires_grad_(False)
         self._awaits.update(handles)
@@ -158,21 +158,21 @@ class Backward:
         return reducer is not None and not reducer.accumulating
 
     def _shared(self):
-        """The name of a parameter whose gradient another optimizer is about to reduce as well, or None."""
+        """The name of a parameter whose gradient another optimizer is also about to reduce, or None."""
         if not self._reduces():
             return None
         return next((name for other, name in self._others.items() if other._reduces()), None)
 
     def _check_others(self):
-        """ValueError: two optimizers are about to reduce one gradient."""
+        """Raises ValueError if two optimizers are about to reduce the same gradient."""
         if self._shared() is not None:
-            gc.collect()        # an optimizer that was replaced may be part of a cycle
+            gc.collect()        # a replaced optimizer may be in a reference cycle
             name = self._shared()
             if name is not None:
                 raise ValueError(SHARED.format(name=name))
 
     def add(self, named: Any) -> None:
-        """Parameters that come later, as (name, parameter); alike on all ranks."""
+        """Adds parameters, as (name, parameter) pairs; the same on all ranks."""
         first = len(self._source.parameters)
         frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
         self._frozen.update(frozen)
@@ -205,8 +205,8 @@ class Backward:
         return accumulates
 
     def _await_end(self):
-        """Asks the engine to call when this pass ends. Returns the _End, or None: the optimizer is gone."""
-        compiled = sys.modules.get("torch._dynamo.compiled_autograd")   # which drops callbacks of the engine
+        """Asks the engine to call when this pass ends. Returns the _End, or None if the optimizer is gone."""
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")   # drops callbacks of the engine
         if getattr(compiled, "in_compiled_autograd_region", False) and not self.gradients_untouched:
             raise RuntimeError(COMPILED)
         if self._others:
@@ -230,12 +230,12 @@ class Backward:
             return
         ended = reducer.pass_ended()
         if not reducer.accumulating:
-            # After all other optimizers' ends.
+            # After the ends of all other optimizers.
             _touched.__dict__.setdefault("backwards", []).append((self, ended))
             _engine.queue_callback(_passed)
 
     def _await_outer(self, node):
-        """Asks for the end of the outer pass, when that comes to what follows the node. If it does not: see step()."""
+        """Asks for the end of the outer pass once it reaches a node after `node`. If it never does: see step()."""
         @uncompiled
         def goes_on(_):
             for handle in handles:
@@ -247,28 +247,28 @@ class Backward:
         handles = [function.register_prehook(goes_on) for function in following]
 
     def complete(self) -> None:
-        """Waits for the reduction, unless nothing is to be communicated."""
+        """Waits for the reduction, if there is anything to communicate."""
         reducer = self._reducer()
         if reducer is None:
             return
         if reducer.untouched:
             ending = [self, *self._due(self._together)]
             if all(each.gradients_untouched for each in ending):
-                ending = [self]         # no rank has waited for the others in backward()
+                ending = [self]         # no rank waits for the others in backward()
             _complete([each for each in ending if each._communicates()])
         self._complete_own()
 
     def _due(self, others):
-        """Those of other Backwards that this rank has not touched in this step either, and which it must complete.
+        """Backwards among `others` that this rank has not touched in this step either, and must complete.
 
-        One that a pass has touched since the last step of this optimizer has made its own step already.
+        If a pass has touched one since the last step of this optimizer, that one has already made its own step.
         """
         since = self._reducer().stepped_at
         return [other for other in others if other is not self
                 and (reducer := other._reducer()) is not None and reducer.untouched and reducer.touched_at <= since]
 
     def _communicates(self):
-        """Whether there is anything to do when a pass ends: with gradients_untouched only what the ranks agree on."""
+        """Whether the end of a pass has anything to do; with gradients_untouched only until the ranks have agreed."""
         reducer = self._reducer()
         return reducer is not None and not (self.gradients_untouched and reducer.agreed)
 
@@ -288,7 +288,7 @@ class Backward:
                 self.take_in_unfrozen()
 
     def take_in_unfrozen(self) -> None:
-        """Lets parameters take part that were frozen and now require a gradient. All ranks have unfrozen the same ones.
+        """Adds parameters that were frozen and now require a gradient. All ranks must have unfrozen the same ones.
 
         Raises:
             RuntimeError: the algorithm is asynchronous.
@@ -312,7 +312,7 @@ class Backward:
 
 @uncompiled
 def _passed():
-    """The pass has ended, and with it windows."""
+    """Callback of the engine: the pass has ended, and with it some windows."""
     touched = _touched.__dict__.pop("backwards", [])
     ending = []
     for backward, window_ended in touched:
@@ -325,9 +325,9 @@ def _passed():
 
 
 def _complete(backwards):
-    """Communicates the rest of windows that end together, in the order of their optimizers' numbers.
+    """Posts the rest of windows that end together, in the order of their optimizers' numbers, then waits for all.
 
-    Posts everything before it waits: another rank's pass may have touched other optimizers.
+    Posting comes first because another rank's pass may have touched other optimizers.
     """
     waiting, posted = backwards if len(backwards) == 1 else _ordered(backwards), []
     while waiting:
@@ -346,12 +346,12 @@ def _complete(backwards):
             told = [other for other in backward._due(_living)
                     if other._communicates() and other._of(reducer.group, reducer.following - known)]
             waiting = _ordered([*waiting, *told])
-            for other in (backward, *told):     # as long as this rank has no pass of its own
+            for other in (backward, *told):     # until this rank has a pass of its own
                 other._together.update((backward, *told))
     failure = None
     for _, backward in posted:
         if backward.gradients_untouched:
-            continue                            # it is waited for in step()
+            continue                            # step() waits for it
         try:
             backward._complete_own()
         except Exception as error:
@@ -361,25 +361,25 @@ def _complete(backwards):
 
 
 def _numbers(reducer, waiting):
-    """Of optimizers that wait, and whose windows are as long as the Reducer's in the same group."""
+    """Numbers of the waiting optimizers in the Reducer's group whose windows have as many passes."""
     others = [backward._reducer() for backward in waiting]
     return {other.number for other in others
             if other is not None and other.group is reducer.group and other.passes == reducer.passes}
 
 
 def _ordered(backwards):
-    """Those whose optimizers are alive, in an order that is the same on all ranks."""
+    """The Backwards whose optimizers are alive, in the same order on all ranks."""
     alive = [(reducer, backward) for backward in backwards if (reducer := backward._reducer()) is not None]
     return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
 
 
 def _accumulation(parameter):
-    """The node of the graph that adds to `p.grad`. torch.autograd.grad() does not run it, and it dies unless held."""
+    """The graph node that adds to `p.grad`. torch.autograd.grad() does not run it, and it dies unless held."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
 def _remove(handles, nodes):
-    """nodes: held until then."""
+    """Removes hooks. nodes: kept alive until then."""
     for handle in handles:
         handle.remove()

@@ -1,4 +1,4 @@
-"""Clipping of reduced gradients, sparse ones too. For dense ones torch.nn.utils.clip_grad_norm_ does the same."""
+"""Clips reduced gradients, also sparse ones. For dense ones torch.nn.utils.clip_grad_norm_ does the same."""
 from collections.abc import Iterable
 
 import torch
@@ -14,18 +14,18 @@ def clip_grad_norm_(parameters_or_optimizer: torch.optim.Optimizer | torch.Tenso
         hvd.clip_grad_norm_(optimizer, 1.0)
         optimizer.step()
 
-    With GradScaler, `scaler.unscale_(optimizer)` goes before it and `scaler.step(optimizer)` after it.
+    With GradScaler, call `scaler.unscale_(optimizer)` before it and `scaler.step(optimizer)` after it.
 
     Args:
-        parameters_or_optimizer: the DistributedOptimizer: what no backward pass of this rank has reduced is reduced
-            first, also where it waits in step(); to be called alike on all ranks. Or parameters, whose gradients are
-            taken as they are.
+        parameters_or_optimizer: the DistributedOptimizer: first reduces gradients that no backward pass of this rank
+            has reduced, also with gradients_untouched; all ranks must call it alike. Or parameters, whose gradients are
+            used as they are.
         max_norm: the largest norm. norm_type: p of the p-norm; float("inf") for the largest magnitude.
         error_if_nonfinite: raise when the norm is NaN or infinite.
     Returns:
-        The norm before clipping, a tensor without dimensions; the same on all ranks, as the gradients are.
+        The norm before clipping, a 0-D tensor; equal on all ranks, as the gradients are.
     Raises:
-        RuntimeError: the norm is not finite, and error_if_nonfinite; gradients are reduced and not scaled.
+        RuntimeError: the norm is not finite and error_if_nonfinite is true; gradients are reduced but not scaled.
         HorovodInternalError: from the synchronization.
     """
     parameters = parameters_or_optimizer
@@ -41,10 +41,10 @@ def clip_grad_norm_(parameters_or_optimizer: torch.optim.Optimizer | torch.Tenso
 
 @torch.no_grad()
 def _dense(parameter):
-    """The parameter; when its gradient is sparse, a stand-in whose gradient is the memory of the entries."""
+    """The parameter; if its gradient is sparse, a proxy tensor whose gradient is the memory of the entries."""
     if not parameter.grad.is_sparse:
         return parameter
-    parameter.grad = parameter.grad.coalesce()      # entries for the same row add up: only then do they have a norm
+    parameter.grad = parameter.grad.coalesce()      # adds up entries of the same row: only then do they have a norm
     values = parameter.grad._values()
     stand_in = torch.empty_like(values)
     stand_in.grad = values

@@ -1,4 +1,4 @@
-"""What torch.compile leaves alone, and users call: what they give wrongly gets a sentence (arguments.py)."""
+"""Keeps torch.compile out of functions that users or torch call, and explains wrong arguments (arguments.py)."""
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ from bagua_hvd.torch.arguments import explained
 
 
 def eager(function: Callable[..., Any]) -> Any:
-    """Decorator: a compiled function breaks its graph where it calls `function`, and nothing in there is traced.
+    """Decorator: torch.compile breaks the graph at a call of `function` and traces nothing inside it.
 
-    Collectives work on addresses, and on objects of the core, of which a compiler can make nothing. Not
-    torch.compiler.disable for every call: it would import the compiler, two seconds of it.
+    Collectives work on addresses and objects of the core, which a compiler cannot trace. A call that is not being
+    compiled avoids torch.compiler.disable, because that imports the compiler, which takes two seconds.
     """
 
     @functools.wraps(function)
@@ -32,9 +32,9 @@ def eager(function: Callable[..., Any]) -> Any:
 
 
 def uncompiled(function: Callable[..., Any]) -> Any:
-    """Decorator for what torch calls by itself, as hooks: neither it nor what it calls is ever compiled.
+    """Decorator for functions that torch itself calls, such as hooks: neither they nor their callees are compiled.
 
-    As eager(), but the compiler is told once, when the function is made, and a call costs nothing.
+    Like eager(), but it informs the compiler once, when the function is made, and calls cost nothing.
     """
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy

@@ -1,4 +1,4 @@
-"""Compressions of gradients: float16 is made by the framework's own cast."""
+"""Compression of gradients. float16 uses the framework's own cast."""
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from bagua_hvd.torch.frontend import check_memory
 
 
 class FP16Compressor(Compressor):
-    """Sends floating tensors as float16; others as they are."""
+    """Sends floating-point tensors as float16, others unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

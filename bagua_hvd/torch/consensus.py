@@ -1,4 +1,4 @@
-"""One model out of the ranks' different ones: decentralized and asynchronous algorithms leave them apart."""
+"""Averages the ranks' models, which decentralized and asynchronous algorithms let differ."""
 from typing import Any
 
 import torch
@@ -9,15 +9,15 @@ from bagua_hvd.torch.mpi_ops import grouped_allreduce
 
 
 class consensus:
-    """Sets a model's floating parameters and buffers to their mean over the ranks, at once. Collective.
+    """Sets a model's floating-point parameters and buffers to their mean over the ranks, at once. Collective.
 
         hvd.consensus(model)                    # from here on all ranks have the mean
 
-        with hvd.consensus(model):              # only within: evaluation, a checkpoint
+        with hvd.consensus(model):              # for this block only: evaluation, a checkpoint
             evaluate(model)
 
-    With algorithm="async", `optimizer.algorithm.abort()` comes before it. Buffers that count (batch norm's
-    num_batches_tracked) stay.
+    With algorithm="async", call `optimizer.algorithm.abort()` before it. Integer buffers (batch norm's
+    num_batches_tracked) keep their values.
 
     Args:
         model: a torch.nn.Module, the same on all ranks. process_set: the ranks that take part.
@@ -27,7 +27,7 @@ class consensus:
 
     @torch.no_grad()
     def __init__(self, model: Any, process_set: ProcessSet = global_process_set) -> None:
-        state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared ones once
+        state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared tensors once
         self._tensors = [
             tensor.detach() for tensor in state.values() if torch.is_tensor(tensor) and tensor.is_floating_point()
         ]

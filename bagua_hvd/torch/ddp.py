@@ -1,11 +1,11 @@
 """bagua_hvd's algorithms under torch's DistributedDataParallel, over gloo, NCCL or any backend.
 
     model = DistributedDataParallel(model)
-    model.register_comm_hook(None, ddp.hook("bytegrad"))                    # what communicates gradients
-    optimizer = ddp.wrap_optimizer(optimizer, model, "decentralized")       # what communicates weights, or steps itself
+    model.register_comm_hook(None, ddp.hook("bytegrad"))                    # algorithms that communicate gradients
+    optimizer = ddp.wrap_optimizer(optimizer, model, "decentralized")       # that communicate weights, or step
 
-The gradients travel by bagua_hvd, whose ranks find each other by torch.distributed's store (or by the launcher), not by
-DDP's process group. The bucket is one training/buckets.py: DDP's memory, which the core reads and writes in place.
+bagua_hvd sends the gradients, not DDP's process group; its ranks find each other by torch.distributed's store (or the
+launcher). A bucket is one of training/buckets.py over DDP's memory, which the core reads and writes in place.
 """
 import functools
 import gc
@@ -41,11 +41,11 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
     """A communication hook for `model.register_comm_hook(state, hook)`.
 
     Args:
-        algorithm: a name ("bytegrad", "powersgd", ...), an Algorithm of gradients or its class. None: the name in
-            BAGUA_ALGORITHM, else "gradient_allreduce".
-        arguments: for its constructor; not with an instance.
+        algorithm: a name ("bytegrad", "powersgd", ...), an Algorithm that communicates gradients, or its class. None:
+            the name in BAGUA_ALGORITHM, else "gradient_allreduce".
+        arguments: for the algorithm's constructor; not with an instance.
     Returns:
-        A callable that can be pickled. The `state` it is registered with: a State, or None for one of each model.
+        A picklable callable. Register it with a State as `state`, or with None to get one State for each model.
     Raises:
         ValueError: unknown algorithm, or one that does more than communicate gradients: see wrap_optimizer().
         TypeError: arguments that the algorithm does not take.
@@ -64,48 +64,48 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
 
 
 class State:
-    """What a hook keeps between steps: the step, error feedback, projections.
+    """The state of a hook between steps: the step number, error feedback, projections.
 
-    To be pickled, copied or saved with a checkpoint of this rank; it must be given to one model's hook only. What it
-    keeps belongs to buckets, and DDP cuts these anew after the first step of a process: that step goes without. It
-    knows parameters by their places in that first step, so register the hook before it.
+    It can be pickled, copied and saved in this rank's checkpoint; give it to one model's hook only. Algorithm state
+    belongs to buckets, and DDP rebuilds these after the first step of a process: that step runs without it. Parameters
+    are identified by their order in that first step, so register the hook before it.
 
     Args:
-        process_group: that of the model; None: the default group. It is not pickled.
-        scaler: the torch.amp.GradScaler that scales the model's loss; None: none does. Algorithms that keep errors
-            multiply them when its scale changes, and forget those of a pass with infinite gradients. It is not pickled.
+        process_group: the model's; None: the default group. It is not pickled.
+        scaler: the torch.amp.GradScaler that scales the model's loss; None: none does. Algorithms with error feedback
+            rescale residuals when its scale changes, and drop those of a pass with infinite gradients. Not pickled.
     Attributes:
-        step: backward passes communicated so far.
+        step: number of backward passes communicated.
     Raises:
-        ValueError: from the first backward pass, by an algorithm that keeps errors: a GradScaler is there, and
+        ValueError: from the first backward pass, with an algorithm that keeps residuals: a GradScaler exists, and
             `scaler` was not given.
     """
 
     def __init__(self, process_group: Any = None, scaler: torch.amp.GradScaler | None = None) -> None:
         self._process_group = process_group
         self._scaler = scaler
-        self._places = WeakTensorKeyDictionary()    # of parameters, in the order in which they were first given
+        self._places = WeakTensorKeyDictionary()    # parameter -> number, in the order of first use
         self._forget({})
 
     def _forget(self, loaded):
         self._loaded: dict[str, Any] = loaded
         self._model: Model | None = None
-        # By (index, shapes, places of the parameters): DDP cuts its buckets anew after the first step.
+        # By (index, shapes, numbers of the parameters): DDP rebuilds its buckets after the first step.
         self._buckets: dict[tuple, Bucket] = {}
-        self._used: set[tuple] = set()              # of these, in this step
-        self._scale: float = loaded.get("loss_scale", 1.0)      # of what buckets keep
-        self._before: list[tuple] = []              # (State, Snapshot): what they kept before this step
-        self._overflow = False                      # in this step
+        self._used: set[tuple] = set()              # keys used in this step
+        self._scale: float = loaded.get("loss_scale", 1.0)      # loss scale of the buckets' state
+        self._before: list[tuple] = []              # (State, Snapshot): the buckets' state before this step
+        self._overflow = False                      # found in this step
         self._weight: Weight | None = None          # of the next backward pass
-        self._factor: float | None = None           # what gradients are multiplied by in this one
+        self._factor: float | None = None           # multiplies the gradients of this pass
         self._inits: int | None = None
         self._waiter = Waiter()
 
     def set_weight(self, weight: float) -> None:
-        """Makes the next backward pass's average a weighted one; see set_weight() of hvd.DistributedOptimizer.
+        """Weights this rank in the next backward pass's average; see set_weight() of hvd.DistributedOptimizer.
 
         Raises:
-            ValueError: from the backward pass, on all ranks: a weight is negative or not finite, or all are 0; the
+            ValueError: from the backward pass, on all ranks: a weight is negative or not finite, all are 0, or the
                 algorithm does not average gradients in every step.
         """
         group = self._connected()
@@ -118,11 +118,11 @@ class State:
         return self._model.step if self._model is not None else self._loaded.get("step", 0)
 
     def _connected(self):
-        """The ProcessSet, in which this State has a number since the last init()."""
+        """Returns the ProcessSet. After each init() this State gets a new number in it."""
         group = process_set_of(self._process_group)
         if self._inits != basics.runtime.inits:
             self._number = optimizer_number(group.process_set_id)
-            self._forget(self.state_dict())     # of a job that has ended; buckets refer to it
+            self._forget(self.state_dict())     # the old job has ended, and buckets refer to it
             self._inits = basics.runtime.inits
         return group
 
@@ -132,7 +132,7 @@ class State:
             if algorithm.remembers_gradients and self._scaler is None:
                 _check_no_scaler(algorithm)
             self._runs = type(algorithm).__name__
-            if not is_of({"algorithm": self._runs, **self._loaded}, algorithm, group):    # older ones do not say
+            if not is_of({"algorithm": self._runs, **self._loaded}, algorithm, group):    # older states do not name it
                 self._loaded, self._scale = {}, 1.0
             model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
             model.step = self._loaded.get("step", 0)
@@ -141,7 +141,7 @@ class State:
         return self._model
 
     def _weigh(self, gradient, algorithm):
-        """Multiplies a gradient of this rank by what its weight says, in place."""
+        """Multiplies a gradient of this rank by the factor of its weight, in place."""
         if self._factor is None:
             weight, self._weight = self._weight, None
             if weight is not None:
@@ -150,7 +150,7 @@ class State:
         multiply(gradient, self._factor)
 
     def _sparse(self, tensor, index, algorithm):
-        """Begins to average a sparse gradient: its entries are gathered. (name, operation, what is left to do)."""
+        """Starts to average a sparse gradient by gathering its entries. Returns (name, operation, finish)."""
         model = self._model_of(algorithm)
         self._weigh(tensor, algorithm)
         name = f"{model.name}.{index}.sparse"
@@ -160,7 +160,7 @@ class State:
         return name, operation, finish
 
     def _dense(self, given, algorithm):
-        """Begins to communicate a GradBucket: (name, operation, what is left to do)."""
+        """Starts to communicate a GradBucket. Returns (name, operation, finish or None)."""
         group = self._model_of(algorithm).group
         self._weigh(given.buffer(), algorithm)
         bucket = self._bucket(given, algorithm)
@@ -174,7 +174,7 @@ class State:
         return bucket.name, self._waiter(operation, given.buffer()), finish
 
     def _bucket(self, given, algorithm):
-        """The Bucket of a GradBucket, with the views of this step."""
+        """The Bucket for a GradBucket, with the views of this step."""
         model = self._model_of(algorithm)
         if self._scaler is not None and not self._used:
             self._follow_scale(self._scaler.get_scale())
@@ -196,9 +196,9 @@ class State:
         return bucket
 
     def _follow_scale(self, scale):
-        """A backward pass begins: what buckets keep gets the unit of its gradients."""
+        """Called at the start of a backward pass: converts the buckets' state to the scale of its gradients."""
         states = [bucket.state for bucket in self._buckets.values()]
-        if self._overflow:          # the scaler has skipped that step: what was sent then is lost
+        if self._overflow:          # the scaler skipped that step, so its changes are undone
             for state, before in self._before:
                 state.restore(before)
         self._overflow = False
@@ -208,7 +208,7 @@ class State:
         self._before = [(state, state.snapshot()) for state in states]
 
     def _look_for_overflow(self, reduced):
-        if not torch.isfinite(reduced).all():       # |= would lose what another thread finds meanwhile
+        if not torch.isfinite(reduced).all():       # |= could lose a result of another thread
             self._overflow = True
 
     def _take_up(self, key, bucket, group):
@@ -219,7 +219,7 @@ class State:
             bucket.state.scale(self._scale / self._loaded.get("loss_scale", 1.0))
 
     def _communicated(self, algorithm):
-        """All buckets of a backward pass are on their way."""
+        """Called when all buckets of a backward pass are in flight."""
         for key in self._buckets.keys() - self._used:
             del self._buckets[key]
         self._used, self._factor = set(), None
@@ -227,7 +227,7 @@ class State:
         basics.runtime.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank; made of dicts, tuples, numbers and bytes."""
+        """This rank's state, made of dicts, tuples, numbers and bytes."""
         if self._model is None:
             return dict(self._loaded)
         rank, size = self._place
@@ -237,7 +237,7 @@ class State:
                 "buckets": {**waiting, **{key: bucket.state.state_dict() for key, bucket in self._buckets.items()}}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up a state_dict(); to be called alike on all ranks, between two steps."""
+        """Restores a state_dict(); all ranks must call it alike, between two steps."""
         self._forget({**state, "buckets": dict(state.get("buckets", {}))})
 
     def __getstate__(self):
@@ -249,7 +249,7 @@ class State:
 
 
 def _check_no_scaler(algorithm):
-    """Errors in the unit of a loss scale that nobody tells of would be applied many times over."""
+    """Raises ValueError if a GradScaler exists: residuals of an unknown loss scale would be applied many times over."""
     if any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects()):
         raise ValueError(
             f"{type(algorithm).__name__} keeps errors between steps, and this process has a GradScaler: register the "
@@ -259,9 +259,9 @@ def _check_no_scaler(algorithm):
 
 
 def _parts(given):
-    """The gradients of a GradBucket, contiguous; the whole bucket as one where they leave out a part of it.
+    """The gradients of a GradBucket, contiguous; the whole bucket as one if the gradients do not cover it.
 
-    DDP gives views of the first half of the memory of complex gradients, which lie there as pairs of real numbers.
+    For complex gradients DDP gives views of only the first half of the memory, which holds pairs of real numbers.
     """
     parts = given.gradients()
     if sum(part.numel() for part in parts) != given.buffer().numel():
@@ -270,7 +270,7 @@ def _parts(given):
 
 
 class _Bucketful(Work):
-    """The gradients of a bucket, on their way. DDP wants a future of one tensor."""
+    """The Work of one bucket's gradients. DDP wants a future of one tensor."""
 
     def _value(self):
         return self._outputs[0]
@@ -285,8 +285,8 @@ class Hook:
         self._forget()
 
     def _forget(self):
-        self._states = WeakTensorKeyDictionary()    # of models without one, by parameter: no GradBucket names its model
-        self._begun: State | None = None            # of the last model that is not in there with all its buckets yet
+        self._states = WeakTensorKeyDictionary()    # for models without one: parameter -> State
+        self._begun: State | None = None            # of the last model, until all its buckets have come
 
     def _state_of(self, bucket):
         parameters = bucket.parameters()
@@ -320,18 +320,18 @@ class Hook:
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
                    algorithm: str | Algorithm | type[Algorithm] | None, **arguments: Any) -> torch.optim.Optimizer:
-    """The optimizer of a DistributedDataParallel model as a DistributedOptimizer, which communicates in DDP's place.
+    """Wraps a DistributedDataParallel model's optimizer as a DistributedOptimizer, which communicates instead of DDP.
 
-    For all algorithms: those of weights (decentralized, asynchronous, local SGD) and those that step themselves (qadam,
-    onebit_adam). From now on the model synchronizes no gradients, as within its no_sync(); its own no_sync() is the
-    optimizer's. Buffers are broadcast before each forward pass in training, as DDP does. The model can be neither
-    pickled nor joined (model.join()).
+    Works with all algorithms, also those that communicate weights (decentralized, asynchronous, local SGD) or step
+    themselves (qadam, onebit_adam). From now on the model synchronizes no gradients, as within its no_sync(); its own
+    no_sync() becomes the optimizer's. Buffers are broadcast before each forward pass in training, as DDP does. The
+    model can no longer be pickled or joined (model.join()).
 
     Args:
         optimizer: of the model's parameters. model: a DistributedDataParallel.
         algorithm, arguments: see hvd.DistributedOptimizer.
     Raises:
-        ValueError: the model is no DistributedDataParallel, has a communication hook, or static_graph=True; and as
+        ValueError: the model is not a DistributedDataParallel, has a communication hook, or static_graph=True; and as
             DistributedOptimizer.
     """
     from torch.nn.parallel import DistributedDataParallel
@@ -355,7 +355,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
 
 
 def _synchronize_buffers(model, _):
-    """DDP itself broadcasts buffers only before a forward pass that follows one with reduced gradients."""
+    """Requests a broadcast of buffers: DDP makes it only before a forward pass that follows reduced gradients."""
     model.require_forward_param_sync = model.training and torch.is_grad_enabled()
 
 
@@ -365,7 +365,7 @@ def _refuse_to_join(**_):
 
 
 class _NoSync:
-    """The optimizer's no_sync(), as the model's. It keeps the model from being copied without its optimizer."""
+    """Makes the optimizer's no_sync() the model's, and prevents copies of the model without its optimizer."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer

@@ -1,4 +1,4 @@
-"""PyTorch's tensors as the core sees them."""
+"""Views of PyTorch's tensors for the core."""
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ DTYPES = {
     torch.bool: native.BOOL,
     torch.bfloat16: native.BFLOAT16,
 }
-# What the core has no arithmetic for, but can carry: as bytes, in one dimension more.
+# The core cannot compute with these dtypes, but moves them as bytes, in one more dimension.
 _MOVED = {dtype for name in ("complex32", "complex64", "complex128", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
                              "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
           if (dtype := getattr(torch, name, None)) is not None}
@@ -34,7 +34,7 @@ TORCH_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 def _numpy_dtypes():
     try:
         torch.from_numpy(np.empty(0))
-    except RuntimeError:        # a PyTorch without NumPy, or one for another major version of it
+    except RuntimeError:        # PyTorch without NumPy, or built for another major version
         return {}
     return {code: np.dtype(str(dtype).removeprefix("torch."))
             for dtype, code in DTYPES.items() if dtype is not torch.bfloat16}
@@ -44,18 +44,18 @@ _NUMPY_DTYPES = _numpy_dtypes()
 
 
 def _bytes_of(tensor):
-    """Its memory, each element as one more dimension of bytes."""
+    """The tensor's memory as bytes, with one more dimension for the bytes of an element."""
     return tensor.detach().unsqueeze(-1).view(torch.uint8)
 
 
 def check_memory(tensor: torch.Tensor) -> None:
-    """ValueError: the storage was freed, which PyTorch would read all the same. The core checks what travels."""
+    """Raises ValueError if the storage was freed: PyTorch would still read it. The core checks tensors it sends."""
     if tensor.layout is strided and tensor.numel() and not tensor.data_ptr():
         raise ValueError("Tensor has elements but no memory: its storage has been freed.")
 
 
 class TorchPlacement(Placement):
-    """A GPU as PyTorch counts them."""
+    """A GPU, by PyTorch's index."""
 
     def __init__(self, index: int) -> None:
         super().__init__(device(index))
@@ -70,7 +70,7 @@ class TorchPlacement(Placement):
         return tensor.to(self._torch_device)
 
     def view(self, tensor: torch.Tensor, output: Any, dtype: Any) -> Any:
-        """As Frontend.view. Nobody else gets the memory before the core's streams are done with it."""
+        """As Frontend.view(). The memory is not reused before the core's streams are done with it."""
         for stream in self._streams:
             tensor.record_stream(stream)
             if output is not None and output is not tensor:
@@ -117,7 +117,7 @@ class TorchFrontend(Frontend):
 
     @staticmethod
     def moves(dtype: Any) -> bool:
-        """Whether collectives that only move values take the dtype."""
+        """Whether collectives that only move values accept the dtype."""
         return dtype in DTYPES or dtype in _MOVED
 
     def _refuse(self, tensor):
@@ -156,7 +156,7 @@ class TorchFrontend(Frontend):
         numpy_dtype = _NUMPY_DTYPES.get(dtype)
         if numpy_dtype is None:
             return torch.frombuffer(memory, dtype=TORCH_DTYPES[dtype]).view(shape)
-        return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory))     # in half the time of a view
+        return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory))     # takes half the time of a view
 
     def int32_tensor(self, values: Any, like: Any = None) -> Any:
         device = like.device if isinstance(like, torch.Tensor) else "cpu"

@@ -1,4 +1,4 @@
-"""Parameters, optimizer state and Python objects, from one rank to all or from all to all."""
+"""Broadcasts parameters, optimizer state and Python objects; gathers objects."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +18,15 @@ from bagua_hvd.training.model import weights_broadcast
 
 @eager
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrites the tensors with those of the root; blocks until all are there.
+    """Overwrites the tensors with those of the root; blocks until all have arrived.
 
     Args:
         params: dict such as `model.state_dict()`; or a list of tensors or of (name, tensor) pairs, in the same order on
-            all ranks. None entries are passed over. Tensors that are not contiguous (channels_last) are welcome.
+            all ranks. None entries are skipped. Tensors may be non-contiguous (channels_last).
         root_rank: global rank.
     Raises:
-        ValueError: params is something else, such as a generator: use list(model.named_parameters()). Or an entry
-            cannot be broadcast (sparse, no tensor, not initialized), which the sentence names; then nothing was sent.
+        ValueError: params has another type, such as a generator: use list(model.named_parameters()). Or an entry cannot
+            be broadcast (sparse, not a tensor, not initialized): the message names it, and nothing was sent.
         HorovodInternalError: ranks disagree about the tensors, or a rank was lost.
     """
     if isinstance(params, Mapping):
@@ -57,7 +57,7 @@ def refusal(tensor: Any) -> str | None:
 
 def _broadcast_tensors(named, root_rank):
     named = [(name, tensor) for name, tensor in named if tensor is not None]
-    for place, (name, tensor) in enumerate(named):      # before anything is sent, for which the other ranks would wait
+    for place, (name, tensor) in enumerate(named):      # check all first: the others wait for what is sent
         reason = refusal(tensor)
         if reason is not None:
             raise ValueError(f"{name or f'tensor number {place}'} cannot be broadcast: {reason}")
@@ -81,7 +81,7 @@ def _broadcast_tensors(named, root_rank):
 
 @dataclass(frozen=True)
 class _TensorFacts:
-    """Stands for a tensor in the pickled state: what a rank needs to make room for it."""
+    """Replaces a tensor in the pickled state: enough for a rank to allocate it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -89,7 +89,7 @@ class _TensorFacts:
 
 
 def _room(value, existing, device):
-    """For _TensorFacts `existing` when it fits, else a new tensor; other values as they are."""
+    """`existing` if it fits the _TensorFacts, else a new tensor; other values unchanged."""
     if not isinstance(value, _TensorFacts):
         return value
     if isinstance(existing, torch.Tensor) and (tuple(existing.shape), existing.dtype) == (value.shape, value.dtype):
@@ -100,21 +100,21 @@ def _room(value, existing, device):
 @eager
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
                               model: torch.nn.Module | None = None) -> None:
-    """Gives every rank the root's optimizer state and hyperparameters, and what its algorithm keeps for all ranks.
+    """Gives every rank the root's optimizer state and hyperparameters, and its algorithm's shared state.
 
-    The root describes its state in one pickled object (so Python numbers, tuples, bools and None keep their types), the
-    others make room, and the tensors follow in place. A fresh root leaves every rank with a fresh optimizer.
+    The root describes its state in one pickled object (so Python numbers, tuples, bools and None keep their types). The
+    others allocate tensors, which are then broadcast in place. If the root has no state, no rank has any afterwards.
 
     Differs from Horovod, which creates missing state by a step with zero gradients: that moves parameters with weight
-    decay and counts a step that never was.
+    decay, and counts a step that never happened.
 
     Args:
         optimizer: any torch.optim.Optimizer over the same parameters in the same order, or a DistributedOptimizer.
         root_rank: global rank.
         model: accepted for compatibility.
     Raises:
-        ValueError: torch.optim.LBFGS; or the class or the parameter groups of a rank differ from the root's, on all
-            ranks.
+        ValueError: torch.optim.LBFGS; or, on all ranks: the class or the parameter groups of a rank differ from the
+            root's.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -125,7 +125,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     name_of_root, groups, states, shared = description
     name, sizes = type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]
     of_root = [count for count, _ in groups]
-    # All ranks raise, or the others would wait for tensors.
+    # All ranks raise; otherwise the others would wait for tensors.
     if extremes([int((of_root, name_of_root) != (sizes, name))], "optimizer_state.groups", global_process_set)[0][0]:
         if name_of_root != name:
             raise ValueError(f"rank {root_rank} has the optimizer {name_of_root}, and this rank {name}")
@@ -144,8 +144,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
 
 
 def _describe(optimizer, parameters):
-    """The root's class by name, its groups as (number of parameters, options), its states, by parameter, and its
-    algorithm's shared state. Tensors are _TensorFacts.
+    """(class name, groups as (number of parameters, options), states by parameter, shared state of the algorithm).
+    Tensors are replaced by _TensorFacts.
     """
 
     def facts(value):
@@ -168,7 +168,7 @@ def _make_room(optimizer, parameter, state):
 
 
 def _tensors_of(optimizer, parameters, groups, states):
-    """Every tensor of the state with a name that is equal on all ranks."""
+    """Yields every tensor of the state with a name that is equal on all ranks."""
     for i, (group, (_, options)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for key, value in options.items():
             if isinstance(value, _TensorFacts):

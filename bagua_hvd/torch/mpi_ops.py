@@ -1,7 +1,7 @@
-"""The collectives over torch tensors, in all of Horovod's forms. The rules are in collectives/rules.py.
+"""The collectives over torch tensors, in all of Horovod's variants. The rules are in collectives/rules.py.
 
-A blocking call goes through a function of torch/autograd.py when, and only when, a gradient may be asked for; others go
-straight to the core.
+A blocking call uses a function of torch/autograd.py only when a gradient may be requested; others call the core
+directly.
 """
 from collections.abc import Callable, Sequence
 

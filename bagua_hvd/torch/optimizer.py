@@ -1,8 +1,8 @@
-"""DistributedOptimizer for torch: backward() leaves reduced gradients, step() steps.
+"""DistributedOptimizer for torch: after backward() gradients are reduced, and step() uses them.
 
-What is here is what only torch has: closures, GradScaler and LR schedulers. Hooks and the end of backward passes are in
-torch/backward.py, the gradients themselves in torch/source.py; when and how they travel is reduction/reducer.py and
-algorithms/.
+This file has only what torch alone needs: closures, GradScaler and LR schedulers. Hooks and the end of backward passes
+are in torch/backward.py, the gradients in torch/source.py. reduction/reducer.py and algorithms/ define when and how
+gradients are communicated.
 """
 import inspect
 import warnings
@@ -33,13 +33,13 @@ from bagua_hvd.training.model import Model
 
 
 class _Protocol:
-    """What has been said about the next step; one object for an optimizer and all its proxies."""
+    """Flags for the next step; one object for an optimizer and all its proxies."""
 
     def __init__(self):
         self.forget()
 
     def forget(self):
-        self.synchronizes = True            # step() is outside of skip_synchronize()
+        self.synchronizes = True            # False within skip_synchronize()
         self.synchronized_by_user = False
 
 
@@ -56,12 +56,12 @@ class _Distributed(Wrapped):
         self.algorithm = options.algorithm
         self._protocol = _Protocol()
         self._groups = len(optimizer.param_groups)
-        kept = of_this_rank(self.__dict__, options.process_set)     # loaded before the optimizer was wrapped
+        kept = of_this_rank(self.__dict__, options.process_set)     # loaded before wrapping
         optimizer.param_groups[0].pop(STATE_KEY, None)
         self._source = source = TorchSource(self, options.compression, self.sparse_as_dense, self.op, self.process_set)
         trained = [pair for pair in named if pair[1].requires_grad]
         members = [source.add(name, parameter) for name, parameter in trained]
-        if not options.communicates:        # what is refused is refused everywhere
+        if not options.communicates:        # raises the errors that communicating ranks would raise
             self.algorithm.prepare(Model("unused", source, self.process_set, self.algorithm))
             return
         reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
@@ -73,9 +73,9 @@ class _Distributed(Wrapped):
         self._take_up(kept, reducer.load_state_dict)
 
     def _complete(self, agree):
-        """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing.
+        """Synchronizes for a caller that needs reduced gradients before the step; the step then does not warn.
 
-        agree: the ranks skip the step together, if any of them has an overflow.
+        agree: if any rank has an overflow, all ranks skip the step.
         """
         reducer = getattr(self, "reducer", None)
         if reducer is None:
@@ -88,7 +88,7 @@ class _Distributed(Wrapped):
         self._protocol.synchronized_by_user = False
 
     def _unscaled_by(self, frame):
-        """Learns the loss scale from the GradScaler whose method the frame runs, for what is kept of gradients."""
+        """Takes the loss scale of stored gradients and residuals from the GradScaler whose method the frame runs."""
         reducer, scaler = getattr(self, "reducer", None), frame.f_locals.get("self")
         if reducer is not None:
             if callable(getattr(scaler, "get_scale", None)):
@@ -96,13 +96,13 @@ class _Distributed(Wrapped):
             reducer.model.unscales()
 
     def _take_back_if_skipped(self, model):
-        """A fused optimizer unscales by itself, and has made no step where GradScaler has found infinities."""
+        """Undoes a skipped step: a fused optimizer unscales itself, and does nothing if GradScaler found infinities."""
         found = getattr(self, "found_inf", None)
         if found is not None and model.remembers_gradients and found.item():
             model.skipped()
 
     def add_param_group(self, param_group):
-        """As the class's own; the group's gradients are communicated too. To be called alike on all ranks.
+        """Like the class's own; also communicates the group's gradients. All ranks must call it alike.
 
         Raises:
             RuntimeError: the algorithm is asynchronous, and this rank has not called its abort().
@@ -121,7 +121,7 @@ class _Distributed(Wrapped):
             self._backward.add(named)
 
     def set_backward_passes_per_step(self, passes):
-        """Changes how many backward passes are accumulated locally before gradients travel."""
+        """Changes the number of backward passes that are accumulated locally before gradients are sent."""
         _check_passes(passes)
         self.backward_passes_per_step = passes
         if self.reducer is not None:
@@ -129,11 +129,11 @@ class _Distributed(Wrapped):
 
     @property
     def gradients_are(self):
-        """What `p.grad` holds once this step's last backward() has returned, as a string.
+        """The content of `p.grad` after this step's last backward() has returned, as a string.
 
         "averages" or "sums" over the ranks; "averages of the last step" (or sums), with delay=1; "pending", with
-        gradients_untouched=True, until synchronize() or step(); "local", this rank's own: the algorithm averages
-        weights or momenta in this step, or the rank has no others.
+        gradients_untouched=True, until synchronize() or step(); "local", this rank's own, if the algorithm averages
+        weights or momenta in this step, or no other rank takes part.
         """
         if self.reducer is None or not self.algorithm.gradients_travel(self.reducer.model):
             return "local"
@@ -147,12 +147,12 @@ class _Distributed(Wrapped):
             optimizer.set_weight(len(batch))
             loss_of(batch).mean().backward()
 
-        To be called by all ranks alike before the backward pass that communicates, in each step that is weighted. The
-        weight holds for one window: where passes are accumulated, it is the window's, and the local gradients must be
-        those of the mean over its samples.
+        All ranks must call it before the backward pass that communicates, in each weighted step. The weight holds for
+        one window: if passes are accumulated, it is the window's, and the local gradients must be those of the mean
+        over its samples.
 
         Args:
-            weight: samples or tokens of this rank that its gradients are the mean over; 0: it adds nothing.
+            weight: number of samples or tokens that this rank's gradients are the mean over; 0: it adds nothing.
         Raises:
             ValueError: op is not Average, the algorithm does not average gradients in every step, or the optimizer is
                 LBFGS. On all ranks, from backward(), synchronize() or step(): a weight is negative or not finite, or
@@ -168,10 +168,10 @@ class _Distributed(Wrapped):
 
     @eager
     def synchronize(self):
-        """Blocks until all gradients are reduced, those without a gradient as zeros. Once for each backward pass.
+        """Blocks until all gradients are reduced; missing ones count as zeros. Call it once for each backward pass.
 
-        backward() has done so already, unless this rank's passes touched no parameter of the optimizer, or it was made
-        with gradients_untouched=True. Horovod's pattern stays right:
+        backward() already does so, unless this rank's passes touched no parameter of the optimizer, or it was made with
+        gradients_untouched=True. Horovod's pattern works unchanged:
 
             opt.synchronize()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -183,13 +183,13 @@ class _Distributed(Wrapped):
         """
         if self.reducer is not None:
             self._backward.complete()
-            self.reducer.changes_follow()       # what comes between this and the step must not be lost
+            self.reducer.changes_follow()       # changes between this and the step must not be lost
             self._protocol.synchronized_by_user = True
 
     def _allreduce_grad_async(self, p):
-        """Reduces the gradient of one parameter by itself, in place: (handle for hvd.synchronize(), None).
+        """Reduces the gradient of one parameter by itself, in place. Returns (handle for hvd.synchronize(), None).
 
-        For libraries that know it from Horovod. It is in none of the buckets, and the step will reduce it again.
+        For libraries that know it from Horovod. This is outside of buckets, and step() reduces the gradient again.
         """
         handle = allreduce_async_(p.grad, op=self.op, name=f"gradient.{self._parameter_names[p]}",
                                   prescale_factor=1.0 / self.gradient_predivide_factor,
@@ -198,7 +198,7 @@ class _Distributed(Wrapped):
 
     @contextmanager
     def skip_synchronize(self):
-        """Within it, step() does not synchronize: synchronize() has been called."""
+        """Within it, step() does not synchronize, because synchronize() has been called."""
         self._protocol.synchronizes = False
         try:
             yield
@@ -207,12 +207,12 @@ class _Distributed(Wrapped):
 
     @eager
     def step(self, closure=None, **kwargs):
-        """Steps as the wrapped class does, on reduced gradients: those that no backward pass has reduced are before.
+        """Steps as the wrapped class does. First reduces the gradients that no backward pass has reduced.
 
         Args:
-            closure: computes gradients and returns the loss. It comes first; an optimizer that evaluates it several
-                times, such as LBFGS, sees reduced gradients each time, and LBFGS the mean (op=Sum: the sum) of the
-                ranks' losses, so that all of them go the same way.
+            closure: computes gradients and returns the loss. It runs first. An optimizer that evaluates it several
+                times, such as LBFGS, gets reduced gradients each time. LBFGS also gets the mean (op=Sum: the sum) of
+                the ranks' losses, so that all ranks take the same path.
         """
         self._count_step()
         reducer, protocol = self.reducer, self._protocol
@@ -250,12 +250,12 @@ class _Distributed(Wrapped):
         reducer.stepped()
         return loss
 
-    # Hooks around the step are run by the wrapped class's step or _replaced_step(), once, on reduced gradients.
+    # The wrapped class's step or _replaced_step() runs the hooks around the step, once, on reduced gradients.
     step.hooked = True      # torch.optim reads it
 
     @torch.optim.Optimizer.profile_hook_step
     def _replaced_step(self, **kwargs):
-        """The algorithm's step or the class's own, which only the algorithm knows: so hooks are run here, once."""
+        """The algorithm's step or the class's own. Only the algorithm knows which, so hooks run here, once."""
         if self.reducer is not None and self.reducer.step():
             return None
         own = super().step.__func__
@@ -267,12 +267,12 @@ class _Distributed(Wrapped):
         reducer.before_step()
 
     def _reducing(self, closure, reducer):
-        """The closure; after it gradients are reduced, and weights as they are to be stepped from."""
+        """The closure, after which gradients are reduced and weights are ready to be stepped from."""
         def reducing_closure():
             loss = closure()
             self._ready_for_step(reducer)
             if isinstance(self, torch.optim.LBFGS) and reducer.algorithm.gradients_travel(reducer.model):
-                # Every rank's own would let them end their line searches, or the step, at different moments.
+                # With local losses, ranks would end their line searches, or the step, at different moments.
                 loss = allreduce(torch.as_tensor(loss).detach(), op=self.op, name=f"loss.{reducer.number}",
                                  process_set=self.process_set)
             return loss
@@ -281,10 +281,10 @@ class _Distributed(Wrapped):
 
     @eager
     def zero_grad(self, *args, **kwargs):
-        """As the class's own.
+        """Like the class's own.
 
         Raises:
-            AssertionError: gradients are on their way: after backward() with gradients_untouched=True, in a window of
+            AssertionError: gradients are in flight: after backward() with gradients_untouched=True, or in a window of
             backward_passes_per_step.
         """
         if self.reducer is not None:
@@ -297,14 +297,14 @@ class _Distributed(Wrapped):
         return super().zero_grad(*args, **kwargs)
 
     def state_dict(self):
-        """The class's own, and the algorithm's state on this rank as "bagua_hvd" in the first of its param_groups."""
+        """The class's own, with the algorithm's state on this rank as "bagua_hvd" in the first of its param_groups."""
         state, reducer = super().state_dict(), self.reducer
         if reducer is None or not (self.algorithm.relaxed or reducer.model.delay):
             return state
         return with_kept(state, self._named(reducer.state_dict()))
 
     def load_state_dict(self, *args, **kwargs):
-        """As the class's own; also forgets pending communication, and takes up the algorithm's state, if any."""
+        """Like the class's own; also drops pending communication, and restores the algorithm's state, if any."""
         super().load_state_dict(*args, **kwargs)
         self.param_groups[0].pop(STATE_KEY, None)
         self._protocol.forget()
@@ -314,17 +314,17 @@ class _Distributed(Wrapped):
             self._take_up(kept, self.reducer.load_state_dict)
 
     def forget_step(self):
-        """Forgets the step that has begun, and its gradients."""
+        """Drops the step that has begun, and its gradients."""
         self._protocol.forget()
         self.reducer.reset()
         super().zero_grad()
 
     def shared_state(self):
-        """What adopt() takes: None where this rank reduces nothing."""
+        """The argument of adopt(); None if this rank reduces nothing."""
         return self.reducer and (self.process_set.process_set_id, self._named(self.reducer.shared_state_dict()))
 
     def adopt(self, shared):
-        """Takes up the shared_state() of one rank of the job; collective. Of another process set only the fact."""
+        """Restores one rank's shared_state(); collective. From another process set it only makes ranks agree again."""
         if self.reducer is None:
             return
         if shared is None or shared[0] != self.process_set.process_set_id:
@@ -336,7 +336,7 @@ class _Distributed(Wrapped):
         return {**kept, "names": self._source.names} if kept else kept
 
     def _take_up(self, kept, load):
-        """Gives `load` what an algorithm kept, and where it belongs. ValueError: of other parameters."""
+        """Calls `load` with an algorithm's state and its parameters' indices. ValueError: it has other parameters."""
         if kept.get("algorithm") != type(self.algorithm).__name__:
             kept = {"algorithm": kept.get("algorithm"), "names": []}    # not taken up
         unnamed = {f"noname.{g}.{i}": self._parameter_names[parameter]
@@ -345,7 +345,7 @@ class _Distributed(Wrapped):
 
 
 def _check_step(optimizer, algorithm):
-    """ValueError: the algorithm would bypass a step() that is not torch's."""
+    """Raises ValueError if the algorithm would bypass a step() that is not torch's."""
     cls = type(optimizer)
     if algorithm.replaces_step and not inspect.unwrap(cls.step).__module__.startswith("torch.optim."):
         raise ValueError(
@@ -369,40 +369,40 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
                          gradients_untouched: bool | None = None, delay: int = 0) -> torch.optim.Optimizer:
     """Wraps a torch optimizer so that gradients are reduced over the ranks while the backward pass computes them.
 
-    backward() returns when they are: what `p.grad` holds then is reduced, and may be clipped, unscaled or logged. Ranks
-    may use different parameters, and one without a batch may leave out its backward pass; but ranks that make several
-    before a step, beyond backward_passes_per_step, make as many.
+    When backward() returns, `p.grad` is reduced, and may be clipped, unscaled or logged. Ranks may use different
+    parameters, and one without a batch may leave out its backward pass. But ranks that make several passes before a
+    step, beyond backward_passes_per_step, must make the same number.
 
-    All ranks of the set wrap their optimizers in the same order, and take the first steps with them in the same order.
-    Where several ranks take part, every parameter that requires a gradient has one from here on, of zeros at first.
+    All ranks of the set must wrap their optimizers in the same order, and take the first steps with them in the same
+    order. If several ranks take part, every parameter that requires a gradient gets one of zeros here.
 
     Args:
-        optimizer: any torch.optim.Optimizer. The result's class derives from its class and has its name;
-            hyperparameters and state are shared with it, and only the result should be used from then on.
+        optimizer: any torch.optim.Optimizer. The result's class derives from its class and has its name. Both share
+            hyperparameters and state; use only the result from then on.
         named_parameters: `model.named_parameters()`; must name all parameters of the optimizer. Others are ignored.
-        compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
-        backward_passes_per_step: gradients are summed locally over so many backward passes, then travel. A step()
-            before the last of them sends what there is. See also no_sync().
+        compression: applied to gradients before they are sent: Compression.none, Compression.fp16 or your own.
+        backward_passes_per_step: number of backward passes whose gradients are summed locally before they are sent. A
+            step() before the last of them sends the sum so far. See also no_sync().
         op: Average, Sum, or Adasum (torch/adasum.py: steps are combined instead of gradients; `groups`,
             `sparse_as_dense` and `algorithm` do not apply).
         gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
         num_groups: deprecated, see groups.
-        groups: number of groups, or lists of parameters, that travel in one operation each. None: buckets of about
+        groups: number of groups, or lists of parameters; one operation per group. None: buckets of about
             BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
-        sparse_as_dense: sparse gradients travel as dense ones; else their entries are gathered. What is sparse is
-            settled in the first step, by all ranks together; a gradient that becomes sparse later travels as dense.
-        process_set: the ranks that reduce; others step locally. By default all, and with DTensors those that hold the
+        sparse_as_dense: send sparse gradients as dense ones; else their entries are gathered. All ranks agree in the
+            first step on which are sparse; a gradient that becomes sparse later is sent as a dense one.
+        process_set: the ranks that reduce; others step locally. Default: all ranks; with DTensors those that hold the
             same parts of the model (torch/shards.py).
-        algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
-            name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
+        algorithm: how gradients are communicated: a registered name such as "bytegrad", an Algorithm, or its class.
+            None: BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense float gradients.
         gradients_untouched: True promises that nothing reads or changes gradients between backward() and step() (no
-            clipping, no logging) without synchronize(). Then step() waits for them instead of backward(), and Adam's
-            1-bit forms communicate during the backward pass. None: BAGUA_GRADIENTS_UNTOUCHED=1, else False.
-        delay: 1: gradients travel until the next backward pass has ended, so that a whole step hides them, and `p.grad`
-            is the reduced gradient of the step before, zeros in the first. For algorithms that communicate gradients;
-            one window of backward passes a step. See docs/algorithms.md. A rank without others steps at once.
+            clipping, no logging) without synchronize(). Then step() waits for them instead of backward(), and the 1-bit
+            variants of Adam communicate during the backward pass. None: BAGUA_GRADIENTS_UNTOUCHED=1, else False.
+        delay: 1: communication may last until the end of the next backward pass, so a whole step hides it. `p.grad`
+            is then the reduced gradient of the step before, zeros in the first. For algorithms that communicate
+            gradients; one window of backward passes per step. See docs/algorithms.md. A single rank steps at once.
     Raises:
-        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. Nothing was changed.
+        ValueError: a wrong argument; for an unknown algorithm the message lists the known ones. Nothing was changed.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
@@ -418,7 +418,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
     options = options._replace(process_set=counterparts((parameter for _, parameter in named), process_set))
     if op == Adasum and options.communicates:
         return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)
-    if op == Adasum:        # of one rank: the gradient itself, and so is its average
+    if op == Adasum:        # of one rank: its gradient is its own average
         options = options._replace(algorithm=algorithms.choose(None, average=True))
     if gradients_untouched is None:
         gradients_untouched = variables.read("BAGUA_GRADIENTS_UNTOUCHED")

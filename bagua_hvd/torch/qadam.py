@@ -5,10 +5,10 @@ import torch
 
 
 class QAdamOptimizer(torch.optim.Adam):
-    """torch.optim.Adam that says for how long `algorithm="qadam"` and "onebit_adam" warm up.
+    """torch.optim.Adam with the length of the warm-up for `algorithm="qadam"` and "onebit_adam".
 
     Args:
-        warmup_steps: steps of plain Adam before momenta travel instead of gradients, 1 or more. The others: as in Adam.
+        warmup_steps: steps of plain Adam before momenta are sent instead of gradients, 1 or more. Others: as in Adam.
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, warmup_steps: int = 100,

@@ -1,7 +1,7 @@
-"""What an algorithm keeps, in the state_dict of its optimizer.
+"""Stores an algorithm's state in the state_dict of its optimizer.
 
-It lies in the first parameter group, as bytes: what rebuilds a state_dict from its groups and states, such as
-torch.distributed.checkpoint, keeps it, and can load it into an optimizer that has made no step.
+It is in the first parameter group, as bytes. Code that rebuilds a state_dict from its groups and states, such as
+torch.distributed.checkpoint, keeps it there, and can load it into an optimizer that has made no step.
 """
 import io
 import pickle
@@ -11,13 +11,13 @@ from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
 
-# The one key that DistributedOptimizer adds to a state_dict, and only with an algorithm that may have state.
+# The only key that DistributedOptimizer adds to a state_dict, and only with an algorithm that may have state.
 STATE_KEY = "bagua_hvd"
 _OF_RANKS = "of_ranks"
 
 
 class _Plain(pickle.Unpickler):
-    """Of dicts, lists, numbers, strings and bytes: a checkpoint may come from anybody."""
+    """Unpickles only dicts, lists, numbers, strings and bytes: a checkpoint may come from anybody."""
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"the state of an algorithm in the checkpoint holds a {module}.{name}, which "
@@ -25,22 +25,22 @@ class _Plain(pickle.Unpickler):
 
 
 def with_kept(state: dict, kept: dict) -> dict:
-    """A copy of an optimizer's state_dict() that also has what its algorithm keeps."""
+    """A copy of an optimizer's state_dict(), with the state of its algorithm."""
     first, *others = state["param_groups"]
     return {**state, "param_groups": [{**first, STATE_KEY: pickle.dumps(kept, 4)}, *others]}
 
 
 def kept_in(state: dict) -> dict:
-    """What with_kept() has put into a state_dict; {}: nothing."""
+    """The state that with_kept() put into a state_dict; {} if none."""
     kept = state["param_groups"][0].get(STATE_KEY)
     return _Plain(io.BytesIO(kept)).load() if kept else {}
 
 
 def gathered(state: dict, process_set: Any) -> dict:
-    """An optimizer's state_dict() with the algorithm's state of every rank in place of this one's. Collective.
+    """An optimizer's state_dict() with the algorithm state of every rank instead of only this one's. Collective.
 
     Args:
-        state: not changed; one without such a state is returned as it is, if that is so on all ranks.
+        state: not changed; returned as it is if no rank has algorithm state.
         process_set: the optimizer's.
     """
     if basics.size() == 1 or not process_set.included():
@@ -51,7 +51,7 @@ def gathered(state: dict, process_set: Any) -> dict:
 
 
 def of_this_rank(state: dict, process_set: Any) -> dict:
-    """What this rank takes up of the algorithm's state in a state_dict: its own, or rank 0's where it has none."""
+    """The algorithm state for this rank in a state_dict: its own, or rank 0's if it has none."""
     kept = kept_in(state)
     of_ranks = kept.get(_OF_RANKS)
     if of_ranks is None:
@@ -62,10 +62,10 @@ def of_this_rank(state: dict, process_set: Any) -> dict:
 
 
 def places(kept: dict, names: list, unnamed: dict) -> list:
-    """Of each parameter that a state names, its index among `names`.
+    """The index among `names` of each parameter that a state names.
 
     Args:
-        names: of the optimizer's parameters. unnamed: these names, by those in a state that was saved without names.
+        names: of the optimizer's parameters. unnamed: name in a state that was saved without names -> one of these.
     Raises:
         ValueError: a parameter of the state is not among them.
     """

@@ -1,7 +1,7 @@
-"""DTensors: parameters of a model that several ranks hold together, each its part (fully_shard, tensor parallelism).
+"""DTensors: parameters that several ranks hold together, each a part (fully_shard, tensor parallelism).
 
     island          the ranks of one device mesh; torch reduces gradients within it
-    counterparts    the ranks, one of each island, that hold the same parts; what is communicated among them is these
+    counterparts    the ranks, one of each island, that hold the same parts; bagua_hvd communicates among these
 
 so that hvd.DistributedOptimizer(optimizer, names, algorithm="diloco") trains with DiLoCo between islands.
 """
@@ -23,7 +23,7 @@ def is_sharded(tensor: Any) -> bool:
 
 @torch.no_grad()        # with gradients, a new tensor each time
 def local(tensor: Any) -> Any:
-    """Of a DTensor the tensor with this rank's part, in its memory; others, and None, as they are."""
+    """The local tensor of a DTensor, which shares its memory; others, and None, unchanged."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -34,7 +34,7 @@ def is_divided(tensor: Any) -> bool:
 
 @torch.no_grad()
 def sum_up(parameter: torch.Tensor) -> None:
-    """Lays a DTensor's gradient out as the DTensor, where so far each rank of the island has an addend of it."""
+    """Reduces a DTensor's gradient within the island, if so far each rank there has only an addend of it."""
     gradient: Any = parameter.grad
     if is_sharded(gradient) and any(placement.is_partial() for placement in gradient.placements):
         parameter.grad = gradient.redistribute(placements=parameter.placements)
@@ -43,11 +43,11 @@ def sum_up(parameter: torch.Tensor) -> None:
 def counterparts(parameters: Iterable[torch.Tensor], process_set: ProcessSet) -> ProcessSet:
     """The ranks that hold the same parts of these parameters as this one; `process_set` where none is a DTensor.
 
-    With DTensors collective over the set, and of the global one those ranks are chosen that have counterparts' places
-    in the meshes of other islands.
+    With DTensors it is collective over the set. For the global set, it selects the ranks with the same coordinates in
+    the meshes of other islands.
 
     Raises:
-        ValueError: ranks of the set hold different parts; all ranks are one island.
+        ValueError: ranks of the given set hold different parts; all ranks are one island.
     """
     meshes = {parameter.device_mesh for parameter in parameters if is_sharded(parameter)}
     if not meshes or not process_set.included():

@@ -1,4 +1,4 @@
-"""torch's Source: `p.grad` with its layouts, sparse ones too, the parameters, and the state of torch's Adam."""
+"""torch's Source: `p.grad` in any layout, also sparse, the parameters, and the state of torch's Adam."""
 import functools
 import sys
 import weakref
@@ -22,7 +22,7 @@ from bagua_hvd.training.source import Source
 
 
 class _SparseOperation:
-    """The gathering of one sparse gradient: its indices and values in one operation."""
+    """Gathers one sparse gradient, its indices and values, in one operation."""
 
     def __init__(self, parameter, gradient, name, op, process_set):
         self.parameter = parameter
@@ -40,7 +40,7 @@ class _Contiguous:
         self._copies = {}           # by key: (copy, tensor)
 
     def view(self, key, tensor):
-        """The in-place view. Nothing that was copied before under this key is written back any more."""
+        """The in-place view. Drops an earlier copy under this key, so that it is not written back."""
         self._copies.pop(key, None)
         if tensor.is_contiguous():
             return frontend.view(tensor, tensor)
@@ -50,24 +50,24 @@ class _Contiguous:
 
     @torch.no_grad()
     def write_back(self, key):
-        """The view of this key has new values: brings them to the tensor."""
+        """Copies new values of the view of this key back to the tensor, if the view is of a copy."""
         if key in self._copies:
             copy, tensor = self._copies.pop(key)
             tensor.copy_(copy)
 
 
 class TorchAdam(Adam):
-    """torch.optim.Adam or AdamW over the parameters of a TorchSource. One for all steps: it holds their copies."""
+    """torch.optim.Adam or AdamW over the parameters of a TorchSource. One for all steps, because it holds copies."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Any, names: Sequence[str]) -> None:
         self.warmup_steps = getattr(optimizer, "warmup_steps", None)
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self._parameters, self._names = parameters, names
         self._layouts = _Contiguous()
-        self._places: dict[int, tuple[int, int]] = {}           # id of a parameter -> (group, place in it)
+        self._places: dict[int, tuple[int, int]] = {}           # id of a parameter -> (group, index in it)
 
     def _group(self, parameter):
-        """Its parameter group; found without a search while the groups are as they were."""
+        """Its parameter group; searches only if the groups have changed."""
         groups = self._optimizer().param_groups
         group, place = self._places.get(id(parameter), (0, 0))
         if not (group < len(groups) and place < len(groups[group]["params"])
@@ -118,7 +118,7 @@ def _references(parameter):
 
 @functools.cache
 def _references_of_a_view():
-    """What _references() says where a bucket's view has the gradient, and nothing else; versions of torch differ."""
+    """_references() of a gradient that only a bucket's view holds; depends on the version of torch."""
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
     view = frontend.view(parameter.grad, parameter.grad)
@@ -131,22 +131,22 @@ _uses: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 @functools.cache
 def _uses_of_one():
-    """What _uses() says where one tensor lies in the memory; versions of torch differ."""
+    """_uses() of memory with one tensor in it; depends on the version of torch."""
     tensor = torch.zeros(1)
     return _uses(tensor.untyped_storage()._cdata)
 
 
 def _shares_memory(gradient):
-    """Whether other tensors lie in a gradient's memory, as far as can be known.
+    """Whether other tensors share a gradient's memory, as far as can be known.
 
-    Autograd makes `p.grad` of `p.unsqueeze(0)`, or of a batch of one, a view of the gradient that it passes on, or that
-    it gives to another parameter, too.
+    For `p.unsqueeze(0)`, or a batch of one, autograd makes `p.grad` a view of a gradient that it also passes on, or
+    gives to another parameter.
     """
     return _uses is None or _uses(gradient.untyped_storage()._cdata) > _uses_of_one()
 
 
 def _is_nobody_elses(parameter):
-    """Whether nobody else has a parameter's gradient, nor other tensors lie in its memory, as far as can be seen."""
+    """Whether nothing else holds a parameter's gradient or shares its memory, as far as can be seen."""
     if parameter.grad is None or is_sharded(parameter) or _references(parameter) > _references_of_a_view():
         return False
     gradient = parameter.grad
@@ -155,7 +155,7 @@ def _is_nobody_elses(parameter):
 
 @torch.no_grad()
 def multiply(gradient: torch.Tensor, factor: float) -> None:
-    """In place; by 0 also what is not finite: NaN is the mean of no samples."""
+    """Multiplies in place. Factor 0 also clears values that are not finite: NaN is the mean of no samples."""
     if factor == 0:
         gradient.zero_()
     elif factor != 1:
@@ -172,7 +172,7 @@ def overflow(parameters: Iterable[torch.Tensor]) -> bool:
 
 @torch.no_grad()
 def make_overflow(parameters: Iterable[torch.Tensor]) -> None:
-    """Gives gradients an infinity: a GradScaler then skips the step here, too."""
+    """Puts an infinity into the gradients, so that a GradScaler skips the step here, too."""
     for parameter in parameters:
         gradient = local(parameter.grad)
         if gradient is not None and gradient.numel():
@@ -181,7 +181,7 @@ def make_overflow(parameters: Iterable[torch.Tensor]) -> None:
 
 
 class TorchSource(Source):
-    """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
+    """The gradients of some parameters, and the parameters; sends `p.grad` itself wherever it can."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, compression: Any, sparse_as_dense: bool, op: int,
                  process_set: ProcessSet) -> None:
@@ -193,15 +193,15 @@ class TorchSource(Source):
         self.sparse_as_dense = sparse_as_dense
         self.op = op
         self.process_set = process_set
-        self._stand_ins: dict[int, Any] = {}        # index -> (tensor that travels for p.grad, compression's context)
+        self._stand_ins: dict[int, Any] = {}        # index -> (tensor sent instead of p.grad, compression's context)
         self._sparse_dims: dict[int, int] = {}      # index -> sparse_dim of gradients seen sparse
         self._weights = _Contiguous()
-        self._scaler: Callable[[], Any] | None = None       # weakly
-        self._adam: Any = None           # a TorchAdam, made when first asked for
+        self._scaler: Callable[[], Any] | None = None       # a weak reference
+        self._adam: Any = None           # a TorchAdam, made on first use
         self._reduced: Any = None        # (a parameter, weak reference to its reduced gradient)
-        self._sums: dict[int, Any] = {}             # index -> (weakly a gradient that is a sum over the ranks, version)
-        self._adds = False                          # whether a backward pass has added to one
-        self._untouched: dict[int, Any] = {}        # (weakly a gradient of zeros, its version, what adds to it)
+        self._sums: dict[int, Any] = {}             # index -> (weak reference to a gradient that is a sum, version)
+        self._adds = False                          # whether a backward pass has added to such a sum
+        self._untouched: dict[int, Any] = {}        # (weak reference to a gradient of zeros, version, accumulation)
 
     def add(self, name: str, parameter: torch.Tensor) -> Any:
         """Appends a parameter; returns its Member."""
@@ -213,12 +213,12 @@ class TorchSource(Source):
         self._sharded |= is_sharded(parameter)
         if parameter.dtype not in DTYPES:
             raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
-        # Codes are of whole buckets: what the ranks of an island have alike is not encoded with their parts of others.
+        # Codecs encode whole buckets: those with divided parameters must not contain ones that the island has alike.
         place = (parameter.device, "part") if is_divided(parameter) else parameter.device
         return Member(name, tuple(local(parameter).shape), DTYPES[parameter.dtype], place)
 
     def begin_with_zeros(self, index: int, accumulation: Any) -> Any:
-        """Gives a parameter a gradient of zeros, which makes room for the first one that comes: that may be sparse.
+        """Gives a parameter a gradient of zeros, which the first real one replaces: that may be sparse.
 
         Args:
             accumulation: the parameter's AccumulateGrad node.
@@ -260,7 +260,7 @@ class TorchSource(Source):
         gradient = parameter.grad
         if gradient is None:
             gradient = torch.zeros_like(parameter, requires_grad=False)
-            if parameter.requires_grad:     # one that was frozen meanwhile keeps none, and does not move
+            if parameter.requires_grad:     # one that was frozen meanwhile gets none, and does not move
                 parameter.grad = gradient
         if self._sharded:
             gradient = local(gradient)
@@ -304,10 +304,10 @@ class TorchSource(Source):
 
     @torch.no_grad()
     def take_share(self, index: int, adds: bool = False) -> None:
-        """A sum over the ranks that will be summed again: leaves this rank its share of it.
+        """If a sum over the ranks will be summed again, divides it by their number.
 
         Args:
-            adds: a backward pass is about to add to it. If none has added to any, whoever has written it replaced it.
+            adds: a backward pass is about to add to it. If none has added to any, a changed gradient was overwritten.
         """
         self._adds |= adds
         gradient = self.parameters[index].grad
@@ -358,7 +358,7 @@ class TorchSource(Source):
                 parameter.grad = reduced.to_sparse(self._sparse_dims[index])
             elif reduced is not gradient:
                 gradient.copy_(reduced)
-        self._untouched.clear()     # the core writes no versions: zeros may hold what other ranks have sent
+        self._untouched.clear()     # the core updates no versions: zeros may now hold other ranks' values
         self._reduced = None
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -386,7 +386,7 @@ class TorchSource(Source):
         self._weights.write_back(index)
 
     def take_scale_from(self, scaler: Any) -> None:
-        """The GradScaler whose scale is in the gradients from now on."""
+        """Takes the loss scale of gradients from this GradScaler from now on."""
         self._scaler = weakref.ref(scaler)
 
     def loss_scale(self) -> Any:

@@ -1,4 +1,4 @@
-"""Sparse COO tensors are summed by gathering their entries: the sum has an entry for each of every rank's."""
+"""Sums sparse COO tensors by gathering their entries: the sum has the entries of every rank."""
 import torch
 
 

@@ -26,11 +26,11 @@ from bagua_hvd.training.model import any_asynchronous
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalization over the batches of all ranks in training; in eval mode and with one rank as torch's own.
+    """Batch normalization over the batches of all ranks in training; like torch's own in eval mode or with one rank.
 
-    So in eval mode without running statistics each rank normalizes by its own batch, and nothing is communicated.
+    In eval mode without running statistics each rank normalizes by its own batch, without communication.
 
-    All ranks must run it forward, and backward, equally often; a rank without data passes a batch of size 0.
+    All ranks must run forward and backward equally often; a rank without data passes a batch of size 0.
 
     Args:
         num_features: C of an input of shape (N, C, ...), 2 to 5 dimensions, any memory format.
@@ -52,7 +52,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The normalized input, of its shape, dtype and memory format."""
+        """Returns the normalized input, with its shape, dtype and memory format."""
         if not self.training or size() == 1:
             return super().forward(input)
         if any_asynchronous() and not self._warned:
@@ -79,10 +79,10 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
-        """`module` with every BatchNorm in it replaced by a SyncBatchNorm over the same parameters and buffers.
+        """Replaces every BatchNorm in `module` by a SyncBatchNorm over the same parameters and buffers.
 
         Returns:
-            The module itself, changed, or the replacement when it is a BatchNorm.
+            The module itself, changed, or its replacement if it is a BatchNorm.
         Raises:
             ValueError: a lazy BatchNorm has not seen a batch yet.
         """
@@ -90,7 +90,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _converted(cls, module, replacements):
-        """As convert_sync_batchnorm(). replacements: of modules seen before, which may be in several places."""
+        """As convert_sync_batchnorm(). replacements: of modules seen before, since a module may occur several times."""
         if module in replacements:
             return replacements[module]
         replacements[module] = module
@@ -164,7 +164,7 @@ def _all_but_channels(x):
 
 
 def _along(values, x):
-    """One value per channel, in the dtype of x and shaped to meet it."""
+    """One value per channel, in the dtype of x and shaped to broadcast with it."""
     return values.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
 
 
@@ -180,7 +180,7 @@ def _statistics(x):
         mine[0, :C] = mu_i
         mine[0, C:2 * C] = (x - _along(mu_i, x)).square_().sum(dims, dtype=torch.float64)
         mine[0, 2 * C] = m
-    # The name says the shape, so that layers of one width share an entry of the response cache.
+    # The name contains the shape, so that layers of one width share an entry of the response cache.
     everyone = allgather(mine, name=f"sync_batch_norm.forward.{C}")
     mu_i, M_i, m_i = everyone[:, :C], everyone[:, C:2 * C], everyone[:, 2 * C:]
     N = m_i.sum()

@@ -1,11 +1,11 @@
-"""What every wrapped torch optimizer is made of: its class, what it has of the given one, its parameters' names."""
+"""The base of every wrapped torch optimizer: its class, the given optimizer's attributes, its parameters' names."""
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-# What stands before an optimizer's class has its methods above; that class need not be one of torch's.
+# At run time the optimizer's own class, which need not be torch's, follows this mixin and has the methods.
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Optimizer
 else:
@@ -13,19 +13,19 @@ else:
 
 
 class Wrapped(_Optimizer):
-    """What DistributedOptimizer puts before the class of the optimizer it is given; subclasses communicate.
+    """The mixin that DistributedOptimizer puts before the class of the given optimizer; subclasses communicate.
 
-    Parameter groups and state are those of the given optimizer, also after load_state_dict(): LR schedulers may refer
-    to either. The class's own __init__ is not called, since its parameters are unknown. Patched methods stay with the
-    given optimizer: an LR scheduler's step.
+    Parameter groups and state are shared with the given optimizer, also after load_state_dict(): LR schedulers may
+    refer to either. The class's own __init__ is not called, since its arguments are unknown. Methods patched on the
+    given optimizer, such as an LR scheduler's step, stay there.
 
     Args:
         optimizer: the given one. named: (name, parameter) pairs of all its parameters.
     Attributes:
-        reducer: its Reducer; None where it has none. algorithm: its Algorithm; None with op=Adasum.
+        reducer: its Reducer, or None. algorithm: its Algorithm; None with op=Adasum.
     """
 
-    reducer: Any        # not here: a proxy of the class must ask the optimizer
+    reducer: Any        # no class attribute: a proxy of the class must ask the optimizer
     algorithm: Any
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: Any) -> None:
@@ -36,20 +36,20 @@ class Wrapped(_Optimizer):
         self._given = optimizer
         self._parameter_names = {parameter: name for name, parameter in named}
 
-    # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
-    # So it is here that the ranks agree on an overflow where gradients stay, or one would skip the step and the others
-    # wait for it. To communicate at everyone's reading would be wrong: one rank that logs its learning rate must not
-    # wait for the others. docs/decisions/frontends.md
+    # GradScaler.unscale_(optimizer) looks for infinities; before that it only reads this property. So if gradients stay
+    # local, the ranks agree on an overflow here; otherwise one would skip the step and the others wait for it. Other
+    # readers must not communicate: a rank that logs its learning rate must not wait for the others.
+    # docs/decisions/frontends.md
     @property
     def param_groups(self):
-        """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
+        """The parameter groups. When a GradScaler reads them, gradients are synchronized, as in step()."""
         reader = sys._getframe(1)
         if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
             self._complete(agree=True)
             self._unscaled_by(reader)
         try:
             return self.__dict__["param_groups"]
-        except KeyError:        # a proxy of this class, which passes on what it has not
+        except KeyError:        # a proxy of this class, which forwards attributes that it lacks
             raise AttributeError("param_groups") from None
 
     @param_groups.setter
@@ -57,7 +57,7 @@ class Wrapped(_Optimizer):
         self.__dict__["param_groups"] = self._given.param_groups = groups
 
     def __setstate__(self, state):
-        # load_state_dict() ends here, and replaces the groups and the state by new ones.
+        # load_state_dict() ends here, with new groups and a new state.
         super().__setstate__(state)
         self._given.__dict__.update(param_groups=self.__dict__["param_groups"], state=self.state)
 
@@ -68,14 +68,14 @@ class Wrapped(_Optimizer):
         )
 
     def _complete(self, agree):
-        """Makes gradients those that the step will use. agree: all ranks skip the step if any has an overflow."""
+        """Makes gradients those that the step will use. agree: if any rank has an overflow, all skip the step."""
         raise NotImplementedError
 
     def _unscaled_by(self, frame):
-        """The GradScaler whose method the frame runs is about to unscale the gradients."""
+        """Called before the GradScaler whose method the frame runs unscales the gradients."""
 
     def no_sync(self) -> Any:
-        """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.
+        """Within it, backward passes only add to the local gradients: nothing is sent or counted.
 
             for i, batch in enumerate(batches):
                 with contextlib.nullcontext() if i % k == k - 1 else optimizer.no_sync():
@@ -84,30 +84,30 @@ class Wrapped(_Optimizer):
                     optimizer.step()
                     optimizer.zero_grad()
 
-        does what backward_passes_per_step=k does, with a k that may change: the first backward pass after it sends the
-        sum of all. With backward_passes_per_step=m, m passes outside of it make a window, as ever, and what was
-        accumulated within it travels with them. A step() that follows it directly sends what there is.
+        is like backward_passes_per_step=k, with a k that may change: the first backward pass after it sends the sum of
+        all. With backward_passes_per_step=m, m passes outside of it make a window, as usual, and gradients accumulated
+        within it are sent with them. A step() that follows it directly sends the sum so far.
 
-        It also is for a backward pass that touches these gradients without meaning them, as a generator's does with the
-        discriminator's: `with discriminator_optimizer.no_sync(): generator_loss.backward()`.
+        Use it also for a backward pass that touches these gradients only as a side effect, as a generator's does with
+        the discriminator's: `with discriminator_optimizer.no_sync(): generator_loss.backward()`.
 
         Does nothing with op=Adasum, which communicates in step() only.
 
         Raises:
-            RuntimeError: from step() or synchronize() within it, when there is anything to send.
+            RuntimeError: from step() or synchronize() within it, if there is anything to send.
         """
         return nullcontext() if self.reducer is None else self.reducer.no_sync()
 
     def _count_step(self):
-        """Tells LR schedulers that were made before the optimizer was wrapped that it makes steps."""
+        """Tells LR schedulers that were made before wrapping that the optimizer makes steps."""
         self._given._opt_called = True
         self._given._step_count = getattr(self._given, "_step_count", 0) + 1      # up to torch 2.2
 
 
 def wrapped_class(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
-    """The class of a wrapped optimizer: with the name of the given one, and "horovod" in what str() says of it.
+    """The class of a wrapped optimizer: it has the name of the given one, and "horovod" in its str().
 
-    By the latter libraries recognize Horovod's optimizers.
+    Libraries recognize Horovod's optimizers by the latter.
     """
     cls = type(optimizer)
     return type(cls.__name__, (mixin, cls), {
@@ -117,7 +117,7 @@ def wrapped_class(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
 def parameters_by_name(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list:
     """(name, parameter) of all parameters of the optimizer.
 
-    In the order of named_parameters where given: the model's, equal on all ranks even where the optimizer's is not.
+    In the order of named_parameters if given: the model's, equal on all ranks even if the optimizer's is not.
     """
     own = {
         parameter: f"noname.{g}.{i}"

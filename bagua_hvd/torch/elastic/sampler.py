@@ -23,9 +23,8 @@ class ElasticSampler(Sampler):
     Raises:
         ValueError: before init().
     Attributes:
-        epoch; processed_num: entries of this epoch that all ranks together have processed; num_replicas, rank: size and
-        rank of the job at the last reset(); num_samples: length of an iteration; remaining_indices: entries left, of
-        all ranks.
+        epoch; processed_num: entries of this epoch done by all ranks together; num_replicas, rank: size and rank of the
+        job at the last reset(); num_samples: length of an iteration; remaining_indices: entries left, of all ranks.
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:

@@ -175,9 +175,8 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: may be None. kwargs: further attributes with their initial values.
-        every_step: needs no commit(): after the loss of a rank, training continues after the last step that any rank
-            completed; see reduction/every_step.py. The script may change attributes between optimizer.step() and the
-            next collective.
+        every_step: needs no commit(): after a loss training continues after the last step that any rank completed; see
+            reduction/every_step.py. Change attributes only between optimizer.step() and the next collective.
     Raises:
         ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
     """
