@@ -1,5 +1,5 @@
-# ruff: noqa: E402, F401, F403  (this file is the list of what scripts use)
-"""bagua_hvd for TensorFlow: `import bagua_hvd.tensorflow as hvd` for `import horovod.tensorflow as hvd`."""
+# ruff: noqa: E402, F401, F403  (this file lists the names that scripts use)
+"""bagua_hvd for TensorFlow: write `import bagua_hvd.tensorflow as hvd` for `import horovod.tensorflow as hvd`."""
 from bagua_hvd.core.requirement import require as _require
 
 _require("TensorFlow", (2, 16))       # before anything else can fail

@@ -1,4 +1,4 @@
-"""Adasum as an optimizer of tf.compat.v1: what the ranks combine is not gradients but the steps they took.
+"""Adasum as an optimizer of tf.compat.v1: combines the ranks' optimizer steps instead of their gradients.
 
     d_i = optimizer's step(s) of rank i, from common weights w        w <- w + Adasum(d_0, ..., d_{n-1})
 """
@@ -14,15 +14,15 @@ from bagua_hvd.tensorflow.variables import native_variable
 
 
 def _read(variable):
-    """A copy: what is read of a reference variable is its memory, which the optimizer writes."""
+    """A copy: reading a reference variable yields its memory, which the optimizer overwrites."""
     return variable.read_value() if tf.executing_eagerly() else tf.raw_ops.DeepCopy(x=variable.read_value())
 
 
 class DistributedAdasum(WrappedV1):
-    """Every rank steps on its own; after every n-th step the steps since the last time are combined.
+    """Every rank steps on its own; after every n-th step, all steps since the last combination are combined.
 
     Args:
-        options: GradientOptions; compression and process_set count. passes: n.
+        options: GradientOptions; only compression and process_set apply. passes: n.
     """
 
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool, options: GradientOptions,
@@ -30,17 +30,17 @@ class DistributedAdasum(WrappedV1):
         super().__init__(optimizer, name, use_locking)
         self._options = options
         self._passes = passes
-        self._counter: Any = None                        # this and the next only where steps are combined later
-        self._starts: dict[int, Any] = {}       # by id of a variable: it, and its weights when the window began
+        self._counter: Any = None                        # this and the next only with passes > 1
+        self._starts: dict[int, Any] = {}       # id of a variable -> (variable, its weights at the start of the window)
 
     def _make_variables(self, variables):
-        # Outside of a function that is being traced: its variables are made once.
+        # Outside of the function being traced, which may create variables only once.
         with tf.init_scope():
             if self._counter is None:
                 self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="adasum_passes")
             for variable in map(native_variable, variables):
                 if id(variable) not in self._starts:
-                    # In a graph it is set before it is read; in eager mode the window may have begun.
+                    # In a graph it is assigned before it is read; in eager mode the window may have begun.
                     start = variable if tf.executing_eagerly() else tf.zeros(variable.shape, variable.dtype.base_dtype)
                     self._starts[id(variable)] = variable, tf.compat.v1.Variable(
                         start, trainable=False, use_resource=True, name="adasum_start"

@@ -1,31 +1,30 @@
-"""The step bridge: tensors of a graph, given to Python while the graph runs, and taken back with results in them.
+"""The step bridge: passes tensors of a graph to Python while the graph runs, and takes the results back.
 
-The reducer (reduction/reducer.py) and the algorithms see memory and Python calls. A Bridge brings them into
-eager code, tf.function graphs, Keras' train steps and XLA-compiled steps alike, from one text:
+The reducer (reduction/reducer.py) and the algorithms work on memory and Python calls. A Bridge connects them to eager
+code, tf.function graphs, Keras' train steps and XLA-compiled steps alike, with the same code:
 
     bridge = Bridge(put, wait)
     reduced = bridge.exchange(gradients)        # in a train step, traced or eager
 
-When that step runs, `put(index, view)` is called for each gradient as soon as it is there, in any order, and
-`wait()` once, when all puts have returned. What then lies in the memory of the views is what exchange() yields.
-Views are in place (src == dst): put() begins the communication and returns, wait() blocks until it is done. So, for a
-Reducer, put is "keep the view for Source.view(index), then reducer.gradient_ready(index)", and wait is
-"reducer.synchronize()".
+When that step runs, it calls `put(index, view)` for each gradient when it is computed, in any order, and `wait()` once,
+after all puts have returned. exchange() then yields the content of the views' memory. Views are in place (src == dst):
+put() starts the communication and returns, wait() blocks until it is done. So, for a Reducer, put is "keep the view for
+Source.view(index), then reducer.gradient_ready(index)", and wait is "reducer.synchronize()".
 
 Threads: both are called on threads of TensorFlow that hold the GIL for the call; calls for one Bridge never overlap.
 They must not run TensorFlow ops.
 
-Memory: it lives as long as `view.owner`. An Operation keeps its owners until it has ended, so a step that was given up
-between put() and wait() leaves nothing dangling. Whoever holds views must let go of them after wait().
+Memory: it lives as long as `view.owner`. An Operation keeps its owners until it has ended, so a step that is abandoned
+between put() and wait() leaves no dangling pointers. Code that holds views must release them after wait().
 
-Errors: an exception of put() or wait() makes the step fail with a tf.errors.OpError that carries its text:
+Errors: an exception in put() or wait() makes the step fail with a tf.errors.OpError that contains its message:
 InvalidArgumentError for ValueError, FailedPreconditionError when ranks disagree or before init(), UnknownError for the
 rest. The exception itself is `bridge.failure`, until the next exchange succeeds. After a failure the user of the Bridge
 clears its own state (Reducer.synchronize does so by itself; after a failure elsewhere in the step call
 Reducer.reset()).
 
-Deadlock: wait() blocks a thread of TensorFlow, but only when all puts it needs have been made; the waits of a graph and
-of the functions that it calls are in program order, the same on all ranks. See docs/decisions/frontends.md.
+Deadlock: wait() blocks a thread of TensorFlow, but only after all puts it needs; the waits of a graph and of the
+functions that it calls are in program order, the same on all ranks. See docs/decisions/frontends.md.
 """
 import itertools
 import threading
@@ -55,8 +54,8 @@ class Bridge:
 
     Args:
         put: put(index, view) with an in-place TensorView. wait: wait().
-        differentiate: function of the gradients of what an exchange yielded, that returns those of what it was given,
-            both in its order; what it raises ends the tape's gradient(). None: no gradient flows through.
+        differentiate: maps the gradients of an exchange's outputs to those of its inputs, both in its order. Its
+            exceptions end the tape's gradient(). None: no gradient flows through.
     Attributes:
         failure: the exception that made the last exchange fail, or None.
     """
@@ -67,25 +66,25 @@ class Bridge:
         self.differentiate = differentiate or (lambda gradients: [None] * len(gradients))
         self._lock = threading.Lock()
         self.failure: BaseException | None = None
-        # Functions with an exchange in them, and those around these.
+        # Functions that contain an exchange, and those around these.
         self._graphs: weakref.WeakSet = weakref.WeakSet()
         self._id = next(_ids)
         _bridges[self._id] = self
 
     @as_written
     def exchange(self, tensors: Sequence[tf.Tensor], indices: Iterable[int] | None = None) -> Any:
-        """What put() and wait() make of the tensors, as a list; runs them now in eager mode, else when the graph runs.
+        """The tensors after put() and wait(), as a list; runs them now in eager mode, else when the graph runs.
 
         Args:
             tensors: a list of dense tensors.
-            indices: what put() is told for each of them; None: 0, 1, ...
+            indices: the index that put() gets for each of them; None: 0, 1, ...
         """
         tensors = list(map(tf.convert_to_tensor, tensors))
         indices = range(len(tensors)) if indices is None else indices
         if not tensors:
             return []
         if tf.executing_eagerly():
-            # All are there: one op, for each costs more here than what it does.
+            # All tensors exist already: one op, because here the overhead of an op exceeds its work.
             return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
         graph = tf.compat.v1.get_default_graph()
         again = self._enter(graph)
@@ -103,14 +102,14 @@ class Bridge:
         return outputs
 
     def _enter(self, graph):
-        """Notes an exchange in this graph. Returns whether there was one, here or in a condition or loop of it."""
+        """Records an exchange in this graph. Returns whether there was one already, also in its conditions or loops."""
         again = graph in self._graphs
         while hasattr(graph, "outer_graph"):
             self._graphs.add(graph)
             graph = graph.outer_graph
         with tf.init_scope():
             in_session = not tf.executing_eagerly()
-        if in_session:      # which may run either of two exchanges; scripts keep nothing but what it runs
+        if in_session:      # a session may run either of two exchanges, and scripts keep nothing else alive
             graph._bagua_hvd_bridges = {*getattr(graph, "_bagua_hvd_bridges", ()), self}
         return again
 
@@ -136,13 +135,13 @@ def _exchange_compiled(id, tensors, indices, again):
 @tf.RegisterGradient("BaguaHvdBridgeExchange")
 @tf.RegisterGradient("BaguaHvdBridgeWait")
 def _gradient(op, *gradients):
-    """Second-order gradients: a tape was open in which gradients were reduced."""
+    """Second-order gradients: gradients were reduced while a tape was open."""
     return _find(op.get_attr("bridge")).differentiate(filled(op.outputs, gradients))
 
 
 @tf.RegisterGradient("BaguaHvdBridgePut")
 def _gradient_of_put(op, gradient):
-    """That of Wait is of both."""
+    """Wait's gradient covers both ops."""
     return gradient
 
 
@@ -154,7 +153,7 @@ def _find(id):
 
 
 def take_interruption() -> BaseException | None:
-    """What ended a step on a Bridge, and with it the job as it is: a lost rank or a change of hosts. None: neither."""
+    """The lost rank or change of hosts that ended a step on a Bridge, and the generation; None: neither."""
     failures = [bridge.failure for bridge in _bridges.values()]
     _forget_failures()
     for failure in failures:
@@ -170,7 +169,7 @@ def _forget_failures(*_):
         bridge.failure = None
 
 
-basics.runtime.watch(_forget_failures)      # of the job before
+basics.runtime.watch(_forget_failures)      # of the previous job
 
 
 def _status(error):
@@ -180,7 +179,7 @@ def _status(error):
         return status
     if isinstance(error, ValueError):
         return native.ERR_ARGUMENT
-    # What Python itself says of this kind: not initialized.
+    # A HorovodInternalError raised in Python has no status: not initialized.
     return native.ERR_UNSUPPORTED if isinstance(error, HorovodInternalError) else native.ERR_SYSTEM
 
 
@@ -190,7 +189,7 @@ def _message(error):
 
 
 def _run(id, error, function, *arguments):
-    """Calls a bridge's function, by its name, for native code: what it raises is written to the native `error`."""
+    """Calls a bridge's function, by its name, for native code; writes its exception to the native `error`."""
     try:
         bridge = _find(id)
         bridge._call(getattr(bridge, function), *arguments)
@@ -201,7 +200,7 @@ def _run(id, error, function, *arguments):
 
 @ffi.def_extern(name="bhvd_python_put", error=native.ERR_SYSTEM)
 def _python_put(id, index, tensor, memory, error):
-    # The memory is Python's from here on, also when put() fails: it may have kept the view.
+    # Python owns the memory from here on, also when put() fails: it may have kept the view.
     owner = ffi.gc(memory, release)
     address = int(ffi.cast("uintptr_t", tensor.dst))
     view = TensorView(address, address, tuple(tensor.shape[0:tensor.ndim]), tensor.dtype, owner)

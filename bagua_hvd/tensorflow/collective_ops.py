@@ -1,8 +1,8 @@
 """The collectives over lists of dense tensors, with their gradients: in eager mode, in graphs, and compiled by XLA.
 
-Arguments are checked by mpi_ops.py, as far as the core does not do it. Names: ranks match operations by them. In eager
-mode an operation without a name has that of its kind, since calls follow one another; in a graph it is named for
-its tensor, within the name scope, as the graph's own ops are.
+mpi_ops.py checks arguments, as far as the core does not. Names: ranks match operations by them. In eager mode an
+unnamed operation has the name of its kind, since calls follow one another; in a graph it is named after its tensor,
+within the name scope, like the graph's own ops.
 """
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NO_XLA = (
     "the shape of what {kind} returns is known only when it ran, which a function compiled by XLA cannot have: use "
     "jit_compile=False"
 )
-# Compiled by XLA, ranks are taken to have equal first dimensions; where they turn out to differ, the step fails.
+# With XLA, ranks are assumed to have equal first dimensions; if they differ, the step fails.
 
 _WITH_GRAPHS = {"If", "Case", "While", "StatefulPartitionedCall"}
 
@@ -30,13 +30,13 @@ def _names(label, name, tensor, ignore_name_scope):
     """The name of the operation, and that of the node in the graph."""
     if tf.executing_eagerly():
         return name or label, None
-    # TensorFlow names what a graph takes from outside by a number that counts whatever else the process has done.
+    # TensorFlow names captured tensors by a number that depends on everything the process did before.
     is_named = tensor is not None and not tensor.name.partition(":")[0].isdigit()
     name = name or (f"{label}_{re.sub('[^a-zA-Z0-9_]', '_', tensor.name)}" if is_named else label)
     node_name = re.sub("[^a-zA-Z0-9_./-]", "_", name)
     if ignore_name_scope:
         return name, node_name
-    # In a program compiled by XLA no node takes the name, and so none marks it as used.
+    # In a program compiled by XLA no node takes the name, so it must be marked as used.
     return tf.compat.v1.get_default_graph().unique_name(node_name, mark_as_used=compiled_by_xla()), node_name
 
 
@@ -49,7 +49,7 @@ def _run(function, names, **arguments):
 
 
 def _compiled(kind, gradient, tensors, shapes, name, attributes):
-    """The same in a program compiled by XLA; gradient(name, attributes, inputs, gradients)."""
+    """Like _run(), in a program compiled by XLA; gradient(name, attributes, inputs, gradients)."""
 
     @tf.custom_gradient
     def call(*tensors):
@@ -60,7 +60,7 @@ def _compiled(kind, gradient, tensors, shapes, name, attributes):
 
 
 def _register(op_type, attribute_names, gradient):
-    """Makes gradient(name, attributes, inputs, gradients) that of the op."""
+    """Registers gradient(name, attributes, inputs, gradients) for the op."""
 
     @tf.RegisterGradient(op_type)
     def registered(op, *gradients):
@@ -69,7 +69,7 @@ def _register(op_type, attribute_names, gradient):
 
 
 def filled(outputs, gradients):
-    """The gradients, zeros where an output was not used: every rank communicates all of them."""
+    """The gradients, with zeros for unused outputs: every rank communicates all of them."""
     return [
         tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
         for tensor, gradient in zip(outputs, gradients, strict=True)
@@ -77,7 +77,7 @@ def filled(outputs, gradients):
 
 
 def fact(name: str, process_set_id: int = 0, node_name: str | None = None) -> Any:
-    """A number of the job as an int32 scalar, asked for when the graph runs; see native/tensorflow/fact.c."""
+    """A number of the job as an int32 scalar, read when the graph runs; see native/tensorflow/fact.c."""
     if compiled_by_xla():
         return xla.fact(name, process_set_id)
     return ops.bagua_hvd_fact(fact=name, process_set_id=process_set_id, name=node_name)
@@ -116,7 +116,7 @@ def _averaged(name, gradients, process_set_id):
 
 def allgather(tensors: Sequence[tf.Tensor], name: str | None, process_set_id: int, ignore_name_scope: bool = False,
               label: str = "HorovodAllgather") -> Any:
-    """The tensors of all ranks, one after the other; several are one operation."""
+    """The concatenated tensors of all ranks; several are one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     if compiled_by_xla():
         size = basics.context().process_set_size(process_set_id)
@@ -193,7 +193,7 @@ def alltoall(tensor: tf.Tensor, splits: Any, name: str | None, process_set_id: i
 
 @tf.RegisterGradient("BaguaHvdAlltoall")
 def _alltoall_gradient(op, gradient, _):
-    """The alltoall of the gradient by the received splits; zeros for rows that went nowhere."""
+    """The alltoall of the gradient by the received splits; zeros for rows that were not sent."""
     name, process_set_id = op.get_attr("tensor_name").decode(), op.get_attr("process_set_id")
     if gradient is None:
         gradient = tf.zeros_like(op.outputs[0])
@@ -225,7 +225,7 @@ def reducescatter(tensors: Sequence[tf.Tensor], name: str | None, op: int, presc
 
 
 def _own_shape(tensor, process_set_id):
-    """The shape of this rank's rows, as it is now."""
+    """The shape of this rank's rows, with the current size and rank."""
     context = basics.context()
     size, rank = context.process_set_size(process_set_id), context.process_set_rank(process_set_id)
     return [rows // size + (rank < rows % size) if axis == 0 else rows
@@ -263,9 +263,9 @@ _register("BaguaHvdReducescatter", _REDUCTION, _reducescatter_gradient)
 
 
 def _run_in_turn(function, names, **arguments):
-    """The same, after all collectives that were traced before it, and those in conditions, loops and calls."""
+    """Like _run(), but after all collectives traced before, including those in conditions, loops and calls."""
     graph, before = tf.compat.v1.get_default_graph(), []
-    # In a graph of tf.compat.v1 a session may run this without the others.
+    # In a graph of tf.compat.v1 a session may run this op without the others.
     if not tf.executing_eagerly() and hasattr(graph, "outer_graph"):
         before = [op for op in graph.get_operations() if op.type.startswith("BaguaHvd") or op.type in _WITH_GRAPHS]
     with tf.control_dependencies(before):

@@ -1,4 +1,4 @@
-"""Compressions of gradients: float16 is made by the framework's own cast."""
+"""Compression of gradients. float16 uses the framework's own cast."""
 from typing import Any
 
 import tensorflow as tf
@@ -7,7 +7,7 @@ from bagua_hvd.collectives.compression import Compressor, NoneCompressor
 
 
 class FP16Compressor(Compressor):
-    """Sends floating tensors as float16; others as they are."""
+    """Sends floating-point tensors as float16, others unchanged."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -18,12 +18,12 @@ DTYPES = {
     tf.bool: native.BOOL,
     tf.bfloat16: native.BFLOAT16,
 }
-# What the core has no arithmetic for travels as something that holds its values.
+# The core cannot compute with these dtypes; they are sent as dtypes that hold their values.
 _STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def to_travel(tensor: tf.Tensor) -> Any:
-    """What collectives that only move values are given for the tensor, of another shape where it is complex."""
+    """The tensor in a form that the core can move; a complex one gets another shape."""
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)       # XLA casts no bits of complex numbers
     if tensor.dtype in _STAND_INS:
@@ -32,12 +32,12 @@ def to_travel(tensor: tf.Tensor) -> Any:
 
 
 def rows_to_travel(tensor: tf.Tensor) -> Any:
-    """As to_travel, along the first dimension: a scalar stays one, so that the core refuses it on all ranks."""
+    """Like to_travel(), for operations on rows: a scalar stays one, so that the core refuses it on all ranks."""
     return tf.math.real(tensor) if tensor.dtype.is_complex and tensor.shape.rank == 0 else to_travel(tensor)
 
 
 def travelled(tensor: tf.Tensor, dtype: Any) -> Any:
-    """The inverse."""
+    """The inverse of to_travel()."""
     if dtype.is_complex:
         return tf.complex(tensor[..., 0], tensor[..., 1])
     if dtype in _STAND_INS:
@@ -46,7 +46,7 @@ def travelled(tensor: tf.Tensor, dtype: Any) -> Any:
 
 
 def native_dtype(dtype: Any) -> Any:
-    """The core's number for a tf.DType. ValueError: it has none."""
+    """The core's number for a tf.DType. ValueError: the core does not support it."""
     try:
         return DTYPES[tf.as_dtype(dtype)]
     except KeyError:

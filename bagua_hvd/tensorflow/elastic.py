@@ -3,7 +3,7 @@
     state = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0)
 
     @hvd.elastic.run
-    def train(state): ...       # commit() after every few batches; begins where the state says
+    def train(state): ...       # commit() after every few batches; starts where the state says
 """
 import functools
 import re
@@ -31,12 +31,11 @@ _OPERATION = re.compile("Horovod(Allreduce|Allgather|Broadcast)")
 
 
 class translated_errors:
-    """Within it, an error of TensorFlow that comes of a lost rank or a shutdown is a HorovodInternalError; of a change
-    of hosts, a HostsUpdatedInterrupt.
+    """Within it, a TensorFlow error caused by a lost rank or a shutdown becomes a HorovodInternalError, and one caused
+    by a change of hosts a HostsUpdatedInterrupt.
 
-    Which class TensorFlow gives the error depends on how the step runs (UnknownError, InternalError from programs
-    compiled by XLA), so what decides is the runtime: whether it can go on. An UnknownError that names an operation of
-    Horovod's is one in any case, wherever it comes from.
+    The class of TensorFlow's error depends on how the step runs (UnknownError, InternalError from programs compiled by
+    XLA), so the runtime's state decides. An UnknownError that names one of Horovod's operations is always translated.
     """
 
     def __enter__(self):
@@ -61,12 +60,12 @@ run = runs(__name__, translated_errors)
 
 
 class TensorFlowKerasState(KerasState):
-    """Keras model and optimizer, and whatever else training needs in order to go on, as attributes.
+    """Keras model, optimizer and other training state, as attributes.
 
     Args:
-        model: a built Keras model. optimizer: None for the model's own. backend: for Horovod's sake.
-        every_step: see KerasState; with a DistributedOptimizer, for a tape does not see when weights change.
-        kwargs: further attributes with their first values; they are pickled.
+        model: a built Keras model. optimizer: None for the model's own. backend: unused, for Horovod.
+        every_step: see KerasState; needs a DistributedOptimizer, because a tape does not see when weights change.
+        kwargs: further attributes with their initial values; they are pickled.
     Raises:
         ValueError: see KerasState.
     """
@@ -77,12 +76,12 @@ class TensorFlowKerasState(KerasState):
 
 
 class TensorFlowState(ObjectState):
-    """Variables, and whatever else training needs in order to go on, as attributes.
+    """Variables and other training state, as attributes.
 
     Args:
         variables: None for all global variables (tf.compat.v1). session: for graphs of tf.compat.v1; None: eager mode.
         every_step: ValueError.
-        kwargs: further attributes with their first values; they are pickled.
+        kwargs: further attributes with their initial values; they are pickled.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
@@ -91,13 +90,13 @@ class TensorFlowState(ObjectState):
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
         if session is not None:
-            # Placeholders, assignments, broadcast: made now, for training may finalize the graph.
+            # Placeholders, assignments and broadcast are made now, because training may finalize the graph.
             with session.graph.as_default():
                 self._placeholders = [tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
                 self._assignments = [v.assign(p).op for v, p in zip(self.variables, self._placeholders, strict=True)]
                 self._broadcast = broadcast_variables(self.variables, 0)
         self._saved_values = self._read()
-        # A name of its own, apart from what the script broadcasts.
+        # Its own name, apart from the script's broadcasts.
         super().__init__(
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
         )

@@ -1,4 +1,4 @@
-"""What Keras is supplied with where it runs on TensorFlow: registered with bagua_hvd/_keras when this is imported."""
+"""The parts of the TensorFlow backend that Keras needs. Importing this registers them with bagua_hvd/_keras."""
 import functools
 
 from bagua_hvd._keras import backend

@@ -1,4 +1,4 @@
-"""Variables and Python objects, from one rank to all or from all to all."""
+"""Broadcasts variables and Python objects; gathers objects."""
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,8 +30,8 @@ def broadcast_(variables: Iterable[tf.Variable], root_rank: int, name: str | Non
     Returns:
         The new values, a list of tensors.
     Raises:
-        ValueError: both kinds of variables, or a dtype that cannot travel; strings are left as they are. TypeError:
-            something is no variable.
+        ValueError: both kinds of variables, or a dtype that cannot be sent; strings are left unchanged. TypeError: an
+            entry is not a variable.
         tf.errors.FailedPreconditionError: ranks disagree about the variables.
         tf.errors.InvalidArgumentError: the root is not in the set. tf.errors.UnknownError: a rank was lost.
     """
@@ -63,9 +63,9 @@ def broadcast_variables(variables: Iterable[tf.Variable], root_rank: int,
 
     Args:
         variables: a list of variables, the same on all ranks; see broadcast_().
-        root_rank: global rank. process_set: the ranks taking part. inplace: for Horovod's sake; it is so always.
+        root_rank: global rank. process_set: the ranks taking part. inplace: unused, for Horovod: it is always in place.
     Returns:
-        None in eager mode, where it is done on return; else the operation that does it.
+        None in eager mode, where the broadcast is done on return; else its operation.
     Raises:
         As broadcast_().
     """
@@ -94,10 +94,10 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Broadcasts all variables once the session exists, so that all ranks begin with the root's.
+    """Broadcasts all variables once the session exists, so that all ranks start with the root's.
 
     Args:
-        root_rank: global rank. device: for Horovod's sake.
+        root_rank: global rank. device: unused, for compatibility with Horovod.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Adding gradients up over several backward passes, under Horovod's names; for graphs, tf.function and eager code.
+"""Accumulates gradients over several backward passes, under Horovod's names; for graphs, tf.function and eager code.
 
     helper.compute_gradients(gradients, variables)      adds; at every n-th pass: the reduced sums
     helper.apply_gradients(closure, optimizer)          at every n-th pass: closure()
@@ -22,13 +22,13 @@ def _finite(gradient):
 
 
 class LocalGradientAggregationHelper:
-    """See the module. The sums are variables of the graph, to be initialized with the others.
+    """See the module. The sums are variables of the graph; initialize them with the others.
 
     Args:
         backward_passes_per_step: n, above 1. allreduce_func: function of (gradients, variables) that reduces.
         sparse_as_dense: IndexedSlices are added as dense tensors; else they are refused.
         average_aggregated_gradients: divide the sums by n.
-        rank, optimizer_type, process_set, name: accepted for Horovod's sake.
+        rank, optimizer_type, process_set, name: unused, for compatibility with Horovod.
         scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
     Raises:
         ValueError: backward_passes_per_step is 0 or less; IndexedSlices, and sparse_as_dense is False.
@@ -49,16 +49,16 @@ class LocalGradientAggregationHelper:
         self._local = ByIdentity(native_variable)
         self._counter: Any = None
         self._sums = ByIdentity(native_variable)
-        # Variables that had a gradient in this window. When graphs run is unknown here, so what they add to stays.
+        # Variables with a gradient in this window. It is unknown here when graphs run, so theirs stay in the set.
         self._window = ByIdentity(native_variable)
-        self._last_pass = None      # bool tensor: this pass completes a window
+        self._last_pass = None      # bool tensor: whether this pass completes a window
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction."""
         self._local.add(var)
 
     def _make_sums(self, variables):
-        # Outside of a function that is being traced: its variables are made once.
+        # Outside of the function being traced, which may create variables only once.
         with tf.init_scope():
             if self._counter is None:
                 self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="backward_passes")
@@ -71,10 +71,10 @@ class LocalGradientAggregationHelper:
 
     @as_written
     def compute_gradients(self, grads: Any, vars: Any) -> Any:
-        """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied).
+        """The reduced sums at the last pass of a window; else the given gradients, which must not be applied.
 
-        These have zeros where they are not finite: a LossScaleOptimizer that looks at them would change this rank's
-        scale. It finds what the window's sum makes of them, alike on all ranks.
+        Their non-finite values become zeros: a LossScaleOptimizer that checks them would change this rank's scale
+        alone. It finds overflows in the window's sum, which is equal on all ranks.
         """
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         gradients = {index: dense(grads[index], self.sparse_as_dense) for index in present}
@@ -82,7 +82,7 @@ class LocalGradientAggregationHelper:
             self._window.add(vars[index])
         summed = [index for index, variable in enumerate(vars) if variable in self._window]
         variables = [vars[index] for index in summed]
-        self._make_sums(vars)       # all, for a function traced later cannot make any
+        self._make_sums(vars)       # all, because a function traced later cannot create variables
         sums = {index: self._sums[vars[index]] for index in summed}
         added = [sums[index].assign_add(gradient) for index, gradient in gradients.items()]
         with tf.control_dependencies([tf.identity(total) for total in added]):
@@ -117,10 +117,10 @@ class LocalGradientAggregationHelper:
         return results
 
     def _completes(self):
-        """Whether this pass completes a window; also where compute_gradients() ran elsewhere, eagerly say."""
+        """Whether this pass completes a window, even if compute_gradients() ran elsewhere, such as in eager mode."""
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
             return tf.equal(self._counter % self.backward_passes_per_step, 0)
-        return self._last_pass      # of this graph, and after its counting, which nothing else says here
+        return self._last_pass      # of this graph, after its assign_add, which nothing else orders here
 
     @as_written
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

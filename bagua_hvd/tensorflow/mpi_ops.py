@@ -1,7 +1,7 @@
-"""The collectives over TensorFlow's tensors, in all of Horovod's forms. The rules are in collectives/rules.py.
+"""The collectives over TensorFlow's tensors, in all of Horovod's variants. The rules are in collectives/rules.py.
 
-Here is what only TensorFlow has: IndexedSlices, numbers of the job as ops, name scopes. All of them serve eager code,
-tf.function, sessions of tf.compat.v1, and functions compiled by XLA (docs/decisions/frontends.md).
+This file has only what is specific to TensorFlow: IndexedSlices, numbers of the job as ops, name scopes. All functions
+support eager code, tf.function, sessions of tf.compat.v1, and XLA (docs/decisions/frontends.md).
 """
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -22,7 +22,7 @@ from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.dtypes import rows_to_travel, to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 
-Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # what tf.convert_to_tensor takes
+Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # accepted by tf.convert_to_tensor
 
 _basics = basics
 _resolve = handle_average_backwards_compatibility
@@ -50,16 +50,16 @@ def _dense(tensor):
     if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(f"collectives take dense tensors, not a {type(tensor).__name__}: send its parts, such as "
                         "values, one by one")
-    return tf.convert_to_tensor(native_order(tensor))       # TensorFlow takes the bytes as they are
+    return tf.convert_to_tensor(native_order(tensor))       # TensorFlow would take the bytes as they are
 
 
 # ---------------------------------------------------------------------------------------------------- allreduce ----
 
 
 def _divided(values, divisor):
-    """As `/` divides: integers of 8 and 16 bits become float32, of 32 and 64 bits float64."""
+    """Divides like `/`: integers of 8 and 16 bits become float32, of 32 and 64 bits float64."""
     if values.dtype.is_integer:
-        values = values / tf.ones([], values.dtype)     # before the divisor, which 8 bits may not hold
+        values = values / tf.ones([], values.dtype)     # first, since 8 bits may not hold the divisor
     return values / tf.cast(divisor, values.dtype)
 
 
@@ -235,7 +235,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     Args:
         process_set_id: of the set. name: of the op.
     Raises:
-        ValueError: there is no such set. When the graph runs: tf.errors.InvalidArgumentError: there is none any more;
+        ValueError: there is no such set. When the graph runs: tf.errors.InvalidArgumentError: the set no longer exists;
             tf.errors.FailedPreconditionError: before init().
     """
     rules.check_registered(process_set_id, f"process set {process_set_id}")
@@ -253,7 +253,7 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """The number on the host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+    """The rank on this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
 
     name: of the op.
     """
@@ -262,7 +262,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The ranks of this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+    """The host's number of ranks when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
 
     name: of the op.
     """
@@ -271,7 +271,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 
 @public
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 when this rank is in the set, else 0; -1 before init(), -3 when there is no such set. An int32 scalar.
+    """1 if this rank is in the set, else 0; -1 before init(), -3 if there is no such set. An int32 scalar.
 
     process_set_id: of the set. name: of the op.
     """

@@ -1,6 +1,6 @@
-"""Loads the ops (native/tensorflow) into TensorFlow, and gives them the core and the context.
+"""Loads the ops (native/tensorflow) into TensorFlow, and connects them to the core and its context.
 
-`ops` are the generated functions: ops.bagua_hvd_allreduce(tensors, ...) and so on; see the *_register functions there.
+`ops` has the generated functions: ops.bagua_hvd_allreduce(tensors, ...) and so on; see the *_register functions there.
 """
 import ctypes
 from pathlib import Path
@@ -33,7 +33,7 @@ def _load():
 
 
 ops, library = _load()
-# As cffi wants it, to end the life of memory with ffi.gc.
+# The destructor in cffi's form, for ffi.gc.
 release = native.ffi.cast("void (*)(void *)", ctypes.cast(library.bhvd_tf_release, ctypes.c_void_p).value)
 
 
@@ -48,7 +48,7 @@ class _ContextKeeper:
             (context.address, options.local_rank, options.local_size) if context else (None, 0, 0)
         )
         library.bhvd_tf_set_context(address, local_rank, local_size)
-        # ctypes lets go of the GIL: ops that end meanwhile may need it.
+        # ctypes releases the GIL, which ops that end meanwhile may need.
         library.bhvd_tf_drain()
         self._context = context
 

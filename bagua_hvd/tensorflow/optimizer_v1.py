@@ -1,4 +1,4 @@
-"""Optimizers of tf.compat.v1 whose gradients are reduced; what wraps them for Adasum, too."""
+"""Optimizers of tf.compat.v1 that reduce gradients, and the wrapper that Adasum uses, too."""
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,7 @@ from bagua_hvd.tensorflow.reduction import Reduction
 
 
 class WrappedV1(tf.compat.v1.train.Optimizer):
-    """Around an optimizer of tf.compat.v1; passes everything on to it."""
+    """Wraps an optimizer of tf.compat.v1 and forwards everything to it."""
 
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool) -> None:
         super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
@@ -48,7 +48,7 @@ class DistributedV1(WrappedV1):
                 passes, self._reduction, options.sparse_as_dense, average_aggregated)
 
     def register_local_var(self, var: Any) -> None:
-        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         self._reduction.register_local(var)
 

@@ -1,4 +1,4 @@
-"""What this package uses of TensorFlow that is not public, and what goes on without it.
+"""The private names of TensorFlow that this package uses, and the effect of losing them.
 
 A release may take any of these away. tests/tensorflow/test_private.py names the release that did.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# By path: what no longer works without it.
+# By path: the effect of its absence.
 NAMES = {
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext":
         "functions compiled by XLA are traced as others are, and XLA refuses the operations",
@@ -19,7 +19,7 @@ NAMES = {
 
 
 def find(path: str) -> Any:
-    """What has this path, or None."""
+    """The object with this path, or None."""
     module, _, name = path.rpartition(".")
     owner: Any = tf.Operation if module == "tensorflow.Operation" else None
     try:

@@ -2,11 +2,11 @@
 
     gradients = reduction(gradients, variables)
 
-puts into the step a bridge to a Reducer: each gradient goes to Python as soon as it exists, so that
-its bucket travels while the backward pass computes others; one op waits for all. Which gradients there are, and which
-of them are sparse, is decided when a graph is traced.
+inserts a bridge to a Reducer into the step. Each gradient is passed to Python when it is computed, so that its bucket
+is communicated while the backward pass computes others; one op waits for all. The tracing of a graph decides which
+gradients exist and which are sparse.
 
-What is the same on all backends of Keras is in bagua_hvd/_keras/reduction.py.
+The part common to all backends of Keras is in bagua_hvd/_keras/reduction.py.
 """
 import weakref
 from typing import Any
@@ -50,7 +50,7 @@ OTHER_TAPE = "Ask a tape without delay for it."
 
 
 def dense(gradient: Any, sparse_as_dense: bool) -> Any:
-    """A gradient that can be added up. ValueError: IndexedSlices, and sparse_as_dense is False."""
+    """A gradient that can be accumulated. ValueError: IndexedSlices, and sparse_as_dense is False."""
     if isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense:
         raise ValueError(
             "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
@@ -69,9 +69,9 @@ def take(sums: Any) -> list:
 
 
 def _rows_summed(slices):
-    """IndexedSlices that have each index once, in the order in which they came.
+    """IndexedSlices with each index once, in the order of first occurrence.
 
-    Optimizers square gradients: where an index comes twice, those of Keras 3 square each of its rows.
+    Optimizers square gradients; for a repeated index, those of Keras 3 square each of its rows.
     """
     indices, places = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
@@ -79,13 +79,13 @@ def _rows_summed(slices):
 
 
 class Reduction(reduction.Reduction):
-    """On TensorFlow.
+    """The reduction on TensorFlow.
 
     Args:
-        weights: whether stepped() will be called after every step, as algorithms need it that read weights.
+        weights: whether stepped() will be called after every step, which algorithms that read weights need.
         options, optimizer, passes: see bagua_hvd/_keras/reduction.py.
     Raises:
-        ValueError: the algorithm cannot be served.
+        ValueError: the algorithm cannot be used here.
     """
 
     native = staticmethod(native_variable)
@@ -112,7 +112,7 @@ class Reduction(reduction.Reduction):
         return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
 
     def _size(self, gradient):
-        if basics.runtime.options.elastic:      # it may change while a function stays
+        if basics.runtime.options.elastic:      # the size may change while a function stays
             return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
         return super()._size(gradient)
 
@@ -124,7 +124,7 @@ class Reduction(reduction.Reduction):
             raise ValueError(XLA_GOES_ON)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        # Weight decay and the number of iterations need no gradients.
+        # Weight decay and the iteration counter do not depend on gradients.
         with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
             first()
         with tf.control_dependencies(graph.get_operations()[before:]):
@@ -144,10 +144,10 @@ class Reduction(reduction.Reduction):
         return super()._divided(gradient)
 
     def stepped(self) -> Any:
-        """See above.
+        """See the base class.
 
         Raises:
-            RuntimeError: the gradients were not given to this object before, so the algorithm has not seen the step.
+            RuntimeError: this object has not reduced the gradients, so the algorithm has not seen the step.
         """
         if self._uses.any and self._used is None and self.options.communicates and not self._has_local:
             raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
@@ -157,8 +157,8 @@ class Reduction(reduction.Reduction):
         gradients = list(gradients)
         for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
-                # Algorithms on weights have all of them in buckets, and then the gradients too.
-                # Those that travel alone may arrive when others have been applied.
+                # Algorithms on weights have all of them in buckets, and so need all gradients there.
+                # Gradients that are reduced alone may arrive after others have been applied.
                 as_dense = (self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
                             or self._observer is not None)
                 gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
@@ -170,7 +170,7 @@ class Reduction(reduction.Reduction):
     def _reduce(self, gradients, variables, places):
         if not tf.executing_eagerly():
             one_by_one(gradients)
-        alone = {}      # by place: those that travel in no bucket
+        alone = {}      # by place: gradients outside of buckets
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if self._travels_alone(gradient, variable):
                 alone[place] = self._reduce_alone(gradient, f"gradient.{places[place]}")
@@ -194,7 +194,7 @@ class Reduction(reduction.Reduction):
             for gradient, result in zip(gradients, reduced, strict=True):
                 result.set_shape(gradient.shape)
         if not self._uses.any:
-            self._used = None       # nothing is to be done after the step
+            self._used = None       # nothing to do after the step
         return reduced
 
     def _reduce_alone(self, gradient, name):
@@ -206,12 +206,12 @@ class Reduction(reduction.Reduction):
         return _rows_summed(reduced) if sparse else reduced
 
     def _allreduce(self, tensor, name):
-        # Average of rows that are gathered is their sum divided by the ranks; predivision changes rounding only.
+        # The average of gathered rows is their sum divided by the number of ranks; predivision changes only rounding.
         return allreduce(tensor, op=self.options.op, compression=self.compression, name=name,
                          process_set=self.options.process_set)
 
     def jacobians(self, jacobians: Any, variables: Any, local: Any) -> Any:
-        """The same for Jacobian matrices. Each travels by itself and as it is, for its shape is not its variable's."""
+        """Reduces Jacobian matrices, each by itself and in full precision, since its shape is not its variable's."""
         jacobians = list(jacobians)
         if not self.options.communicates:
             return jacobians
@@ -224,7 +224,7 @@ class Reduction(reduction.Reduction):
 
 
 class _Weakly:
-    """A variable in the key of a dict that does not keep it alive; one that is gone equals none."""
+    """A variable in the key of a dict that does not keep it alive; a deleted one equals none."""
 
     def __init__(self, variable):
         self.reference = weakref.ref(variable)
@@ -239,7 +239,7 @@ class _Weakly:
 
 
 def _settings(value):
-    """What an object has in common with others of its class and settings; one may hold others, as Auto does."""
+    """A hashable value that is equal for objects of equal class and settings, also of nested ones, as in Auto."""
     if isinstance(value, dict):
         return tuple((key, _settings(each)) for key, each in value.items())
     if isinstance(value, weakref.WeakKeyDictionary | weakref.WeakSet):
@@ -249,15 +249,15 @@ def _settings(value):
 
 
 class _SharedReductions:
-    """Those of tapes, which are made anew for every step: one Reduction for equal options."""
+    """Shares one Reduction among tapes with equal options, because tapes are made anew for every step."""
 
     def __init__(self):
         self._reductions = {}
-        self._promised = []         # numbers, of those that are made next
+        self._promised = []         # numbers for the next ones
         self._kinds = ByIdentity()  # by Algorithm: see _kind_of()
 
     def get(self, options):
-        """The Reduction of options that are not checked yet. It does not keep the variables in `groups` alive."""
+        """The Reduction for options that have not been checked. It does not keep the variables in `groups` alive."""
         groups, named = options.groups, []
         check_groups(groups)
         if isinstance(groups, (list, tuple)):
@@ -277,7 +277,7 @@ class _SharedReductions:
         return self._reductions[key]
 
     def _kind_of(self, algorithm):
-        """What a new Algorithm has in common with others of its class and settings, as every step may make one."""
+        """A hashable value that is equal for Algorithms of equal class and settings: every step may make a new one."""
         if not isinstance(algorithm, Algorithm):
             return algorithm
         if algorithm not in self._kinds:
@@ -285,7 +285,7 @@ class _SharedReductions:
         return self._kinds[algorithm]
 
     def _forget(self, key, named):
-        # Graphs of the others need it as long as one lives.
+        # Graphs need it as long as any of these variables lives.
         if all(each.reference() is None for each in named):
             self._reductions.pop(key, None)
 

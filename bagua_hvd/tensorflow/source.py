@@ -1,7 +1,7 @@
-"""TensorFlow's Source: what a step has brought over its bridge, in the memory where that shows it.
+"""TensorFlow's Source: the tensors that a step has passed over its bridge, in the bridge's memory.
 
-Weights go over the bridge only for algorithms that look at them, and back only for those that write them; Adam's
-moments only for those that look at them (Algorithm.uses_weights, uses_adam).
+Weights are passed only for algorithms that read them, and back only for those that write them; Adam's moments only for
+those that read them (Algorithm.uses_weights, uses_adam).
 """
 import weakref
 from typing import Any
@@ -16,26 +16,26 @@ from bagua_hvd.training.source import Source
 
 
 class Layout:
-    """By which indices things go over the bridge: gradients by 0, 1, ...; then weights and what an optimizer has."""
+    """The bridge's indices: gradients have 0, 1, ...; then come weights and the optimizer's variables."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.weight, self.m, self.v = count, 2 * count, 3 * count       # the first of as many
+        self.weight, self.m, self.v = count, 2 * count, 3 * count       # the first index of `count` each
         self.numbers = {"learning rate": 4 * count, "iterations": 4 * count + 1}
         self.decision = 4 * count + 2       # whether the algorithm has updated the weights
 
 
 class TensorFlowSource(adam.KerasSource, Source):
-    """Of some variables, in whatever step is under way.
+    """The Source of some variables, for the current step.
 
     Args:
-        variables: tf.Variables, held weakly. optimizer: of Keras, held weakly, or None.
-        passes: its backward passes for each step.
+        variables: tf.Variables, held weakly. optimizer: a Keras optimizer, held weakly, or None.
+        passes: the optimizer's backward passes per step.
     Attributes:
         layout: a Layout.
-        beside: indices of what goes over the bridge beside the gradients.
-        views: by index, the memory of what the bridge has brought in this step.
-        held: discard() does nothing.
+        beside: indices of the other tensors that are passed with the gradients.
+        views: by index, the memory that the bridge has passed in this step.
+        held: if true, discard() does nothing.
     """
 
     def __init__(self, variables: Any, optimizer: Any, passes: int) -> None:
@@ -46,26 +46,26 @@ class TensorFlowSource(adam.KerasSource, Source):
         self.beside: frozenset[int] = frozenset()
         self.views: dict[int, TensorView] = {}
         self.held = False
-        self._waiting: list[int] = []          # gradients that are there before all that is beside them is
-        self._shown = 0             # how much of that is there
-        self._outside: dict[int, Any] = {}          # by index: copies of weights that are looked at outside of steps
+        self._waiting: list[int] = []          # gradients that wait for the tensors beside them
+        self._shown = 0             # number of these tensors passed so far
+        self._outside: dict[int, Any] = {}          # by index: copies of weights that are read outside of steps
 
     @property
     def optimizer(self) -> Any:
-        """Keras' optimizer, or None."""
+        """The Keras optimizer, or None."""
         return self._optimizer()
 
     @property
     def variables(self) -> list:
-        """Those that it was given."""
+        """The given variables."""
         return [variable() for variable in self._variables]
 
     # --------------------------------------------------------------------------------------- what bridges bring ----
 
     def put(self, index: int, view: TensorView) -> Any:
-        """The memory of `index`, before the optimizer's step. Returns the gradients that are ready now.
+        """Takes the memory of `index`, before the optimizer's step. Returns the gradients that are ready now.
 
-        Algorithms may look at weights when the first gradient is ready, and the graph shows them in any order.
+        Algorithms may read weights when the first gradient is ready, but the graph passes tensors in any order.
         """
         self.views[index] = view
         if index < self.layout.count:
@@ -78,7 +78,7 @@ class TensorFlowSource(adam.KerasSource, Source):
         return ready
 
     def decide(self) -> None:
-        """The algorithm has updated the weights."""
+        """Records that the algorithm has updated the weights."""
         ffi.cast("int32_t *", self._view(self.layout.decision).dst)[0] = 1
 
     # --------------------------------------------------------------------------------- what the Reducer asks for ----
@@ -101,7 +101,7 @@ class TensorFlowSource(adam.KerasSource, Source):
             self._variables[index]().assign(self._outside.pop(index))
 
     def _outside_view(self, index):
-        """A weight where no step runs: in an algorithm's abort()."""
+        """View of a weight while no step runs: in an algorithm's abort()."""
         if not tf.executing_eagerly():
             raise RuntimeError("outside of a step, weights can be looked at in eager mode only, not within a graph")
         values = self._outside[index] = np.array(self._variables[index]().numpy(), order="C")

@@ -1,12 +1,12 @@
-"""A step of some variables: the ops that bring it to its algorithm, and back what that made of it; and what they call.
+"""A training step of some variables: ops that pass it to its algorithm and take back the results, and their callbacks.
 
     gradients, weights, moments  ->  backward_begins, communicate, before_step, step  ->  the same     exchange()
     the optimizer applies the gradients, unless the algorithm has updated the weights                  update()
     weights                      ->  after_step                                       ->  weights      stepped()
 
-The three trace these ops, or run them in eager mode. When they run, Bridges call the functions at the end; what they
-have brought lies in a TensorFlowSource. Whether the algorithm or the optimizer updates the weights is known only then,
-so the graph has both and a condition: a number that goes over the bridge with the rest.
+The three trace these ops, or run them in eager mode. At run time Bridges call the functions at the end of the class,
+and a TensorFlowSource holds the tensors that they passed. Only then is it known whether the algorithm or the optimizer
+updates the weights, so the graph has both and a condition on a number that is passed over the bridge as well.
 """
 from collections.abc import Callable
 from typing import Any
@@ -34,13 +34,13 @@ NOT_LINEAR = (
 
 
 class Uses:
-    """What of a step an algorithm, or None, uses, as it declares, beside Keras' optimizer, or None.
+    """The parts of a step that an algorithm (or None) declares to use, with a given Keras optimizer (or None).
 
     Attributes:
         shown: it reads weights before the optimizer's step. written: it writes them there. after: it reads and writes
-            them after the step. updates: it may update them in the optimizer's place. any: one of these.
-        adam: it reads the optimizer's Adam. variance: Adam's variance is set before its step; with tf_keras, whose
-            gradients may be reduced before there is one, where the algorithm reads weights.
+            them after the step. updates: it may update them instead of the optimizer. any: one of these.
+        adam: it reads the optimizer's Adam. variance: it sets Adam's variance before its step. tf_keras may reduce
+            gradients before a variance exists: there only if the algorithm reads weights.
     """
 
     def __init__(self, algorithm: Algorithm, optimizer: Any) -> None:
@@ -61,9 +61,9 @@ class Step:
 
     Args:
         options: GradientOptions, checked. variables: tf.Variables, held weakly.
-        optimizer: of Keras, held weakly, or None. passes: its backward passes for each step. number: see Reducer.
+        optimizer: a Keras one, held weakly, or None. passes: its backward passes per step. number: see Reducer.
     Attributes:
-        source, reducer. uses: what of it the algorithm uses.
+        source, reducer. uses: the parts that the algorithm uses.
     """
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1,
@@ -82,20 +82,20 @@ class Step:
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
         self._after = Bridge(self._keep, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
-        self._weight: tuple[TensorView, Weight]     # on its way
-        self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, but for the gradients
+        self._weight: tuple[TensorView, Weight]     # in flight
+        self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, without gradients
 
     # ------------------------------------------------------------------------------------------------ as traced ----
 
     def _moments(self):
-        """By index: the optimizer's variables."""
+        """The optimizer's moments, by index."""
         layout, optimizer = self.source.layout, self.source.optimizer
         pairs = [adam.moments(optimizer, variable) for variable in self.source.variables]
         ms, vs = ([native_variable(pair[place]) for pair in pairs] for place in (0, 1))
         return {**dict(enumerate(ms, layout.m)), **dict(enumerate(vs, layout.v))}
 
     def _tensors_beside(self):
-        """By index: what goes over the bridge beside the gradients."""
+        """The tensors that are passed over the bridge with the gradients, by index."""
         uses, layout = self.uses, self.source.layout
         tensors: dict[int, tf.Tensor] = {}
         if uses.shown:
@@ -110,15 +110,15 @@ class Step:
         return tensors
 
     def factor(self, weight: Any) -> Any:
-        """What multiplies this rank's gradients in a weighted average, a float64 scalar."""
+        """The factor of this rank's gradients in a weighted average, a float64 scalar."""
         return self._weighing.exchange([tf.cast(weight, tf.float64)])[0]
 
     def exchange(self, gradients: Any) -> Any:
-        """The reduced gradients, dense, in their order."""
+        """The reduced gradients, dense, in the given order."""
         count = self.source.layout.count
         tensors = self._tensors_beside() if self.uses.shown or self.uses.adam else {}
         self.source.beside = frozenset(tensors)
-        # Backward passes yield the last ones first, and in eager mode this is the order in which they travel.
+        # Backward passes compute the last ones first; in eager mode they are sent in this order.
         tensors.update(zip(range(count - 1, -1, -1), reversed(gradients), strict=True))
         results = dict(zip(tensors, self._before.exchange(list(tensors.values()), list(tensors)), strict=True))
         reduced = list(map(results.pop, range(count)))
@@ -132,7 +132,7 @@ class Step:
             return [tf.identity(gradient) for gradient in reduced]
 
     def _differentiate(self, gradients):
-        """The average, or sum, of the second-order gradients, as that of the first-order ones was."""
+        """Reduces second-order gradients by the same average or sum as the first-order ones."""
         algorithm, op, group = self._options.algorithm, self._options.op, self._options.process_set
         if self._options.delay or algorithm.relaxed:
             raise NotImplementedError(NOT_LINEAR.format(
@@ -149,10 +149,10 @@ class Step:
                 for index, variance in self._moments().items() if index >= first]
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
-        """The optimizer's step, apply(); or, where the algorithm has updated the weights, instead().
+        """Makes the optimizer's step by apply(); if the algorithm has updated the weights, calls instead().
 
         Returns:
-            What apply() returns; with algorithms that may update the weights, something that comes after either.
+            The result of apply(); with algorithms that may update the weights, a tensor that follows either.
         """
         if not self.uses.updates:
             return apply()
@@ -172,7 +172,7 @@ class Step:
         return tf.cond(tf.not_equal(self._results[self.source.layout.decision], 0), by_algorithm, by_optimizer)
 
     def stepped(self) -> Any:
-        """The optimizer has written the variables. Returns the operations that write them again; [] in eager mode."""
+        """To call after the optimizer's update. Returns operations that write the variables again; [] in eager mode."""
         if not self.uses.after:
             return []
         first, variables = self.source.layout.weight, self.source.variables
@@ -184,7 +184,7 @@ class Step:
 
     def _put(self, index, view):
         if index in self.source.views:
-            # The last step was given up half way, by an error elsewhere in the graph.
+            # The previous step was abandoned, because of an error elsewhere in the graph.
             self.reducer.reset()
         for ready in self.source.put(index, view):
             self.reducer.gradient_ready(ready)
@@ -203,7 +203,7 @@ class Step:
         self.source.views[index] = view
 
     def _synchronize(self):
-        self.source.held = True     # for step(), which comes after the Reducer is done with its views
+        self.source.held = True     # for step(), which runs after the Reducer has released its views
         try:
             self.reducer.synchronize()
             if self.reducer.step():     # only algorithms that update

@@ -5,8 +5,8 @@ Rank i of n holds m_i values of each channel with mean mu_i and variance v_i; N 
     mu  = sum_i m_i mu_i / N
     var = sum_i m_i (v_i + (mu_i - mu)^2) / N = sum_i m_i (v_i + mu_i^2) / N - mu^2
 
-after one allreduce of 2 C + 1 numbers; their gradients go back through the same allreduce. It is done in float64, since
-the difference loses digits. Differs from Horovod, which gives every rank the same weight whatever its batch.
+after one allreduce of 2 C + 1 numbers, through which their gradients flow back. It uses float64, because the difference
+loses digits. Differs from Horovod, which weights all ranks equally, regardless of their batches.
 """
 from typing import Any
 
@@ -17,7 +17,7 @@ from bagua_hvd.job.basics import Sum
 from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.tensorflow import collective_ops
 
-# What tf.keras is; not by that name, since TensorFlow asks the environment but once.
+# The Keras behind tf.keras; not imported by that name, because TensorFlow reads the environment only once.
 if legacy.in_use():
     from tf_keras.layers import BatchNormalization
     from tf_keras.saving import register_keras_serializable
@@ -27,14 +27,14 @@ else:
 
 
 def _of_all_ranks(inputs, axes, mask, mean, variance):
-    """Mean and variance of all ranks' inputs along the axes, from those of this rank's; of the same shape and dtype."""
+    """Mean and variance of all ranks' inputs along the axes, from this rank's; of the same shape and dtype."""
     if mask is None:
         count = tf.reduce_prod(tf.gather(tf.shape(inputs), axes))
     else:
         count = tf.reduce_sum(tf.cast(mask, tf.int32))
     dtype, shape = mean.dtype, mean.shape
     m, mu, v = (tf.reshape(tf.cast(value, tf.float64), [-1]) for value in (count, mean, variance))
-    # No values, no statistics: 0 / 0 on this rank must not reach the others.
+    # Without values there are no statistics: 0 / 0 on this rank must not reach the others.
     mu, v = (tf.where(m > 0, value, tf.zeros_like(value)) for value in (mu, v))
     summed = collective_ops.allreduce([tf.concat([m, m * mu, m * (v + mu * mu)], 0)], None, Sum, 1.0, 1.0,
                                       global_process_set.process_set_id, label="SyncBatchNormalization")[0]
@@ -49,8 +49,8 @@ def _of_all_ranks(inputs, axes, mask, mean, variance):
 class SyncBatchNormalization(BatchNormalization):
     """Batch normalization over the batches of all ranks in training; otherwise Keras' own.
 
-    All ranks must run it equally often. Works in eager mode, in tf.function and compiled by XLA. To load a saved model
-    that has it, import bagua_hvd.tensorflow.
+    All ranks must run it equally often. Works in eager mode, in tf.function and compiled by XLA. Import
+    bagua_hvd.tensorflow before loading a saved model that contains it.
 
     Args:
         fused: False. kwargs: as tf.keras.layers.BatchNormalization takes them.
@@ -65,9 +65,9 @@ class SyncBatchNormalization(BatchNormalization):
         if kwargs.get("virtual_batch_size") is not None:
             raise ValueError("SyncBatchNormalization does not support virtual_batch_size: its batch is of all ranks")
         super().__init__(**kwargs)
-        self.fused = False              # tf_keras takes the fused kernel otherwise, where it can
+        self.fused = False              # otherwise tf_keras uses the fused kernel where it can
 
-    # What computes the statistics, in either Keras.
+    # The method that computes the statistics, in either Keras.
     if legacy.in_use():
         def _calculate_mean_and_var(self, inputs, reduction_axes, keep_dims, mask=None):
             mean, variance = super()._calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)

@@ -20,7 +20,7 @@ from bagua_hvd.tensorflow.variables import native_variable
 
 
 class _DistributedGradientTape(tf.GradientTape):
-    """What DistributedGradientTape puts before the class of the tape it is given.
+    """The mixin that DistributedGradientTape puts before the class of the given tape.
 
     It shares the given tape's attributes, so either may end the recording; those in slots are its own.
     """
@@ -32,10 +32,10 @@ class _DistributedGradientTape(tf.GradientTape):
         self._reduction = shared_reductions.get(options)
         self._local_sources = ByIdentity(native_variable)
         self._weight = None
-        self._as_they_are = False       # a Jacobian matrix is being computed, from gradients of this rank
+        self._as_they_are = False       # while a Jacobian matrix is computed, from local gradients
 
     def register_local_source(self, source):
-        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         self._local_sources.add(source)
 
@@ -43,8 +43,8 @@ class _DistributedGradientTape(tf.GradientTape):
         """Makes the next gradient() a weighted average: sum of w_i g_i / sum of w_i over the ranks.
 
         Args:
-            weight: samples or tokens of this rank that its gradients are the mean over, a number or a scalar tensor;
-                0: this rank adds nothing. To be given on all ranks.
+            weight: number of samples or tokens that this rank's gradients are the mean over, a number or a scalar
+                tensor; 0: this rank adds nothing. Give it on all ranks.
         Raises:
             ValueError: from gradient(): op is not Average; the algorithm does not average gradients in every step.
             tf.errors.InvalidArgumentError: from gradient(), on all ranks: a weight is negative or not finite, or all
@@ -54,10 +54,10 @@ class _DistributedGradientTape(tf.GradientTape):
 
     @as_written
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
-        """As of tf.GradientTape, then reduced; sources that have no gradient stay None.
+        """The gradients of tf.GradientTape, reduced; None for sources without a gradient.
 
         Args:
-            use_generic_names: accepted for Horovod's sake; operations are named by order here.
+            use_generic_names: unused, for Horovod: operations are always named by order.
             kwargs: unconnected_gradients, as of tf.GradientTape.
         Raises:
             tf.errors.FailedPreconditionError: ranks disagree. tf.errors.UnknownError: a rank was lost.
@@ -71,16 +71,16 @@ class _DistributedGradientTape(tf.GradientTape):
 
     @as_written
     def jacobian(self, target, sources, *args, **kwargs):
-        """As of tf.GradientTape, then reduced; sources that have none stay None.
+        """The Jacobian matrices of tf.GradientTape, reduced; None for sources without one.
 
-        Each is reduced as a whole, by allreduce with this tape's op whatever its algorithm is: within the parallel loop
-        that computes the rows there can be no collective.
+        Each is reduced as a whole, by allreduce with this tape's op, whatever the algorithm: there can be no collective
+        in the parallel loop that computes the rows.
         """
         return self._whole(super().jacobian, target, sources, *args, **kwargs)
 
     @as_written
     def batch_jacobian(self, target, source, *args, **kwargs):
-        """As of tf.GradientTape, then reduced as jacobian() does."""
+        """Like tf.GradientTape's, reduced as in jacobian()."""
         return self._whole(super().batch_jacobian, target, source, *args, **kwargs)
 
     def _whole(self, compute, target, sources, *args, **kwargs):
@@ -95,7 +95,7 @@ class _DistributedGradientTape(tf.GradientTape):
         return tf.nest.pack_sequence_as(jacobians, reduced)
 
     def get_local_and_global_gradients(self, target, sources, output_gradients=None, use_generic_names=False):
-        """The gradients of this rank alone, as two lists of (source, gradient): registered sources, and the others."""
+        """The local gradients, as two lists of (source, gradient): for registered local sources, and for the others."""
         gradients = super().gradient(target, sources, output_gradients)
         pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True))
         is_local = [source in self._local_sources for source, _ in pairs]
@@ -116,27 +116,27 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
 
     Args:
         gradtape: a tf.GradientTape. The result's class derives from its class and has its name.
-        device_dense, device_sparse: accepted for Horovod's sake.
-        compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
-        sparse_as_dense: IndexedSlices travel as dense tensors; else their rows are gathered (but in what XLA compiles,
-            whose shapes are fixed, all travel dense).
+        device_dense, device_sparse: unused, for compatibility with Horovod.
+        compression: applied to gradients before they are sent: Compression.none, Compression.fp16 or your own.
+        sparse_as_dense: send IndexedSlices as dense tensors; else their rows are gathered (except in XLA programs,
+            where shapes are fixed and all are sent as dense).
         op: Average, Sum or Adasum.
         gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
         num_groups: deprecated, see groups.
-        groups: number of groups, or lists of variables, that travel in one operation each. None: buckets of about
+        groups: number of groups, or lists of variables; one operation per group. None: buckets of about
             BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
         process_set: the ranks that reduce; others get local gradients.
         scale_local_gradients: divide gradients of sources given to register_local_source() by the number of ranks.
-        algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
-            name in BAGUA_ALGORITHM, else "gradient_allreduce". Of those with equal settings, which each step may make
-            anew, the first one is used. Algorithms on weights or momenta are for DistributedOptimizer, whose step they
-            must see; it takes the gradients of a plain tape.
-        delay: 1: the gradients are those that were asked for one call of gradient() before, of these sources; zeros in
-            the first. They travel until the next call, so that a whole step hides them. One call a step for each list
-            of sources, all of them variables. For algorithms that communicate gradients; see docs/algorithms.md.
+        algorithm: how gradients are communicated: a registered name such as "bytegrad", an Algorithm, or its class.
+            None: BAGUA_ALGORITHM, else "gradient_allreduce". Of Algorithms with equal settings, which each step may
+            make anew, the first one is used. Algorithms on weights or momenta need DistributedOptimizer, because they
+            must see its step; give it the gradients of a plain tape.
+        delay: 1: returns the gradients of the previous call of gradient() for these sources; zeros in the first. They
+            are communicated until the next call, so a whole step hides it. One call per step for each list of sources,
+            all of them variables. For algorithms that communicate gradients; see docs/algorithms.md.
     Raises:
-        ValueError: a wrong argument, or wrapped already; an unknown algorithm's sentence lists the known ones. An
-            algorithm that a tape cannot serve.
+        ValueError: a wrong argument, or wrapped already; for an unknown algorithm the message lists the known ones. Or
+            a tape cannot serve the algorithm.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
     if isinstance(gradtape, _DistributedGradientTape):

@@ -1,9 +1,9 @@
-"""DistributedOptimizer for tf_keras, the Keras 2 that lives on beside Keras 3 (TF_USE_LEGACY_KERAS=1).
+"""DistributedOptimizer for tf_keras, the Keras 2 that continues beside Keras 3 (TF_USE_LEGACY_KERAS=1).
 
-Gradients are reduced where Keras 2 lets its optimizers sum those of several replicas: in _compute_gradients(), in
-get_gradients(), in _aggregate_gradients() (new optimizers: aggregate_gradients()), and at the latest in
-apply_gradients(); there only what has not been reduced before. So what one sees or clips in between is reduced, and a
-LossScaleOptimizer around this one looks for infinities in what all ranks have alike.
+Gradients are reduced where Keras 2 lets its optimizers sum the gradients of replicas: in _compute_gradients(),
+get_gradients() and _aggregate_gradients() (new optimizers: aggregate_gradients()). apply_gradients() reduces only those
+not reduced before. So the user sees and clips reduced gradients, and a LossScaleOptimizer around this one looks for
+infinities in values that are equal on all ranks.
 """
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from bagua_hvd.tensorflow.reduction import Reduction
 from bagua_hvd.tensorflow.step import Uses
 from bagua_hvd.tensorflow.variables import native_variable
 
-# What stands before an optimizer's class has its methods above. tf_keras is imported by who has such an optimizer.
+# The mixin precedes an optimizer's class, which has the methods. Users of such an optimizer import tf_keras.
 if TYPE_CHECKING:
     from tf_keras.optimizers import Optimizer as _Wrapped
 else:
@@ -36,29 +36,29 @@ class _Distribution:
     def __init__(self, optimizer, options, passes, average_aggregated):
         self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
         self.aggregation = None
-        self.all_in_one = Uses(options.algorithm, optimizer).any      # apply_gradients() reduces, nothing before it
-        self.applying = False       # gradients that have been reduced
-        self._reduced: ByIdentity | None = None     # variables whose gradients have been reduced and not applied
+        self.all_in_one = Uses(options.algorithm, optimizer).any      # only apply_gradients() reduces
+        self.applying = False       # while reduced gradients are applied
+        self._reduced: ByIdentity | None = None     # variables with reduced gradients that are not applied yet
         if passes > 1:
             self.aggregation = LocalGradientAggregationHelper(
                 passes, self.reduction, options.sparse_as_dense, average_aggregated)
 
     def reset(self):
-        """Forgets what is pending."""
+        """Drops pending gradients."""
         self._reduced = None
         self.reduction.reset()
 
     def reduce(self, gradients, variables):
-        """The reduced gradients; or, until the last pass of a window, gradients that are not to be applied."""
+        """The reduced gradients; before the last pass of a window, gradients that must not be applied."""
         return (self.aggregation.compute_gradients if self.aggregation else self.reduction)(gradients, variables)
 
     def aggregate(self, optimizer, pairs):
-        """Pairs of reduced gradients and their variables, which apply_gradients() then takes as they are."""
+        """Pairs of reduced gradients and their variables, for apply_gradients(), which does not reduce them again."""
         pairs = list(pairs)
         if self.applying or not pairs:
             return pairs
         gradients, variables = zip(*pairs, strict=True)
-        with tf.init_scope():       # within a condition, variables cannot be made
+        with tf.init_scope():       # variables cannot be created within a condition
             legacy.build(optimizer, variables)
         reduced = self.reduce(gradients, variables)
         self._reduced = ByIdentity(native_variable)
@@ -67,13 +67,13 @@ class _Distribution:
         return list(zip(reduced, variables, strict=True))
 
     def is_reduced(self, variables):
-        """Whether gradients of these variables were reduced; asked once for each time."""
+        """Whether gradients of these variables were reduced; asking clears it."""
         reduced, self._reduced = self._reduced, None
         return reduced is not None and all(variable in reduced for variable in variables)
 
 
 class _Distributed(HasDistribution, _Wrapped):
-    """What DistributedOptimizer puts before the class of the optimizer it is given."""
+    """The mixin that DistributedOptimizer puts before the class of the given optimizer."""
 
     _distribution_class = _Distribution
 
@@ -115,21 +115,21 @@ class _Distributed(HasDistribution, _Wrapped):
 
 
 class _DistributedNew(_Distributed):
-    """With the hooks of tf_keras.optimizers."""
+    """Has the hooks of tf_keras.optimizers."""
 
     @as_written
     def aggregate_gradients(self, grads_and_vars):
-        """Reduces them over the ranks, for an apply_gradients() that comes next.
+        """Reduces the gradients over the ranks, for a following apply_gradients().
 
         Raises:
-            ValueError: the algorithm looks at weights.
+            ValueError: the algorithm reads weights.
         """
         return super().aggregate_gradients(grads_and_vars) if self.distribution.applying else \
             self._aggregate(grads_and_vars)
 
 
 class _DistributedLegacy(_Distributed):
-    """With those of tf_keras.optimizers.legacy."""
+    """Has the hooks of tf_keras.optimizers.legacy."""
 
     @as_written
     def _compute_gradients(self, *args, **kwargs):
@@ -150,13 +150,13 @@ class _DistributedLegacy(_Distributed):
 
 
 def wrap(optimizer: Any, options: GradientOptions, passes: int, average_aggregated: bool) -> Any:
-    """The distributed optimizer, made anew from the configuration of the given one.
+    """Makes the distributed optimizer from the configuration of the given one.
 
     Args:
         optimizer: of tf_keras.optimizers or tf_keras.optimizers.legacy. options: GradientOptions, checked.
         passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
     Raises:
-        ValueError: a distributed optimizer already.
+        ValueError: it is a distributed optimizer already.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -167,20 +167,20 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int, average_aggregat
         "_settings": (options, passes, average_aggregated),
     })
     wrapped = cls.from_config(optimizer.get_config())
-    _ = wrapped.distribution        # now: what the algorithm cannot serve is refused here
+    _ = wrapped.distribution        # made now, to refuse unsupported algorithms here
     return wrapped
 
 
 def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_objects: dict[str, Any]) -> Any:
-    """tf_keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that tf_keras loads.
+    """tf_keras.models.load_model() with the optimizer wrapped by `wrap_optimizer`, and the state that tf_keras loads.
 
-    It loads none from a SavedModel, nor of a legacy optimizer from a .keras file: that begins anew.
+    tf_keras loads no optimizer state from a SavedModel, nor a legacy optimizer's from a .keras file.
     """
     import tf_keras
 
     model = tf_keras.models.load_model(filepath, custom_objects=custom_objects)
     if model.optimizer is not None:
-        legacy.build(model.optimizer, model.trainable_variables)        # some formats leave that to the first step
+        legacy.build(model.optimizer, model.trainable_variables)        # some formats leave it unbuilt
         saved = legacy.variables(model.optimizer)
         model.optimizer = wrap_optimizer(model.optimizer)
         legacy.build(model.optimizer, model.trainable_variables)

@@ -8,7 +8,7 @@ from bagua_hvd.tensorflow.variables import native_variable
 
 
 def _executing_eagerly():
-    """Whether ops run as they are called."""
+    """Whether ops run immediately."""
     return tf.executing_eagerly()
 
 
@@ -18,7 +18,7 @@ def _make_subgraph(f):
 
 
 def vars_to_refs(variables: Any) -> Any:
-    """The variables, nested in lists and tuples as they may be, as hashable references, in tuples."""
+    """The variables, in any nesting of lists and tuples, as hashable references in tuples."""
     if isinstance(variables, (list, tuple)):
         return tuple(vars_to_refs(variable) for variable in variables)
     variables = native_variable(variables)

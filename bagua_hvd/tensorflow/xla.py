@@ -1,7 +1,7 @@
-"""The ops in programs that XLA compiles, tf.function(jit_compile=True): as custom calls (native/tensorflow/xla.c).
+"""The ops as custom calls (native/tensorflow/xla.c) in programs that XLA compiles, tf.function(jit_compile=True).
 
 A collective is a pair of calls, post and wait. Each wait takes a token from the wait before it (graphs.order). So
-every rank waits in program order, and no wait can keep a rank from posting what another rank waits for first.
+every rank waits in program order, and no wait can delay a post for which another rank waits first.
 """
 import struct
 from collections.abc import Iterable, Sequence
@@ -35,14 +35,14 @@ def _call(target, text, operands, dtypes, shapes):
 
 
 def _describe(tensor):
-    """dtype ndim dims bytes, as xla.c reads them."""
+    """The tensor as "dtype ndim dims bytes" for xla.c."""
     shape = static_shape(tensor)
     dtype = native_dtype(tensor.dtype)
     return " ".join(map(str, (dtype, len(shape), *shape, _nbytes(dtype, shape))))
 
 
 def static_shape(tensor: tf.Tensor) -> list[int]:
-    """The shape. ValueError: it is not known."""
+    """The shape. ValueError: it is not fully known."""
     if not tensor.shape.is_fully_defined():
         raise ValueError(
             f"{tensor.name} has the shape {tensor.shape}: a function compiled by XLA communicates tensors of known "
@@ -67,13 +67,13 @@ def _wait(target, text, running, dtypes, shapes):
 def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, process_set_id: int,
                op: int = native.OP_SUM, root_rank: int = 0, prescale_factor: float = 1.0,
                postscale_factor: float = 1.0) -> Any:
-    """The results of a collective whose output shapes are known; of join and barrier an int32 scalar.
+    """The results of a collective with known output shapes; for join and barrier an int32 scalar.
 
     Args:
-        kind: a native kind. shapes: of the results, lists of ints; the step fails when a result has another one.
+        kind: a native kind. shapes: of the results, lists of ints; the step fails if a result has another one.
             Others: see operations.Posting.post.
     Raises:
-        ValueError: a tensor's shape is not known. NotImplementedError: not with this TensorFlow.
+        ValueError: a tensor's shape is not known. NotImplementedError: this TensorFlow lacks custom calls.
     """
     described = [
         f"{_describe(tensor)} {_nbytes(native_dtype(tensor.dtype), shape)}"
@@ -81,7 +81,7 @@ def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, 
     ]
     factors = struct.unpack("2q", struct.pack("2d", prescale_factor, postscale_factor))
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, *factors, len(tensors), *described, name)))
-    # Join and barrier come after what stands before them: data says so, for XLA knows no other order.
+    # Join and barrier run after everything before them, by a data dependency: XLA knows no other order.
     after = [] if tensors else order.read()
     running, _ = _call("post", text, [*tensors, *after], [tf.int64, tf.int64], [[1], [1]])
     dtypes = [tensor.dtype for tensor in tensors]
@@ -89,7 +89,7 @@ def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, 
 
 
 def exchange(bridge_id: int, tensors: Sequence[tf.Tensor], indices: Iterable[int], again: bool) -> Any:
-    """The twin of Bridge.exchange. again: puts come after the wait before."""
+    """Bridge.exchange() for XLA. again: puts follow the previous wait."""
     after = order.read() if again else order.first(order.read)
     running = [
         _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor, *after], [tf.int64, tf.int64], [[1], [1]])[0]
@@ -100,5 +100,5 @@ def exchange(bridge_id: int, tensors: Sequence[tf.Tensor], indices: Iterable[int
 
 
 def fact(name: str, process_set_id: int) -> Any:
-    """The twin of op BaguaHvdFact."""
+    """The op BaguaHvdFact for XLA."""
     return _call("fact", f"{process_set_id} {name}", [], [tf.int32, tf.int64], [[], [1]])[0]

@@ -1,1 +1,1 @@
-"""Input pipelines that run in processes of their own: compute_service."""
+"""Input pipelines in separate processes: compute_service."""

@@ -1,4 +1,4 @@
-"""Input pipelines that run in processes of their own, by tf.data service: compute tasks beside the training tasks.
+"""Input pipelines in separate processes, by tf.data service: compute tasks beside the training tasks.
 
     compute tasks      baguarun -np 8 python -m bagua_hvd.tensorflow.data.compute_worker service.json
     training tasks     config = TfDataServiceConfig.read("service.json", wait_for_file_creation=True)
@@ -6,12 +6,12 @@
                        ...
                        if hvd.rank() == 0: config.shutdown()
 
-tf.data's dispatchers and workers do the work; here is how they find each other, and how they end. Every compute task
-runs a worker. Dispatchers run in the compute tasks, or in the training tasks (dispatcher_side), each with
-`workers_per_dispatcher` of the workers. Training rank r uses dispatcher r modulo their number.
+tf.data's dispatchers and workers do the work; this module connects and ends them. Every compute task runs a worker.
+Dispatchers run in the compute tasks, or in the training tasks (dispatcher_side), each with `workers_per_dispatcher` of
+the workers. Training rank r uses dispatcher r modulo their number.
 
-Who may ask where dispatchers are must know the service's key. What they themselves serve is tf.data's protocol, which
-knows neither keys nor encryption: for trusted networks only.
+A process needs the service's key to get the dispatchers' addresses. The dispatchers themselves use tf.data's protocol,
+which has neither keys nor encryption: use it in trusted networks only.
 """
 import base64
 import itertools
@@ -33,21 +33,21 @@ from bagua_hvd.tensorflow.data.registry import Attach, Client, Dispatcher, Finis
 _SIDES = ("compute", "training")
 _POLL_SECONDS = 0.1
 
-# Numbers the datasets that ranks share: all ranks name them alike.
+# Numbers the datasets that ranks share, so that all ranks use the same names.
 _shared = itertools.count()
 
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """A compute service, as all its processes know it. What write() writes holds the key: for its owner's eyes only.
+    """A compute service, as known to all its processes. write() stores the key, so only the owner may read the file.
 
     Args:
-        dispatchers: their number, at least 1. workers_per_dispatcher: at least 1.
-        dispatcher_side: who runs them: "compute" or "training".
-        addresses: [host, port] pairs of the registry, tried in turn. key: bytes, what its clients prove to know.
-        timeout: seconds in which the others have to appear.
+        dispatchers: number of dispatchers, at least 1. workers_per_dispatcher: at least 1.
+        dispatcher_side: the tasks that run them: "compute" or "training".
+        addresses: [host, port] pairs of the registry, tried in turn. key: bytes that its clients must prove to know.
+        timeout: seconds in which the other tasks must start.
     Raises:
-        ValueError: one of them is wrong.
+        ValueError: an argument is wrong.
     """
 
     dispatchers: int
@@ -65,16 +65,16 @@ class TfDataServiceConfig:
             raise ValueError(f"dispatcher_side={self.dispatcher_side!r}: expected 'compute' or 'training'")
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict that JSON can hold."""
+        """The configuration as a dict for JSON."""
         return {**asdict(self), "key": base64.b64encode(self.key).decode()}
 
     @staticmethod
     def from_dict(config: dict[str, Any]) -> "TfDataServiceConfig":
-        """The TfDataServiceConfig of a to_dict()."""
+        """The TfDataServiceConfig from a to_dict()."""
         return TfDataServiceConfig(**{**config, "key": base64.b64decode(config["key"])})
 
     def write(self, filename: str | os.PathLike[str]) -> None:
-        """Writes a file for read(), readable by its owner, which is there as a whole or not at all."""
+        """Writes a file for read(), readable only by its owner. It appears atomically."""
         path = Path(filename)
         part = path.with_name(f".{path.name}.{os.getpid()}")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -83,12 +83,12 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str | os.PathLike[str], wait_for_file_creation: bool = False) -> "TfDataServiceConfig":
-        """What write() has written.
+        """Reads a file that write() has written.
 
         Args:
-            wait_for_file_creation: wait, for ever, until somebody has.
+            wait_for_file_creation: wait, without a limit, until the file exists.
         Raises:
-            FileNotFoundError: nobody has.
+            FileNotFoundError: the file does not exist.
         """
         path = Path(filename)
         while wait_for_file_creation and not path.exists():
@@ -96,44 +96,44 @@ class TfDataServiceConfig:
         return TfDataServiceConfig.from_dict(json.loads(path.read_text()))
 
     def compute_client(self, verbose: int = 1) -> Client:
-        """A Client of the compute service, whose shutdown() ends it.
+        """A Client of the compute service; its shutdown() ends the service.
 
         Args:
-            verbose: for Horovod's sake.
+            verbose: unused, for compatibility with Horovod.
         Raises:
             TimeoutError: its registry does not answer.
         """
         return Client(self.addresses, self.key, self.timeout)
 
     def shutdown(self) -> None:
-        """Ends the compute tasks. For one training rank, when all have read what they need."""
+        """Ends the compute tasks. Call it on one training rank, when all have read their data."""
         with self.compute_client() as client:
             client.shutdown()
 
 
 @contextmanager
 def _dispatcher(client, index):
-    """Within it, this process runs a dispatch server of tf.data, which is in the registry."""
+    """Within it, this process runs a dispatch server of tf.data, and the registry has its address."""
     server = tf.data.experimental.service.DispatchServer()
     try:
         port = server.target.rpartition(":")[2]
         client.send(Dispatcher(index, join_address(client.local_host, port)))
         yield
     finally:
-        server._stop()      # its only other way to end is garbage collection
+        server._stop()      # otherwise it ends only by garbage collection
 
 
 @contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Generator[str, None, None]:
-    """A context with the address of the dispatcher that this training rank uses: `grpc://host:port`.
+    """A context manager that yields the address of this training rank's dispatcher: `grpc://host:port`.
 
-    With dispatchers on the training side, the first ranks run them while they are in the context. When rank 0 has left
-    it, and then every other rank that has entered it, the compute tasks end.
+    With dispatchers on the training side, the first ranks run them while they are in the context. The compute tasks end
+    when rank 0 and all other ranks that entered it have left.
 
     Args:
         compute_config: TfDataServiceConfig. rank: of this training task.
     Raises:
-        TimeoutError: the service, or the dispatcher, is not there in time.
+        TimeoutError: the service, or the dispatcher, did not start in time.
     """
     with compute_config.compute_client() as client:
         client.send(Attach())
@@ -149,21 +149,21 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Generator
 def send_to_data_service(dataset: tf.data.Dataset, compute_config: TfDataServiceConfig, rank: int,
                          size: int | None = None, processing_mode: str = "distributed_epoch",
                          reuse_dataset: bool = False, round_robin: bool = False) -> tf.data.Dataset:
-    """The dataset, computed by the compute tasks; also a method of tf.data.Dataset.
+    """Has the compute tasks compute the dataset; also a method of tf.data.Dataset.
 
-    What ends the compute tasks is compute_config.shutdown().
+    compute_config.shutdown() ends the compute tasks.
 
     Args:
-        dataset: what the workers are to compute: all that comes before.
+        dataset: the pipeline so far, which the workers compute.
         compute_config: TfDataServiceConfig. rank, size: of the training tasks; size is needed for round_robin.
-        processing_mode: of tf.data.experimental.service.distribute(): "distributed_epoch" (each element once for each
-            dispatcher) or "parallel_epochs" (each worker all of them).
-        reuse_dataset: the ranks of one dispatcher share one pass over it, first come, first served; else each has its
-            own. Ranks that share several make these calls in the same order.
-        round_robin: they take elements in turn, in lockstep. Needs reuse_dataset and a dataset without end.
+        processing_mode: of tf.data.experimental.service.distribute(): "distributed_epoch" (each dispatcher yields each
+            element once) or "parallel_epochs" (each worker yields all).
+        reuse_dataset: the ranks of one dispatcher share one pass over the dataset, first come, first served; else each
+            rank has its own. Ranks that share several datasets must make these calls in the same order.
+        round_robin: the ranks take elements in turn, in lockstep. Needs reuse_dataset and an infinite dataset.
     Raises:
         RuntimeError: dispatchers run in the training tasks; use tf_data_service().
-        ValueError: round_robin without size or reuse_dataset. TimeoutError: the service is not there in time.
+        ValueError: round_robin without size or reuse_dataset. TimeoutError: the service did not start in time.
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
@@ -190,13 +190,13 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Runs this compute task's worker, and its dispatcher if it has one, until the service ends.
 
-    Which task this is, the launcher's variables say: task t works for dispatcher t // workers_per_dispatcher, which
-    runs in the first of its tasks unless it is on the training side.
+    The launcher's variables identify the task: task t works for dispatcher t // workers_per_dispatcher, which runs in
+    the first of its tasks unless it is on the training side.
 
     Args:
         compute_config: the service's, from TfDataServiceConfig.read().
     Raises:
-        TimeoutError: the registry, or the dispatcher, is not there in time.
+        TimeoutError: the registry, or the dispatcher, did not start in time.
     """
     index, first = divmod(get_env_rank_and_size()[0], compute_config.workers_per_dispatcher)
     with compute_config.compute_client() as client:

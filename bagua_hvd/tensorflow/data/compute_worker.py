@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.1
 
 
 def _key():
-    """Bytes that all ranks of this job find alike, and no other job's, so that an old file is known as such."""
+    """A key that is equal on all ranks of this job and differs in other jobs, so that an old file is recognized."""
     secret = variables.read(HOROVOD_SECRET_KEY)
     return hmac.digest(secret, b"compute service", "sha256") if secret else secrets.token_bytes(32)
 
@@ -44,11 +44,11 @@ def main(dispatchers: Any, dispatcher_side: Any, configfile: Any, timeout: int) 
     """Runs this rank of the compute tasks until the service ends.
 
     Args:
-        dispatchers: their number; it must divide the number of tasks. dispatcher_side: "compute" or "training".
-        configfile: path of the file, on a file system that all tasks see.
-        timeout: seconds in which the others have to appear.
+        dispatchers: their number, which must divide the number of tasks. dispatcher_side: "compute" or "training".
+        configfile: path of the file, on a file system that all tasks share.
+        timeout: seconds in which the others must start.
     Raises:
-        ValueError: wrong numbers. TimeoutError: somebody did not appear.
+        ValueError: wrong numbers. TimeoutError: a task did not start in time.
     """
     rank, size = get_env_rank_and_size()
     if dispatchers < 1 or size % dispatchers:

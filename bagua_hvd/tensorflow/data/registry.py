@@ -1,4 +1,4 @@
-"""Where the processes of a compute service find each other: who dispatches, and when all is over."""
+"""The registry of a compute service: its processes learn the dispatchers' addresses, and when the service ends."""
 import secrets
 import threading
 import time
@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """From now on this is dispatcher `index`. address: `host:port`."""
+    """Registers the sender as dispatcher `index`. address: `host:port`."""
 
     index: int
     address: str
@@ -30,24 +30,24 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Address:
-    """The answer; None: nobody yet."""
+    """The response to Wanted; None: not registered yet."""
 
     address: str | None
 
 
 @dataclass(frozen=True)
 class Attach:
-    """Whoever says this is using the service until it hangs up."""
+    """The sender uses the service until it disconnects."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Is answered by Shutdown, when the service ends."""
+    """Requests a Shutdown message when the service ends."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The service ends when nobody is attached any more."""
+    """The service ends when no client is attached any more."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Registry(Service):
     """See Service.
 
     Args:
-        secret: bytes that every client must prove to know. host: numeric address to bind.
+        secret: bytes that every client must prove that it knows. host: numeric address to bind.
     """
 
     def __init__(self, secret: Any, host: Any = "127.0.0.1") -> None:
@@ -95,7 +95,7 @@ class Client:
     """A connection to a Registry; a context manager.
 
     Args:
-        addresses: [host, port] pairs, tried in turn until `timeout` seconds are over. secret: bytes.
+        addresses: [host, port] pairs, tried in turn for up to `timeout` seconds. secret: bytes.
     Raises:
         TimeoutError: the registry did not answer.
     """
@@ -110,11 +110,11 @@ class Client:
         return self._connection.local_host
 
     def send(self, message: Any) -> None:
-        """One of the above. OSError: the registry has ended."""
+        """Sends one of the messages above. OSError: the registry has ended."""
         self._connection.send(message)
 
     def address_of(self, dispatcher: int) -> str:
-        """`host:port` of a dispatcher. TimeoutError: nobody has said so in time. OSError: the registry has ended."""
+        """`host:port` of a dispatcher. TimeoutError: it did not register in time. OSError: the registry has ended."""
         deadline = time.monotonic() + self._timeout
         while True:
             self.send(Wanted(dispatcher))
@@ -130,9 +130,9 @@ class Client:
             time.sleep(_POLL_SECONDS)
 
     def shutdown(self) -> None:
-        """Ends the service: its compute tasks return. For one training rank, when all have read what they need.
+        """Ends the service: its compute tasks return. Call it on one training rank, when all have read their data.
 
-        OSError: it has ended already.
+        OSError: the service has ended already.
         """
         self.send(Shutdown())
 
@@ -145,7 +145,7 @@ class Client:
         self._connection.receive(Shutdown)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Disconnects."""
         self._connection.close()
 
     def __enter__(self):

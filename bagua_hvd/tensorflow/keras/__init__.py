@@ -1,4 +1,4 @@
-# ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
+# ruff: noqa: F401, F403, F405  (this file lists the names that scripts use)
 """bagua_hvd for tf.keras: `import bagua_hvd.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`."""
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras import types as _types
