@@ -1,1 +1,1 @@
-"""What bagua_hvd.keras and bagua_hvd.tensorflow.keras share: everything but their signatures."""
+"""Common part of bagua_hvd.keras and bagua_hvd.tensorflow.keras: everything but their signatures."""

@@ -1,7 +1,7 @@
-"""Adam and AdamW of Keras 3 and of tf_keras, as algorithms see them that update the weights in their place.
+"""Adam and AdamW of Keras 3 and tf_keras, for algorithms that update the weights instead of them.
 
-The moments lie in variables of the optimizer, so each backend says where their memory is. Hyperparameters are numbers
-but for the learning rate, which may be a variable or a schedule.
+The moments are variables of the optimizer, so each backend supplies their memory. Hyperparameters are numbers, except
+the learning rate, which may be a variable or a schedule.
 """
 import sys
 import weakref
@@ -15,13 +15,13 @@ from bagua_hvd.core.native import TensorView
 from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.source import NoSource
 
-# What apply() does beyond Adam's formula, and an algorithm would leave out.
+# Options of apply() beyond Adam's formula, which an algorithm would ignore.
 _UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
              "loss_scale_factor", "loss_scaled")
 
 
 def check(optimizer: Any) -> None:
-    """Raises ValueError, with a sentence that says why, if the optimizer cannot be served."""
+    """Raises ValueError, with the reason, if the optimizer cannot be served."""
     if optimizer is None:
         raise ValueError("it needs the state of a Keras optimizer")
     classes = [keras.optimizers.Adam, keras.optimizers.AdamW]
@@ -41,7 +41,7 @@ def check(optimizer: Any) -> None:
 
 
 def is_served(optimizer: Any, tf_keras: bool = True) -> Any:
-    """Whether check() has nothing against the optimizer, or None. tf_keras: False: that of tf_keras is not served."""
+    """Whether check() accepts the optimizer, which may be None. tf_keras: whether those of tf_keras are accepted."""
     try:
         check(optimizer)
     except ValueError:
@@ -59,7 +59,7 @@ def moments(optimizer: Any, variable: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> Any:
-    """As it is now: a number, a variable or a tensor."""
+    """The current learning rate: a number, a variable or a tensor."""
     if hasattr(optimizer, "_get_current_learning_rate"):
         return optimizer._get_current_learning_rate()
     rate = optimizer._learning_rate                     # tf_keras
@@ -67,10 +67,10 @@ def learning_rate(optimizer: Any) -> Any:
 
 
 class KerasSource:
-    """A Source of variables of Keras, whose optimizer is served as a KerasAdam, made once.
+    """A Source of Keras variables. It serves their optimizer as a KerasAdam, made once.
 
     Attributes:
-        places: of the variables in the list whose gradients were given, which is the same on all ranks.
+        places: indices of the variables in the list of given gradients, which is the same on all ranks.
         _optimizer, _variables: weak references. _passes, _moment, _number: as KerasAdam's arguments.
     """
 
@@ -95,13 +95,13 @@ class KerasSource:
 
 
 class KerasAdam(Adam):
-    """An optimizer that check() has nothing against.
+    """An optimizer that check() accepts.
 
     Args:
         optimizer: held weakly. variables: the weights, by index.
         view: function of ("m" or "v", index) that returns the in-place TensorView of a moment.
         number: function of "learning rate" or "iterations" that returns its value in this step.
-        passes: backward passes for each step, all of which advance `iterations`.
+        passes: backward passes per step, all of which advance `iterations`.
     """
 
     def __init__(self, optimizer: Any, variables: Any, view: Callable[[str, int], TensorView],
@@ -123,11 +123,11 @@ class KerasAdam(Adam):
         )
 
     def stepped(self, index: int) -> None:
-        """Nothing: who lets the algorithm update the weights advances `iterations`, once for all."""
+        """Does nothing: the caller that lets the algorithm update the weights advances `iterations`, once for all."""
 
 
 class Unbuilt(NoSource):
-    """An optimizer before its first step, when algorithms say whether they can serve it. optimizer: may be None."""
+    """An optimizer before its first step, for algorithms that check whether they can serve it. optimizer: or None."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

@@ -1,4 +1,4 @@
-"""The functions of both Keras packages, before their signatures part."""
+"""The functions of both Keras packages, before their signatures differ."""
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -30,35 +30,35 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
                           algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> OptimizerT:
     """Wraps a Keras optimizer so that gradients are reduced over the ranks before it applies them.
 
-    For model.compile(), compiled by XLA or not, and for apply_gradients() in a loop of one's own. What Keras saves with
-    it is the original optimizer: plain Keras loads it, and load_model() wraps it again.
+    Use it in model.compile(), compiled by XLA or not, and with apply_gradients() in your own loop. Keras saves the
+    original optimizer with the model: plain Keras loads it, and load_model() wraps it again.
 
     Args:
         optimizer: keras.Optimizer, also a LossScaleOptimizer. The result's class derives from its class and has its
-            name; hyperparameters and state are shared with it, and only the result should be used from then on. One of
-            tf_keras (TF_USE_LEGACY_KERAS=1) is made anew from its configuration.
-        compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
-        sparse_as_dense: sparse gradients travel as dense ones; else their rows are gathered (but within XLA, whose
-            shapes are fixed, all travel dense).
+            name. Both share hyperparameters and state; use only the result from then on. An optimizer of tf_keras
+            (TF_USE_LEGACY_KERAS=1) is made anew from its configuration.
+        compression: applied to gradients before they are sent: Compression.none, Compression.fp16 or your own.
+        sparse_as_dense: send sparse gradients as dense ones; else their rows are gathered (except in XLA programs,
+            where shapes are fixed and all are sent as dense).
         gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
         op: Average or Sum.
-        backward_passes_per_step: gradients are summed over so many calls of apply(), then travel and are applied; the
+        backward_passes_per_step: number of calls of apply() whose gradients are summed, then sent and applied; the
             other calls only advance `iterations`.
         average_aggregated_gradients: divide that sum by backward_passes_per_step.
         num_groups: deprecated, see groups.
-        groups: number of groups, or lists of variables, that travel in one operation each. None: buckets of about
+        groups: number of groups, or lists of variables; one operation per group. None: buckets of about
             BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
         process_set: the ranks that reduce; others apply local gradients.
         scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
-        algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
-            name in BAGUA_ALGORITHM, else "gradient_allreduce".
-        delay: 1: gradients travel until the next step, which applies them; the first one applies zeros. So a whole step
-            hides them. For algorithms that communicate gradients; see docs/algorithms.md. A rank without others applies
-            its own at once.
+        algorithm: how gradients are communicated: a registered name such as "bytegrad", an Algorithm, or its class.
+            None: BAGUA_ALGORITHM, else "gradient_allreduce".
+        delay: 1: gradients are communicated until the next step, which applies them; the first step applies zeros. So a
+            whole step hides the communication. For algorithms that communicate gradients; see docs/algorithms.md. A
+            single rank applies its own at once.
     Returns:
         The optimizer; register_local_var(variable) excludes a variable from the reduction.
     Raises:
-        ValueError: a wrong argument, or wrapped already; an unknown algorithm's sentence lists the known ones.
+        ValueError: a wrong argument, or wrapped already; for an unknown algorithm the message lists the known ones.
     """
     if op not in (Average, Sum):
         raise ValueError(f"op currently only supports Average and Sum in Keras, not {op!r}")
@@ -91,10 +91,10 @@ def weights_of(local_layers: Layers) -> list[Any]:
 
 
 class Value(np.ndarray):
-    """A NumPy array that a script may take for an eager tensor of TensorFlow, which is what Horovod gives it."""
+    """A NumPy array that scripts can use like TensorFlow's eager tensor, which Horovod returns here."""
 
     def numpy(self) -> Any:
-        """The plain array, a scalar for 0 dimensions."""
+        """The plain array; a scalar if it has 0 dimensions."""
         return np.asarray(self)[()]
 
 
@@ -113,13 +113,13 @@ def allreduce(value: Any, name: str | None = None, average: bool | None = None, 
         average: deprecated: True for op=Average, False for op=Sum.
         prescale_factor, postscale_factor: multiply before and after the reduction.
         op: Average (default), Sum, Min, Max, Product, or Adasum.
-        compression: Compression.none, or Compression.fp16: floating values travel as float16.
+        compression: Compression.none, or Compression.fp16: floating-point values are sent as float16.
     Returns:
         A Value: a NumPy array with a method numpy().
     Raises:
-        ValueError: a dtype that cannot travel, a name still in flight, another compression, or both op and average.
+        ValueError: a dtype that cannot be sent, a name still in flight, another compression, or both op and average.
         NotImplementedError: Adasum over a number of ranks that is no power of 2.
-        HorovodInternalError: ranks disagree about the operation, the job goes on; or a rank was lost.
+        HorovodInternalError: ranks disagree about the operation, and the job continues; or a rank was lost.
     """
     if compression not in (Compression.none, Compression.fp16):
         raise ValueError(f"compression={compression!r}: values take Compression.none or Compression.fp16")
@@ -144,13 +144,13 @@ def allgather(value: Any, name: str | None = None) -> Value:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Value:
-    """The value of the rank `root_rank`, on all ranks; returns a Value.
+    """Gives all ranks the value of rank `root_rank`; returns a Value.
 
     Args:
-        value, name: as for allreduce; the same shape and dtype on all ranks, its values matter on the root only.
+        value, name: as for allreduce; the same shape and dtype on all ranks. Only the root's content matters.
         root_rank: global rank.
     Raises:
-        As allreduce; ValueError also when there is no such rank.
+        As allreduce; also ValueError: there is no such rank.
     """
     array = values.to_array(value)
     received = rules.broadcast(frontend, values.to_send(array), root_rank, False, name, global_process_set,
@@ -159,13 +159,13 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Value:
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Value:
-    """Reduces a value and leaves to each rank its slice of the first dimension; returns a Value.
+    """Reduces a value and returns this rank's slice of the first dimension as a Value.
 
     Args:
         value, name: as for allreduce; at least 1-D.
         op: Average (default) or Sum.
     Raises:
-        As allreduce; HorovodInternalError also for another op.
+        As allreduce; also HorovodInternalError: another op.
     """
     return _value(
         rules.reducescatter(frontend, values.to_array(value), name, op, global_process_set, blocking=True).wait())
@@ -175,17 +175,17 @@ def load_model(filepath: str | os.PathLike[str], custom_optimizers: Iterable[typ
                custom_objects: dict | None = None, compression: type[Compressor] = Compression.none,
                legacy_opts: bool = False, algorithm: str | Algorithm | type[Algorithm] | None = None,
                delay: int = 0) -> keras.Model:
-    """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the state that was saved.
+    """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the saved state.
 
     Args:
         filepath: as for keras.models.load_model().
         custom_optimizers: list of optimizer classes that Keras does not know.
         custom_objects: dict of name -> class or function, as for keras.models.load_model().
         compression: see DistributedOptimizer.
-        legacy_opts: accepted for Horovod's sake; what kind of optimizer was saved is in the file.
-        algorithm: see DistributedOptimizer. One that was saved (as .keras) goes on where it was: with what is a rank's
-            own on the rank that saved it, if there are as many ranks as then; else that begins anew.
-        delay: see DistributedOptimizer. What travelled when the model was saved is applied by its next step.
+        legacy_opts: unused, for compatibility with Horovod: the file says what kind of optimizer it has.
+        algorithm: see DistributedOptimizer. If it was saved (as .keras), it continues from its state. State of one
+            rank is restored only on the rank that saved it, for an unchanged number of ranks; else it starts anew.
+        delay: see DistributedOptimizer. The next step applies gradients that were in flight when the model was saved.
     """
     return _load_model(
         filepath,

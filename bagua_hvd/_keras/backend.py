@@ -1,7 +1,7 @@
-"""What the backend that Keras runs on supplies. Everything else in this folder is the same on all of them.
+"""The differences between the backends of Keras. Everything else in this folder is common to all.
 
-TensorFlow's front end is built on this folder, and registers what it has for Keras; torch's lies below. For reductions
-see reduction.py.
+TensorFlow's front end is built on this folder, and registers its parts for Keras; torch's are below. For reductions see
+reduction.py.
 """
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,15 +15,15 @@ from bagua_hvd.reduction.options import GradientOptions
 
 @dataclass(frozen=True)
 class Backend:
-    """What a backend has for Keras.
+    """The parts that a backend supplies for Keras.
 
     Attributes:
         make_reduction: function of (options, optimizer=, passes=); see make_reduction().
         Compression: classes none and fp16.
-        shared_reductions: what beside optimizers has numbers; see reduction.py.
+        shared_reductions: objects with numbers besides optimizers; see reduction.py.
         translated_errors: makes a context in which a failed collective raises HorovodInternalError.
-        broadcast_global_variables: function of the root, for graphs of TensorFlow 1; None: there are none.
-        wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras; None: it cannot be served.
+        broadcast_global_variables: function of the root, for graphs of TensorFlow 1; None: not supported.
+        wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras; None: not supported.
     """
 
     make_reduction: Callable[..., Any]
@@ -39,7 +39,7 @@ _backends: dict[str, Backend] = {}
 
 
 def register(name: str, backend: Backend) -> None:
-    """Makes a Backend known for KERAS_BACKEND=name."""
+    """Registers a Backend for KERAS_BACKEND=name."""
     _backends[name] = backend
 
 
@@ -53,12 +53,12 @@ def _find(name):
 
 
 def current() -> Backend:
-    """The Backend that Keras runs on; of one that has none, what TensorFlow's has, but for reductions."""
+    """The Backend that Keras runs on. If it has none here: TensorFlow's, though without reductions."""
     return _find(keras.backend.backend()) or of_tf_keras()
 
 
 def of_tf_keras() -> Backend:
-    """The Backend of tf_keras, TensorFlow's. RuntimeError: nobody has imported its front end."""
+    """The Backend of tf_keras, TensorFlow's. RuntimeError: its front end has not been imported."""
     if "tensorflow" not in _backends:
         raise RuntimeError("models and optimizers of tf_keras need TensorFlow's front end: import bagua_hvd.tensorflow")
     return _backends["tensorflow"]
@@ -68,7 +68,7 @@ def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any
     """The reduction of GradientOptions on this backend.
 
     Args:
-        optimizer: whose gradients they are; held weakly. passes: its backward passes for each step.
+        optimizer: applies these gradients; held weakly. passes: its backward passes per step.
     Raises:
         ValueError: the algorithm cannot serve the optimizer.
         NotImplementedError: the backend is neither tensorflow nor torch.
@@ -82,7 +82,7 @@ def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any
 
 
 def as_written(function: Callable[..., Any]) -> Any:
-    """Decorator: TensorFlow's AutoGraph, which would rewrite it and all that it calls, leaves it alone."""
+    """Decorator: excludes the function from TensorFlow's AutoGraph, which would rewrite it and all its callees."""
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf
@@ -96,7 +96,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     Args:
         root_rank: global rank.
     Raises:
-        RuntimeError: in eager mode, and on other backends: BroadcastGlobalVariablesCallback does it there.
+        RuntimeError: in eager mode, and on other backends; use BroadcastGlobalVariablesCallback there.
     """
     broadcast = current().broadcast_global_variables if keras.backend.backend() == "tensorflow" else None
     if broadcast is None:

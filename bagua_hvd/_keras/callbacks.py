@@ -4,7 +4,7 @@ Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate chan
 
     v <- m (new / old) v - new g       instead of       v <- m v - new g
 
-Here v itself is scaled before the step. It is the same step, and a compiled one obeys it, for which m is a constant.
+Here v itself is scaled before the step, which is the same step, and also works if it is compiled with m as a constant.
 """
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ _MOST_STEPS = 2**31 - 3
 
 
 class Callback(keras.callbacks.Callback):
-    """A callback of Keras 3 that fit() of tf_keras takes as well: it asks for more than Keras 3 does."""
+    """A callback of Keras 3 for fit() of tf_keras, too, which calls more methods."""
 
     def _implements_train_batch_hooks(self):
         return True
@@ -41,12 +41,12 @@ class Callback(keras.callbacks.Callback):
         return False
 
     def _check_steps(self):
-        """Compares the steps of an epoch between the ranks that train this model together, collectively.
+        """Compares the steps of an epoch between the ranks that train this model together; collective.
 
-        Not where Keras does not know them on some rank, nor for algorithms whose ranks run at their own pace.
+        Skipped if Keras does not know them on some rank, and for algorithms in which ranks run at their own pace.
 
         Raises:
-            ValueError: on all ranks, that they are not equal.
+            ValueError: on all ranks, if they are not equal.
         """
         for options in (distribution.reduction.options for distribution in distributions(self.model.optimizer)):
             if not options.communicates or getattr(options.algorithm, "asynchronous", False):
@@ -60,14 +60,14 @@ class Callback(keras.callbacks.Callback):
 class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the root's model and optimizer, once, at the end of the first batch.
 
-    By then everything is built, also models that take their shapes from the data.
+    By then everything is built, even models that take their shapes from the data.
 
     Args:
         root_rank: global rank.
-        device: accepted for Horovod's sake.
-        local_variables: variables that stay as they are on each rank.
+        device: unused, for compatibility with Horovod.
+        local_variables: variables that keep their values on each rank.
     Raises:
-        ValueError: local_variables holds something else than variables.
+        ValueError: an entry of local_variables is not a variable.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -102,9 +102,9 @@ class MetricAverageCallback(Callback):
     Put it before callbacks that read metrics, such as ReduceLROnPlateau, so that all ranks do the same.
 
     Args:
-        device: accepted for Horovod's sake.
+        device: unused, for compatibility with Horovod.
     Raises:
-        ValueError: when training begins, ranks have epochs of different lengths.
+        ValueError: at the beginning of training, ranks have epochs of different lengths.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -126,7 +126,7 @@ class MetricAverageCallback(Callback):
 
 
 def _steps(params):
-    """Batches in an epoch, as Keras tells callbacks; in graphs of TensorFlow 1 it tells samples. None: it does not."""
+    """Batches in an epoch, as Keras tells callbacks (in graphs of TensorFlow 1 it tells samples); None if unknown."""
     samples, batch_size = params.get("samples"), params.get("batch_size")
     return params.get("steps") or (samples and batch_size and -(-samples // batch_size)) or None
 
@@ -137,13 +137,13 @@ class LearningRateScheduleCallback(Callback):
     Args:
         initial_lr: learning rate at multiplier 1.
         multiplier: function of the epoch; or a number m, which means m ** (epoch - start_epoch).
-        start_epoch, end_epoch: epochs in which it works, the last one excluded; None: to the end.
-        staircase: set it at the first batch of an epoch only; else at every batch, and epochs have fractions.
-        momentum_correction: see the module; of SGD and RMSprop.
-        steps_per_epoch: batches in an epoch, to compute fractions; None: as Keras says.
+        start_epoch, end_epoch: epochs in which it works, without the last one; None: to the end.
+        staircase: set it only at the first batch of an epoch; else at every batch, with fractional epochs.
+        momentum_correction: see the module; for SGD and RMSprop.
+        steps_per_epoch: batches in an epoch, to compute fractions; None: Keras' value.
     Raises:
-        ValueError: no initial_lr; or, when training begins, steps_per_epoch is needed and Keras does not know it, or
-            ranks have epochs of different lengths.
+        ValueError: no initial_lr; or, at the beginning of training, steps_per_epoch is needed and Keras does not know
+            it, or ranks have epochs of different lengths.
     """
 
     def __init__(self, initial_lr: float, multiplier: float | Callable[[int], float], start_epoch: int = 0,
@@ -207,12 +207,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
         lr = initial_lr / n * (e (n - 1) / w + 1)
 
-    which is initial_lr at the last batch of epoch w - 1, and stays. With steps_per_execution > 1 the batches of an
-    execution have the rate of its first one, and initial_lr comes when the epoch ends.
+    which is initial_lr at the last batch of epoch w - 1, and stays. With steps_per_execution > 1 all batches of an
+    execution use the rate of its first one, and the end of the epoch sets initial_lr.
 
     Args:
         initial_lr: the rate to reach, already multiplied by the number of ranks.
-        verbose: 1: the first rank says when it is reached. The others: see LearningRateScheduleCallback.
+        verbose: 1: the first rank prints a message when it is reached. Others: see LearningRateScheduleCallback.
     """
 
     def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
@@ -227,7 +227,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         ends = self.end_epoch is not None and epoch == self.end_epoch - 1
-        if ends:                # with steps_per_execution > 1 Keras does not tell when the last batch begins
+        if ends:                # with steps_per_execution > 1 Keras does not report the start of the last batch
             self._adjust(epoch + 1 - 1 / self.steps_per_epoch)
         super().on_epoch_end(epoch, logs)
         if ends and self.verbose > 0 and basics.rank() == 0:
@@ -235,11 +235,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(Callback, keras.callbacks.ModelCheckpoint):
-    """ModelCheckpoint that keeps the best only. Set its `filepath` before training; an estimator does that."""
+    """ModelCheckpoint that keeps only the best model. Set its `filepath` before training; an estimator does that."""
 
     def __init__(self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: Any = False, mode: str = "auto",
                  save_freq: Any = "epoch") -> None:
-        # Keras checks the ending of a path that it must have, and that is not known yet.
+        # Keras requires a path with a valid ending, and the path is not known yet.
         path = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(path, monitor=monitor, verbose=verbose, save_best_only=True,
                          save_weights_only=save_weights_only, mode=mode, save_freq=save_freq)

@@ -1,8 +1,8 @@
-"""What algorithms keep between steps, in what Keras saves: .keras, .weights.h5, and what its callbacks write.
+"""Puts algorithms' state into the files that Keras and its callbacks save: .keras and .weights.h5.
 
-Keras saves a part of an optimizer under that part's name. So the algorithm's state is a part, `algorithm_state`, which
-holds no variables: the optimizer's own are what its class has, and plain Keras, whose optimizers have no such part,
-passes it over. There the state lies as bytes:
+Keras saves a part of an optimizer under the part's name. So the algorithm's state is a part, `algorithm_state`, without
+variables: the optimizer's own variables stay those of its class, and plain Keras, whose optimizers have no such part,
+skips it. The part stores the state as bytes:
 
     tree        JSON, in UTF-8: dicts as [[key, value], ...] under "dict", bytes as their number under "bytes"
     0, 1, ...   the bytes
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def _to_tree(value, blobs):
-    """What JSON can hold of dicts, lists, numbers and bytes; appends the bytes to `blobs`."""
+    """Converts dicts, lists, numbers and bytes to JSON values; appends the bytes to `blobs`."""
     if isinstance(value, bytes):
         blobs.append(value)
         return {"bytes": len(blobs) - 1}
@@ -28,7 +28,7 @@ def _to_tree(value, blobs):
 
 
 def _from_tree(tree, blob):
-    """The inverse; blob: function of a number that returns the bytes."""
+    """The inverse of _to_tree(). blob: function of a number that returns the bytes."""
     if isinstance(tree, list):
         return [_from_tree(entry, blob) for entry in tree]
     if not isinstance(tree, dict):
@@ -39,7 +39,7 @@ def _from_tree(tree, blob):
 
 
 class AlgorithmState(keras.layers.Layer):
-    """A part of an optimizer that Keras saves and loads. A layer only in that Keras knows how to go about it.
+    """A part of an optimizer that Keras saves and loads. It is a layer only because Keras can save layers.
 
     Args:
         optimizer: a HasDistribution.
@@ -59,38 +59,38 @@ class AlgorithmState(keras.layers.Layer):
             store[name] = np.frombuffer(data, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        # What was kept beside Adam's moments does not go with others.
+        # State saved with Adam's moments must not be combined with other moments.
         if "tree" in store.keys() and not self._of[2].begins_anew:      # noqa: SIM118  # a store of Keras, no dict
             tree = json.loads(store["tree"].tobytes())
             self._of[1](_from_tree(tree, lambda number: store[str(number)].tobytes()))
 
 
 class HasDistribution:
-    """What a distributed optimizer has beside its class: how its gradients are reduced, and its algorithm's state."""
+    """Adds to an optimizer's class the reduction of its gradients and its algorithm's state."""
 
-    _settings: tuple        # what the class of the distribution is given, beside the optimizer; in the subclass
+    _settings: tuple        # further arguments of the distribution's class; set in the subclass
     _distribution_class: type[Any]
 
-    @functools.cached_property      # which does not go through __setattr__, where Keras tracks what it is to save
+    @functools.cached_property      # bypasses __setattr__, where Keras tracks the parts that it saves
     def distribution(self) -> Any:
-        """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
+        """Made on first use, so that from_config() of the class need not know it."""
         return self._distribution_class(self, *self._settings)
 
     def register_local_var(self, var: Any) -> None:
-        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
         self.distribution.reduction.register_local(var)
 
     def algorithm_state_dict(self) -> Any:
-        """What the algorithm keeps on this rank, made of dicts, lists, numbers and bytes; {} when it keeps nothing."""
+        """The algorithm's state on this rank, made of dicts, lists, numbers and bytes; {} if there is none."""
         states = self.distribution.reduction.state_dicts()
         return {"reductions": states} if any(states) else {}
 
     def load_algorithm_state_dict(self, state: Any) -> None:
-        """Takes up an algorithm_state_dict(); to be called alike on all ranks, each with its own or all with one.
+        """Restores an algorithm_state_dict(); all ranks must call it, each with its own or all with the same one.
 
-        What is equal on all ranks is taken up always; what is of one rank only by that rank of as many ranks, else it
-        begins anew on all ranks. {}: leaves all as it is.
+        State that is equal on all ranks is always restored. State of one rank is restored only by that rank, and only
+        if the number of ranks is unchanged; else it starts anew on all ranks. {}: changes nothing.
         """
         if state:
             self.distribution.reduction.load_state_dicts(state["reductions"])

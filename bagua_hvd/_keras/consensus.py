@@ -1,4 +1,4 @@
-"""One model out of the ranks' different ones: decentralized and asynchronous algorithms leave them apart."""
+"""Averages the ranks' models, which decentralized and asynchronous algorithms let differ."""
 from typing import Any
 
 import keras
@@ -11,15 +11,15 @@ from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 
 
 class consensus:
-    """Sets a model's floating variables to their mean over the ranks, at once. Collective.
+    """Sets a model's floating-point variables to their mean over the ranks, at once. Collective.
 
         hvd.consensus(model)                    # from here on all ranks have the mean
 
-        with hvd.consensus(model):              # only within: evaluation, a checkpoint
+        with hvd.consensus(model):              # for this block only: evaluation, a checkpoint
             model.evaluate(...)
 
-    Not within a tf.function. With algorithm="async", `optimizer.algorithm.abort()` comes before it. Counters and the
-    states of random generators stay.
+    Not within a tf.function. With algorithm="async", call `optimizer.algorithm.abort()` before it. Counters and the
+    states of random generators keep their values.
 
     Args:
         model: a Keras model, a tf.Module, or a list of variables, the same on all ranks.
@@ -29,11 +29,11 @@ class consensus:
     """
 
     def __init__(self, model: Any, process_set: ProcessSet = global_process_set) -> None:
-        # `weights` of Keras leaves out metrics, which `variables` has.
+        # `weights` of a Keras model lacks metrics, which `variables` has.
         variables = getattr(model, "weights", None) or getattr(model, "variables", model)
-        unique = {id(variable): variable for variable in variables}         # shared ones once
+        unique = {id(variable): variable for variable in variables}         # shared variables once
         self._variables = [v for v in unique.values() if keras.backend.is_float_dtype(_dtype(v))]
-        # Copies: a tensor's array may lie in the very memory of the variable.
+        # Copies: a tensor's array may share the variable's memory.
         self._own = [values.to_array(variable).copy() for variable in self._variables]
         if self._own:
             self._set(rules.grouped_allreduce(

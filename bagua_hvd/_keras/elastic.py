@@ -24,23 +24,23 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 
 
 def _broadcast_object(obj, root_rank=0):
-    # A name of its own, apart from what the script broadcasts.
+    # Its own name, apart from the script's broadcasts.
     return objects.broadcast_object(basics.context(), obj, root_rank, basics.rank() == root_rank, "elastic.state")
 
 
 class KerasState(ObjectState):
-    """Model, optimizer and whatever else training needs in order to go on, as attributes.
+    """Model, optimizer and other training state, as attributes.
 
     Args:
         model: built (its weights exist).
         optimizer: None: the one that the model was compiled with, if any.
-        every_step: without commit(): after a loss training continues after the last step that any rank completed, see
-            reduction/every_step.py. The attributes may change between a step and the next collective, as fit() does
-            it with the two callbacks. Gradients of embeddings travel dense.
-        kwargs: further attributes with their first values; see ObjectState.
+        every_step: needs no commit(): after a loss training continues after the last step that any rank completed; see
+            reduction/every_step.py. Change attributes only between a step and the next collective, as the two callbacks
+            do in fit(). Gradients of embeddings are sent as dense ones.
+        kwargs: further attributes with their initial values; see ObjectState.
     Raises:
-        ValueError: the model is not built: its variables do not exist yet. With every_step: the optimizer is no
-            DistributedOptimizer that can keep every step, or has made one.
+        ValueError: the model is not built: its variables do not exist yet. With every_step: the optimizer is not a
+            DistributedOptimizer that can keep every step, or has made a step.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class KerasState(ObjectState):
         return self.model.weights + legacy.variables(self.optimizer)
 
     def _save_model(self):
-        basics.wait_for_gpus()          # the torch backend's tensors may lie on one
+        basics.wait_for_gpus()          # tensors of the torch backend may be on one
         self._saved_values = [values.to_array(variable).copy() for variable in self._variables()]
 
     def _save(self):
@@ -101,7 +101,7 @@ class CommitStateCallback(Callback):
     """Commits the state after every few batches, and at the end of every epoch.
 
     Args:
-        state: an elastic state. batches_per_commit: more is faster, and loses more when a rank is lost.
+        state: an elastic state. batches_per_commit: a larger number is faster, and loses more when a rank is lost.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -129,10 +129,10 @@ class CommitStateCallback(Callback):
 
 
 class UpdateBatchStateCallback(Callback):
-    """Keeps in `state.batch` how many batches of this epoch are done; 0 at its end.
+    """Keeps the number of completed batches of this epoch in `state.batch`; 0 at its end.
 
-    When fit() begins with some done, its first epoch is so many batches shorter. Put it before callbacks that may stop
-    the training, and before CommitStateCallback.
+    If fit() begins with some completed, its first epoch is shorter by that number. Put it before callbacks that may
+    stop the training, and before CommitStateCallback.
 
     Args:
         state: an elastic state with an attribute `batch`, at first 0.
@@ -152,7 +152,7 @@ class UpdateBatchStateCallback(Callback):
         self.state.batch = self._done + batch + 1
         steps = (self.params or {}).get("steps")
         if self._done and steps and self.state.batch >= steps:
-            # Keras leaves the loop over the batches, then looks again after on_epoch_end().
+            # Keras leaves the loop over the batches, and reads it again after on_epoch_end().
             self._cut = self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -162,7 +162,7 @@ class UpdateBatchStateCallback(Callback):
 
 
 class UpdateEpochStateCallback(Callback):
-    """Keeps in `state.epoch` how many epochs are done, over all calls of fit().
+    """Keeps the number of completed epochs in `state.epoch`, over all calls of fit().
 
     Args:
         state: an elastic state with an attribute `epoch`, at first 0.

@@ -1,9 +1,9 @@
 """A KerasState without commit(); see reduction/every_step.py.
 
-A train step may be compiled: then nothing of Python runs when its weights have changed. So the step ends with two
-things more, in the graph: it counts itself, and it copies what the next forward pass will change. A step whose averages
-are there, and which has not counted itself after a failure, has changed some of the weights, perhaps: it is torn, and
-its rank takes the state of another one.
+A train step may be compiled: then no Python code runs after its weights have changed. So the graph of a step ends with
+two more parts: it counts itself, and copies the variables that the next forward pass will change. If a step's averages
+have arrived, but it failed before counting itself, it may have changed some of the weights. It is then torn, and its
+rank takes the state of another rank.
 """
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ LATE = (
 
 
 class KerasEveryStep(EveryStep):
-    """The steps of a KerasState's optimizer.
+    """EveryStep for the optimizer of a KerasState.
 
     Args:
         state: the KerasState, with model and optimizer.
@@ -35,7 +35,7 @@ class KerasEveryStep(EveryStep):
         self._reduction = distribution.reduction
         if self._reduction.reducers():
             raise ValueError(LATE.format(state=type(state).__name__))
-        self._reduction.observe(self)       # now, for what is traced depends on it
+        self._reduction.observe(self)       # now, because traced steps depend on it
         model = state.model
         frozen = {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
         others = set(map(id, [*model.weights, *model.metrics_variables]))
@@ -54,7 +54,7 @@ class KerasEveryStep(EveryStep):
             copy.assign(variable)
 
     def step_ended(self) -> None:
-        """The averages are there; _applied() follows."""
+        """The averages have arrived; _applied() follows."""
         if self.completed is not None:
             self.completed += 1
             self._begun = False
@@ -69,7 +69,7 @@ class KerasEveryStep(EveryStep):
         forget_step(self._state.optimizer)
         for reducer in self._reduction.reducers():
             if self.completed is not None:
-                reducer.model.drop_state(shared=True)       # it is of a step that failed
+                reducer.model.drop_state(shared=True)       # it comes from the failed step
         return False
 
     def _keep(self):
@@ -85,7 +85,7 @@ class KerasEveryStep(EveryStep):
             variable.assign(copy)
 
     def _torn(self):
-        # A single rank of a job that is not elastic communicates nothing, so it is told of no step.
+        # A single rank of a job that is not elastic communicates nothing, so it does not see steps.
         return int(keras.ops.convert_to_numpy(self._counted)) < (self.completed or 0)
 
     def _equal_data(self) -> Iterator[Any]:
@@ -97,7 +97,7 @@ class KerasEveryStep(EveryStep):
 
 
 def _with_copies(variables):
-    """Pairs of variables and others of the same values."""
+    """Pairs of variables and copies of them."""
     return [(variable, keras.Variable(keras.ops.convert_to_numpy(variable), dtype=variable.dtype, trainable=False,
                                       name="kept")) for variable in variables]
 

@@ -1,6 +1,6 @@
-"""tf_keras, the Keras 2 that lives on beside Keras 3: tf.keras is it where TF_USE_LEGACY_KERAS=1 says so.
+"""tf_keras, the Keras 2 that continues beside Keras 3: with TF_USE_LEGACY_KERAS=1, tf.keras is tf_keras.
 
-The Keras packages serve models of both. What differs between them is here.
+The Keras packages serve models of both. This module has the differences.
 """
 import os
 import sys
@@ -15,7 +15,7 @@ def in_use() -> bool:
 
 
 def is_optimizer(optimizer: Any) -> bool:
-    """Whether this is one of tf_keras.optimizers, or of tf_keras.optimizers.legacy."""
+    """Whether it is an optimizer of tf_keras.optimizers, or of tf_keras.optimizers.legacy."""
     tf_keras = sys.modules.get("tf_keras")
     return tf_keras is not None and isinstance(
         optimizer, (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
@@ -23,13 +23,13 @@ def is_optimizer(optimizer: Any) -> bool:
 
 
 def session_backend(value: Any) -> Any:
-    """tf_keras.backend for what lies in a graph of TensorFlow 1, and has a value in Keras' session only; else None."""
+    """tf_keras.backend for a value in a graph of TensorFlow 1, which only Keras' session can read; else None."""
     tf_keras = sys.modules.get("tf_keras")
     return tf_keras.backend if tf_keras is not None and getattr(value, "graph", None) is not None else None
 
 
 def build(optimizer: Any, variables: Any) -> None:
-    """Makes an optimizer's variables, of either Keras."""
+    """Creates an optimizer's variables, of either Keras."""
     if hasattr(optimizer, "build"):
         optimizer.build(variables)
     else:                               # tf_keras.optimizers.legacy
@@ -37,7 +37,7 @@ def build(optimizer: Any, variables: Any) -> None:
 
 
 def variables(optimizer: Any) -> list:
-    """All variables of an optimizer of either Keras; none of None."""
+    """All variables of an optimizer of either Keras; [] for None."""
     if optimizer is None:
         return []
     found = optimizer.variables         # tf_keras has a function of that name
@@ -54,9 +54,9 @@ def scale(variable: Any, factor: float) -> None:
 
 
 def velocities(optimizer: Any, weights: Any) -> Any:
-    """Where SGD or RMSprop of either Keras adds up its steps; none before it is built, and none of other optimizers.
+    """The variables in which SGD or RMSprop of either Keras accumulates its steps; none before build() or for others.
 
-    What Muon calls momentums are sums of plain gradients, without a learning rate.
+    Muon's momentums do not count: they are sums of plain gradients, without a learning rate.
     """
     if hasattr(optimizer, "get_slot"):  # tf_keras.optimizers.legacy
         built = "momentum" in optimizer.get_slot_names()

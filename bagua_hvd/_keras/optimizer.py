@@ -1,13 +1,12 @@
 """DistributedOptimizer for Keras 3: a subclass of the optimizer's class that reduces gradients inside apply().
 
-All ways to train with Keras lead through Optimizer.apply(): fit(), compiled by XLA or not, train_on_batch(),
-apply_gradients() in a loop of one's own. Gradients are reduced there before Keras clips, unscales or looks at them.
-When a class takes another way, its update would use gradients of this rank alone; that is an error, not a surprise
-at the end of training.
+All training with Keras calls Optimizer.apply(): fit(), compiled by XLA or not, train_on_batch(), and apply_gradients()
+in your own loop. There gradients are reduced before Keras clips, unscales or reads them. A class that bypasses apply()
+would update with the gradients of this rank alone; that raises an error at once.
 
-How they are reduced is the backend's matter (_keras/backend.py); here is what every backend has: accumulation over
-backward passes, loss scaling, serialization under the name of the original class. Optimizers of tf_keras are handed to
-tensorflow/tf_keras.py.
+The backend defines how they are reduced (_keras/backend.py). This file has the part common to all backends:
+accumulation over backward passes, loss scaling, serialization under the name of the original class. Optimizers of
+tf_keras are passed to tensorflow/tf_keras.py.
 """
 import functools
 import zipfile
@@ -41,13 +40,13 @@ WEIGHT_OUTSIDE = (
 
 
 class _Distribution:
-    """What a distributed optimizer has beside the attributes of its class.
+    """The state of a distributed optimizer besides the attributes of its class.
 
     Attributes:
         reduction: see _keras/backend.py.
-        reduced: gradients that are being applied have been reduced.
+        reduced: the gradients that are being applied have been reduced.
         applied: None, or a function of Keras' operations that becomes the last part of steps that are traced later.
-        begins_anew: Keras has passed over the optimizer's state in the file that is being loaded.
+        begins_anew: Keras has skipped the optimizer's state in the file that is being loaded.
     """
 
     begins_anew = False
@@ -58,18 +57,18 @@ class _Distribution:
         self.average_aggregated = average_aggregated
         self.reduced = False
         self.applied: Callable[[], Any] | None = None
-        self._weight: tuple[Any, bool] | None = None        # of the next average; given while a graph was traced
+        self._weight: tuple[Any, bool] | None = None        # (that of the next average, set in a trace)
         self._counter: keras.Variable | None = None
-        self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
-        # Variables that had a gradient in this window, by id of the native one. When graphs run is unknown here, so
-        # what they add to stays.
+        self._sums = ByIdentity(self.reduction.native)      # variable -> its sum in this window
+        # Variables with a gradient in this window, by id of the native one. It is unknown here when graphs run, so
+        # theirs stay.
         self._window: dict[int, Any] = {}
 
     def build(self, variables):
-        """Makes the variables that accumulation needs. They are no optimizer variables: a checkpoint is the class's.
+        """Creates the variables for accumulation. They are not the optimizer's: a checkpoint has only the class's own.
 
         Returns:
-            The counter of passes, None where nothing accumulates.
+            The counter of passes, or None if nothing accumulates.
         """
         if self.passes == 1:
             return None
@@ -83,7 +82,7 @@ class _Distribution:
         return self._counter
 
     def reset(self):
-        """Forgets accumulated gradients and whatever is pending."""
+        """Drops accumulated and pending gradients."""
         self.reduction.reset()
         self._window = {}
         for variable in (self._counter, *self._sums.values()):
@@ -91,10 +90,10 @@ class _Distribution:
                 variable.assign(ops.zeros_like(variable))
 
     def apply(self, optimizer, gradients, variables, apply):
-        """Reduces the gradients and applies them by `apply`; or adds them up, until the last pass of the window.
+        """Reduces the gradients and applies them by `apply`; before the last pass of a window, only accumulates them.
 
         Args:
-            optimizer: whose iterations advance where nothing is applied.
+            optimizer: its iterations advance if nothing is applied.
             apply: function of gradients and variables.
         """
         if self.passes == 1:
@@ -144,7 +143,7 @@ class _Distribution:
                 self.reduced = False
 
         def by_algorithm():
-            """What else apply() does."""
+            """The other effects of apply()."""
             for variable in variables:
                 if getattr(variable, "constraint", None) is not None:
                     variable.assign(variable.constraint(variable))
@@ -161,7 +160,7 @@ class _Distribution:
 
 
 def _built(optimizer, trainable_variables):
-    """What apply() is to update; the optimizer has its variables then: a condition, which comes next, can make none."""
+    """The variables that apply() will update. Builds the optimizer, since the condition that follows cannot."""
     variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -171,20 +170,20 @@ def _built(optimizer, trainable_variables):
 
 
 class Distributed(HasDistribution, keras.optimizers.Optimizer):
-    """What DistributedOptimizer puts before the class of the optimizer it is given."""
+    """The mixin that DistributedOptimizer puts before the class of the given optimizer."""
 
     _distribution_class = _Distribution
     built: bool
-    loss_scaled = False         # by a LossScaleOptimizer around it: the gradients that are reduced are multiplied
+    loss_scaled = False         # true within a LossScaleOptimizer: the reduced gradients are scaled
 
     @property
     def algorithm(self) -> Any:
-        """The Algorithm by which gradients travel."""
+        """The Algorithm that communicates gradients."""
         return self._settings[0].algorithm
 
     @functools.cached_property      # see HasDistribution
     def algorithm_state(self) -> AlgorithmState:
-        """The part of the optimizer by which Keras saves what the algorithm keeps."""
+        """The part of the optimizer in which Keras saves the algorithm's state."""
         return AlgorithmState(self)
 
     def set_weight(self, weight: Any) -> None:
@@ -195,9 +194,9 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
                 return super().train_step(data)
 
         Args:
-            weight: samples or tokens of this rank that its gradients are the mean over, a number or a scalar tensor;
-                0: this rank adds nothing. To be given on all ranks, in each step that is weighted; with
-                backward_passes_per_step it is that of the whole window, given in its last pass.
+            weight: number of samples or tokens that this rank's gradients are the mean over, a number or a scalar
+                tensor; 0: this rank adds nothing. All ranks must give it, in each weighted step; with
+                backward_passes_per_step it holds for the whole window, and is given in the last pass.
         Raises:
             ValueError: from apply(): op is not Average; the algorithm does not average gradients in every step; a
                 graph is traced, and this was called outside of it. On all ranks (on TensorFlow as
@@ -211,14 +210,14 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
 
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)
-        # Then Keras warns, and loads nothing: most often, the optimizer has not been built.
+        # Then Keras warns and loads nothing, usually because the optimizer has not been built.
         self.distribution.begins_anew = len(store.keys()) != len(self.variables)
 
     @as_written
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         apply = super().apply
         gradients = list(grads)
-        if self.distribution.reduced or not gradients:      # reduced: by a LossScaleOptimizer around this one
+        if self.distribution.reduced or not gradients:      # by a LossScaleOptimizer around this one
             return apply(gradients, trainable_variables)
         variables = _built(self, trainable_variables)
         return self.distribution.apply(self, gradients, variables, apply)
@@ -236,9 +235,9 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         return super().update_step(gradient, variable, learning_rate)
 
 
-# compile() of a model with dtype policy mixed_float16 puts a LossScaleOptimizer around the one it is given. That looks
-# for infinities in its gradients and applies them conditionally; so it is there that they must be reduced already, or
-# the ranks would take different branches, and some wait for the others forever.
+# compile() of a model with dtype policy mixed_float16 wraps the given optimizer in a LossScaleOptimizer, which looks
+# for infinities in its gradients and applies them conditionally. So they must be reduced before: otherwise ranks would
+# take different branches, and some would wait for the others forever.
 _scaled_apply = keras.optimizers.LossScaleOptimizer.apply
 
 
@@ -255,12 +254,12 @@ def _apply_scaled(self, grads, trainable_variables=None):
     return inner.distribution.apply(self, gradients, variables, functools.partial(_scaled_apply, self))
 
 
-# On torch's backend, Keras 3.16 trains by DistributedDataParallel where torch has a process group.
+# On torch's backend, Keras 3.16 trains with DistributedDataParallel if torch has a process group.
 _make_ddp: Any = getattr(keras.Model, "_initialize_ddp", None)
 
 
 def _make_ddp_for_others(self):
-    """Not around a model whose optimizer reduces gradients itself: they would travel twice, once in full."""
+    """Skips models whose optimizer reduces gradients itself: they would be sent twice, once in full precision."""
     if distributions(getattr(self, "optimizer", None)):
         object.__setattr__(self, "ddp_model", None)
     else:
@@ -268,7 +267,7 @@ def _make_ddp_for_others(self):
 
 
 def _adapt_keras():
-    """Changes what Keras does with distributed optimizers where they cannot themselves; again and again is once."""
+    """Patches Keras where distributed optimizers cannot adapt it themselves; repeated calls have no further effect."""
     scaled: Any = keras.optimizers.LossScaleOptimizer
     scaled.apply = _apply_scaled
     scaled.set_weight = lambda self, weight: self.inner_optimizer.set_weight(weight)
@@ -290,7 +289,7 @@ def innermost(optimizer: Any) -> Any:
 
 
 def distributions(optimizer: Any) -> Any:
-    """Those of the optimizer and of the one within it; an optimizer that is not distributed has none."""
+    """The distributions of the optimizer and of the one within it; none if they are not distributed."""
     found = []
     while optimizer is not None:
         if hasattr(optimizer, "distribution"):
@@ -300,29 +299,29 @@ def distributions(optimizer: Any) -> Any:
 
 
 def forget_step(optimizer: Any) -> None:
-    """Drops what a distributed optimizer has accumulated or pending; others are left alone."""
+    """Drops accumulated and pending gradients of a distributed optimizer; does nothing for others."""
     for distribution in distributions(optimizer):
         distribution.reset()
 
 
 def _subclass(base, settings):
-    """A class of the same name, which Keras saves as `base`: what it saved loads without this package."""
+    """A class of the same name, which Keras saves as `base`, so that files load without this package."""
     cls = type(base.__name__, (Distributed, base), {
         "__doc__": base.__doc__, "__module__": base.__module__, "__qualname__": base.__qualname__,
         "_settings": settings,
     })
     package, _, name = keras.saving.get_registered_name(base).rpartition(">")
     if package:
-        for registered in (cls, base):      # the last one is what loading finds
+        for registered in (cls, base):      # loading finds the last one
             keras.saving.register_keras_serializable(package, name)(registered)
     return cls
 
 
 def wrap(optimizer: Any, options: GradientOptions, passes: int = 1, average_aggregated: bool = False) -> Any:
-    """The distributed optimizer; hyperparameters, variables and state are shared with the given one.
+    """The distributed optimizer; it shares hyperparameters, variables and state with the given one.
 
     Args:
-        optimizer: keras.Optimizer; only the result should be used from then on. One of tf_keras is copied.
+        optimizer: keras.Optimizer; use only the result from then on. An optimizer of tf_keras is copied.
         options: GradientOptions, checked.
         passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
     Raises:
@@ -342,7 +341,7 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int = 1, average_aggr
     cls = _subclass(type(optimizer), (options, passes, average_aggregated))
     wrapped = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
-    distribution = wrapped.distribution     # now: what the algorithm cannot serve is refused here
+    distribution = wrapped.distribution     # made now, to refuse unsupported algorithms here
     if wrapped.built:
         distribution.build(wrapped._trainable_variables)
     return wrapped
@@ -350,9 +349,9 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int = 1, average_aggr
 
 def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_optimizers: Any,
                custom_objects: dict[str, Any] | None) -> Any:
-    """keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved.
+    """keras.models.load_model() with the optimizer wrapped by `wrap_optimizer`, and the saved state.
 
-    The algorithm's, too, if it keeps any: of a .keras file, as Keras calls its format.
+    From a .keras file also the algorithm's state, if it has any.
     """
     classes = {cls.__name__: cls for cls in custom_optimizers or ()}
     if legacy.in_use():
@@ -362,5 +361,5 @@ def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_optimiz
         model.optimizer = wrap_optimizer(model.optimizer)
         options = model.optimizer._settings[0]
         if (options.algorithm.relaxed or options.delay) and zipfile.is_zipfile(filepath):
-            model.load_weights(filepath)        # again, now that there is an algorithm to take up its state
+            model.load_weights(filepath)        # again, now with an algorithm that restores its state
     return model

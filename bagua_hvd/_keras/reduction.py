@@ -1,11 +1,11 @@
-"""Reduction of gradients: what is the same on all backends of Keras, and for TensorFlow's tapes.
+"""Reduction of gradients: the part common to all backends of Keras and TensorFlow's tapes.
 
-    gradients = reduction(gradients, variables)     reduced, in their order; None: see `fills_in`
-    reduction.update(apply, instead)                apply(), or instead() where the algorithm has updated the weights
-    reduction.stepped()                             the weights are new
+    gradients = reduction(gradients, variables)     reduced, in the given order; None: see `fills_in`
+    reduction.update(apply, instead)                apply(), or instead() if the algorithm has updated the weights
+    reduction.stepped()                             call it after the update
 
-Reducers have numbers, by which ranks match what they communicate. They are made when a step is traced, or run, for the
-first time: one for each list of variables, which ranks meet in the same order, however often they trace.
+Ranks match operations by the numbers of Reducers. A Reducer is made when a step is first traced or run: one for each
+list of variables, in the same order on all ranks, however often they trace.
 """
 import weakref
 from abc import ABC, abstractmethod
@@ -25,23 +25,23 @@ NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is
 
 
 class Reduction(ABC):
-    """Reduces lists of gradients; a backend says how.
+    """Reduces lists of gradients; backends implement it.
 
     A step is an object of the backend with
 
         reducer, source             of these variables; source.places: see __call__()
         exchange(gradients)         the reduced gradients
-        factor(weight)              what multiplies this rank's gradients in a weighted average
+            factor(weight)              the factor of this rank's gradients in a weighted average
         update(apply, instead), stepped()
 
     Args:
         options: GradientOptions, checked.
-        optimizer: of Keras, whose steps are made by update(); held weakly. passes: its backward passes for each step.
+        optimizer: a Keras one, whose steps update() makes; held weakly. passes: its backward passes per step.
     Raises:
         ValueError: the algorithm cannot serve the optimizer.
     Attributes:
-        fills_in: a step's exchange() takes None, for which zeros travel; else None stays None, and variables with and
-            without a gradient are other steps.
+        fills_in: a step's exchange() accepts None and sends zeros for it; else None stays None, and each set of
+            variables with a gradient is another step.
     """
 
     fills_in = False
@@ -52,28 +52,28 @@ class Reduction(ABC):
         self._passes = passes
         self._local = ByIdentity(self.native)       # variables that are not reduced
         self._has_local = False
-        self._used: Any = None      # the step under way
-        # ids of variables -> step, and weak references that end the entry with the first of them
+        self._used: Any = None      # the current step
+        # ids of variables -> step, and weak references that drop the entry when the first variable dies
         self._steps: dict[Any, Any] = {}
-        self._made: list[Any] = []             # weak references to Reducers, in the order in which they were made
-        self._promised: list[int] = []         # numbers of those that are made next
-        self._loaded: list[Any] = []           # their state, from a checkpoint
-        self._observer: Any = None             # of all of them
+        self._made: list[Any] = []             # weak references to Reducers, in the order of creation
+        self._promised: list[int] = []         # numbers for the next ones
+        self._loaded: list[Any] = []           # state for the next ones, from a checkpoint
+        self._observer: Any = None             # of all Reducers
         if options.algorithm is not None:
             options.algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, options.algorithm))
 
     @staticmethod
     @abstractmethod
     def native(variable: Any) -> Any:
-        """The backend's variable behind one of Keras; others as they are."""
+        """The backend's variable behind a Keras variable; others unchanged."""
 
     @abstractmethod
     def dense(self, gradient: Any) -> Any:
-        """A gradient that can be added up."""
+        """A gradient that can be accumulated."""
 
     @abstractmethod
     def take(self, sums: Any) -> list:
-        """The values of variables, which are zero from then on, also where what follows fails."""
+        """The values of variables, which are then set to zero, even if a later step fails."""
 
     @abstractmethod
     def _make_step(self, variables, number):
@@ -81,55 +81,55 @@ class Reduction(ABC):
 
     @abstractmethod
     def _adasum(self, gradients):
-        """Their Adasum."""
+        """The Adasum of the gradients."""
 
     @abstractmethod
     def _times(self, gradient, factor):
-        """Their product; 0 where the factor is, whatever the gradient."""
+        """Their product; 0 if the factor is 0, whatever the gradient."""
 
     def observe(self, observer: Any) -> None:
-        """Has all Reducers, those that are made later too, tell the observer of steps; see Reducer."""
+        """Makes all Reducers, also later ones, report steps to the observer; see Reducer."""
         self._observer = observer
         for reducer in self.reducers():
             reducer.observer = observer
 
     def in_turn(self, gradients: Any, first: Callable[[], Any], then: Callable[[], Any]) -> None:
-        """Calls both; in a graph, what `first` makes runs after the gradients, and what `then` makes after all that."""
+        """Calls both; in a graph, ops of `first` run after the gradients, and ops of `then` after those."""
         first()
         then()
 
     def traces(self) -> bool:
-        """Whether a graph is being made, that runs later and again."""
+        """Whether a graph is being traced, which runs later and repeatedly."""
         return False
 
     def _size(self, gradient):
-        """What a gradient that is not reduced is divided by."""
+        """The divisor of a gradient that is not reduced."""
         return self.options.process_set.size()
 
     def _divided(self, gradient):
         return gradient / self._size(gradient)
 
     def register_local(self, variable: Any) -> None:
-        """From now on this one is not reduced."""
+        """Excludes the variable from the reduction from now on."""
         self._local.add(variable)
         self._has_local = True
 
     def reset(self) -> None:
-        """Forgets what is pending."""
+        """Drops pending gradients."""
         for step, _ in list(self._steps.values()):
             step.reducer.reset()
 
     # --------------------------------------------------------------------------------------------------- steps ----
 
     def __call__(self, gradients, variables, local=(), weight=None):
-        """The reduced gradients, a list in their order.
+        """Returns the reduced gradients, a list in the given order.
 
         Args:
-            gradients: of the backend, or None. variables: what they are gradients of.
+            gradients: of the backend, or None. variables: their variables.
             local: further variables that are not reduced.
-            weight: None, or a number or scalar: samples that this rank's gradients are the mean over.
+            weight: None, or a number or scalar: number of samples that this rank's gradients are the mean over.
         Raises:
-            ValueError: a weight, and gradients are not averaged in every step, or there are none of variables.
+            ValueError: a weight is given, but gradients are not averaged in every step, or no variable has one.
         """
         self._used = None
         gradients = list(gradients)
@@ -158,11 +158,11 @@ class Reduction(ABC):
         return [gradient if gradient is None else self._times(gradient, factor) for gradient in gradients]
 
     def _travels_alone(self, gradient, variable):
-        """Whether a gradient goes by an operation of its own, not by a step."""
+        """Whether a gradient is communicated by its own operation, not by a step."""
         return False
 
     def _places(self, gradients, variables, local):
-        """By index: the place among all variables that are reduced, with or without a gradient. Others are scaled."""
+        """index -> place among all reduced variables, with or without a gradient. Scales the other gradients."""
         if not self._has_local and not local:
             return dict(enumerate(range(len(gradients))))
         places: dict[int, int] = {}
@@ -201,28 +201,28 @@ class Reduction(ABC):
         return step
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
-        """Calls apply(), which applies the gradients that were reduced last; or, where the algorithm has updated the
-        weights, instead(). Returns what comes after either, where that is an operation of a graph."""
+        """Applies the gradients that were reduced last by apply(); if the algorithm has updated the weights, calls
+        instead(). In a graph, returns an operation that follows either."""
         return apply() if self._used is None else self._used.update(apply, instead)
 
     def stepped(self) -> Any:
-        """The gradients have been applied. Returns operations that have to run for the algorithm, in graphs."""
+        """Call it after the gradients have been applied. Returns operations that a graph must run for the algorithm."""
         step, self._used = self._used, None
         return [] if step is None else step.stepped()
 
     # ------------------------------------------------------------------------------------- numbers and their state ----
 
     def reducers(self) -> list:
-        """Those that live, in the order in which they were made."""
+        """The living ones, in the order of creation."""
         return [reducer for reducer in (reference() for reference in self._made) if reducer is not None]
 
     @property
     def number(self) -> Any:
-        """Those of its Reducers, made or to be made; see share_numbers() in reduction/numbers.py."""
+        """The numbers of its Reducers, existing and future ones; see share_numbers() in reduction/numbers.py."""
         return [reducer.number for reducer in self.reducers()] + self._promised
 
     def renumber(self, numbers: Any) -> None:
-        """Changes them, and forgets what is pending."""
+        """Changes the numbers, and drops pending gradients."""
         made = self.reducers()
         for reducer, number in zip(made, numbers, strict=False):
             reducer.reset()
@@ -230,11 +230,11 @@ class Reduction(ABC):
         self._promised = numbers[len(made):]
 
     def state_dicts(self) -> Any:
-        """Those of its Reducers, made or to be made; see Reducer.state_dict()."""
+        """The states of its Reducers, existing and future ones; see Reducer.state_dict()."""
         return [reducer.state_dict() for reducer in self.reducers()] + self._loaded
 
     def load_state_dicts(self, states: Any) -> None:
-        """Takes up state_dicts(), and forgets what is pending."""
+        """Restores state_dicts(), and drops pending gradients."""
         made = self.reducers()
         for reducer, state in zip(made, states, strict=False):
             reducer.reset()

@@ -1,5 +1,5 @@
-# ruff: noqa: F401, F403  (this file is the list of what both Keras packages have)
-"""The names that scripts find in both Keras packages; what differs between them is in each."""
+# ruff: noqa: F401, F403  (this file lists the names of both Keras packages)
+"""The names that scripts find in both Keras packages; each adds its own."""
 from bagua_hvd import algorithms
 from bagua_hvd._keras.api import (
     Compression,

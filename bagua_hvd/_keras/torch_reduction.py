@@ -1,4 +1,4 @@
-"""Reduction of gradients for Keras on its torch backend: the Reducer and the torch front end, inside apply()."""
+"""Reduction of gradients for Keras on its torch backend: uses the Reducer and the torch front end within apply()."""
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +18,12 @@ from bagua_hvd.torch.source import TorchSource
 
 
 def parameter_of(variable: Any) -> Any:
-    """torch's parameter behind a variable of Keras."""
+    """torch's parameter behind a Keras variable."""
     return getattr(variable, "value", variable)
 
 
 class KerasTorchSource(adam.KerasSource, TorchSource):
-    """Gradients and weights are torch's, the optimizer and its state are Keras'."""
+    """A Source with torch's gradients and weights, and Keras' optimizer and state."""
 
     def __init__(self, optimizer: Any, passes: int, variables: Any, compression: Any, options: GradientOptions) -> None:
         super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
@@ -41,7 +41,7 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
 
 
 class Step:
-    """See Reduction; it keeps the parameters of the variables alive."""
+    """See Reduction. It keeps the variables' parameters alive."""
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int, number: int) -> None:
         compression = Compression.none if options.compression is None else options.compression
@@ -84,7 +84,7 @@ class Step:
 
 
 class Reduction(reduction.Reduction):
-    """On torch. Nothing of it is compiled but what applies the gradients."""
+    """The reduction on torch. Only the application of gradients is compiled."""
 
     fills_in = True
     native = staticmethod(parameter_of)

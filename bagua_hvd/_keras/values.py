@@ -1,7 +1,7 @@
-"""Values that Python holds, as NumPy arrays: numbers, lists, arrays, tensors of any framework, and Keras's variables.
+"""Python values as NumPy arrays: numbers, lists, arrays, tensors of any framework, and variables of Keras.
 
-As arrays they travel on every backend of Keras alike: weights before training, metrics between epochs and the state of
-elastic jobs; not gradients.
+Arrays are sent alike on every backend of Keras: weights before training, metrics between epochs and the state of
+elastic jobs; but not gradients.
 """
 from typing import Any
 
@@ -15,10 +15,10 @@ from bagua_hvd.job.process_sets import global_process_set
 
 
 def to_array(value: Any) -> Any:
-    """The value as a C-contiguous NumPy array in this machine's byte order, not copied where it is one already."""
+    """The value as a C-contiguous NumPy array in this machine's byte order; copied only if necessary."""
     if hasattr(value, "detach"):                # torch
         value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":        # which its numpy() refuses
+        if str(value.dtype) == "torch.bfloat16":        # not supported by its numpy()
             import ml_dtypes
             import torch
 
@@ -31,19 +31,19 @@ def to_array(value: Any) -> Any:
 
 
 def to_send(array: Any) -> Any:
-    """The array, or its bytes where the core has no such type; an array of objects has none."""
+    """The array, or its bytes if the core lacks its dtype; an array of objects is returned unchanged."""
     if array.dtype.name in DTYPES or array.dtype.hasobject:
         return array
     return array.reshape(-1).view(np.uint8)
 
 
 def as_sent(received: Any, array: Any) -> Any:
-    """What arrived for to_send(array), with the array's dtype and shape."""
+    """The data received for to_send(array), with the array's dtype and shape."""
     return received.view(array.dtype).reshape(array.shape)
 
 
 def assign(variables: Any, arrays: Any) -> None:
-    """Gives variables of any backend, or of graphs of TensorFlow 1, the values of arrays."""
+    """Assigns arrays to variables of any backend, or of graphs of TensorFlow 1."""
     for variable, array in zip(variables, arrays, strict=True):
         session = legacy.session_backend(variable)
         if session is None:
@@ -53,10 +53,10 @@ def assign(variables: Any, arrays: Any) -> None:
 
 
 def broadcast_variables(variables: Any, root_rank: int, name: str | None) -> None:
-    """Assigns to Keras variables the values that they have on the root; in one order on all ranks.
+    """Assigns the root's values to Keras variables; in the same order on all ranks.
 
     Args:
-        name: of the operations, with the variable's number after it; unique in this process.
+        name: prefix of the operations' names, which end in the variable's number; unique in this process.
     """
     arrays = list(map(to_array, variables))
     running = [

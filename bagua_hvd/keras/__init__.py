@@ -1,7 +1,7 @@
-# ruff: noqa: E402, F401, F403, F405  (this file is the list of what scripts use)
-"""bagua_hvd for Keras: `import bagua_hvd.keras as hvd` where a script has `import horovod.keras as hvd`.
+# ruff: noqa: E402, F401, F403, F405  (this file lists the names that scripts use)
+"""bagua_hvd for Keras: write `import bagua_hvd.keras as hvd` instead of `import horovod.keras as hvd`.
 
-It follows the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
+It uses the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
 """
 from bagua_hvd.core.requirement import require as _require
 
@@ -59,7 +59,7 @@ def PartialDistributedOptimizer(optimizer: _types.OptimizerT, name: str | None =
 def allreduce(value: Any, name: str | None = None, average: bool | None = True, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, op: int | None = None,
               compression: type[Compressor] = Compression.none) -> _api.Value:
-    # Horovod's default, which makes `op=` alone an error there. It says nothing: None is the average, too.
+    # True is Horovod's default, with which `op=` alone is an error there. Here it is ignored: None averages, too.
     average = None if average is True else average
     return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 

@@ -1,4 +1,4 @@
-# ruff: noqa: F401  (this file is the list of what scripts use)
+# ruff: noqa: F401  (this file lists the names that scripts use)
 """Callbacks for Model.fit()."""
 from typing import Any
 
