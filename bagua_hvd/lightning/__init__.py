@@ -3,8 +3,8 @@
     import bagua_hvd.lightning                              # registers "bagua", "bagua_bytegrad", ...
     trainer = lightning.Trainer(strategy="bagua_bytegrad", accelerator="cpu", devices=2)
 
-For `lightning`, and for `pytorch_lightning` with `lightning_fabric` where only those are installed, or were imported
-before. docs/lightning.md.
+Supports `lightning`, and `pytorch_lightning` with `lightning_fabric` if only those are installed, or were imported
+first. See docs/lightning.md.
 """
 from bagua_hvd.lightning.environment import BaguarunEnvironment
 from bagua_hvd.lightning.fabric import BaguaFabricStrategy

@@ -1,4 +1,4 @@
-"""What the strategies of the Trainer and of Fabric share."""
+"""Common part of the strategies of the Trainer and of Fabric."""
 import contextlib
 from typing import Any
 
@@ -12,18 +12,18 @@ from bagua_hvd.torch.rank_states import gathered
 
 
 def environment_of(given: Any) -> Any:
-    """The ClusterEnvironment for a strategy that was given one or None: Lightning knows no baguarun."""
+    """The ClusterEnvironment for a strategy, given one or None: Lightning does not detect baguarun."""
     return BaguarunEnvironment() if given is None and BaguarunEnvironment.detect() else given
 
 
 def before_connecting(strategy: Any) -> None:
-    """What is to be done before Lightning makes its process group.
+    """Checks and imports before Lightning makes its process group.
 
     Raises:
-        ValueError: baguarun has started other ranks than Lightning wants.
+        ValueError: baguarun's ranks are not those that Lightning expects.
     """
     environment = strategy.cluster_environment
-    if isinstance(environment, BaguarunEnvironment):        # Lightning asks only those that it has chosen itself
+    if isinstance(environment, BaguarunEnvironment):        # Lightning calls it only for its own choice
         environment.validate_settings(strategy.num_processes, strategy.num_nodes)
     backend = strategy.process_group_backend
     if backend is not None and "bagua" in backend:
@@ -34,10 +34,10 @@ def start(strategy: Any) -> None:
     """Starts the runtime among the ranks of torch.distributed, which Lightning has connected.
 
     Raises:
-        ValueError: bagua_hvd's ranks are others.
+        ValueError: bagua_hvd has other ranks.
     """
     if strategy.process_group_backend == "bagua":
-        return                      # it runs
+        return                      # already running
     basics.init()
     if (basics.rank(), basics.size()) != (strategy.global_rank, strategy.world_size):
         raise ValueError(
@@ -47,15 +47,15 @@ def start(strategy: Any) -> None:
 
 
 def same_weights(module: torch.nn.Module) -> None:
-    """Rank 0's parameters and buffers on all ranks; not what get_extra_state() gives, as under DDPStrategy."""
+    """Broadcasts rank 0's parameters and buffers; like DDPStrategy, not the results of get_extra_state()."""
     broadcast_parameters({name: value for name, value in module.state_dict().items() if torch.is_tensor(value)}, 0)
 
 
 def wrap(optimizer: Any, module_names: dict, algorithm: Any, options: dict) -> Any:
-    """The DistributedOptimizer over an optimizer.
+    """Wraps an optimizer in a DistributedOptimizer.
 
     Args:
-        module_names: parameter -> its name in the model; parameters that it lacks go by their places.
+        module_names: parameter -> its name in the model; if any is missing, all are named by position.
         options: further arguments of DistributedOptimizer.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -66,7 +66,7 @@ def wrap(optimizer: Any, module_names: dict, algorithm: Any, options: dict) -> A
 
 
 def no_sync(optimizers: Any) -> contextlib.ExitStack:
-    """no_sync() of all of them."""
+    """Enters no_sync() of all optimizers."""
     stack = contextlib.ExitStack()
     for optimizer in optimizers:
         stack.enter_context(optimizer.no_sync())
@@ -74,14 +74,14 @@ def no_sync(optimizers: Any) -> contextlib.ExitStack:
 
 
 def state_of(optimizer: Any) -> dict:
-    """Its state_dict with what the algorithm keeps on every rank. Collective."""
+    """The optimizer's state_dict with the algorithm's state of every rank. Collective."""
     return gathered(optimizer.state_dict(), optimizer.process_set)
 
 
 class Apart:
-    """Ranks whose models differ by design: within it all of them have the mean, and nothing changes in the background.
+    """Context for models that differ between ranks by design: within it, all ranks have the mean, and none trains.
 
-    Collective at both ends; does nothing where the models are equal.
+    Collective at both ends; does nothing if the models are equal.
 
     Args:
         module: the model. optimizers: wrapped ones.

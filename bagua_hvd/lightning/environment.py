@@ -1,4 +1,4 @@
-"""Where the ranks of baguarun are, as Lightning asks."""
+"""Lightning's ClusterEnvironment for ranks of baguarun."""
 from typing import Any
 
 from bagua_hvd.core import variables
@@ -12,9 +12,9 @@ ClusterEnvironment: Any = of_fabric("plugins.environments").ClusterEnvironment
 
 
 class BaguarunEnvironment(ClusterEnvironment):
-    """Ranks that baguarun has started, `baguarun -np 4 python train.py`; the strategies find it by themselves.
+    """Ranks that baguarun has started, `baguarun -np 4 python train.py`; the strategies detect it.
 
-    torch.distributed meets at rank 0's host, at a port that rank 0 chooses when that is first asked for.
+    torch.distributed connects at rank 0's host, at a port that rank 0 chooses on first use.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class BaguarunEnvironment(ClusterEnvironment):
             basics.init()
             mine = None
             if basics.rank() == 0:
-                # The last one that is free: other listeners of this job take the first one.
+                # The last free one: other listeners of this job take the first one.
                 with listen(EVERY_INTERFACE, variables.read("BAGUA_HVD_PORTS")[::-1]) as free:
                     mine = _own_address(), free.getsockname()[1]
             self._main = broadcast_object(mine, 0, name="lightning.main")
@@ -54,14 +54,14 @@ class BaguarunEnvironment(ClusterEnvironment):
         return basics.size()
 
     def set_world_size(self, size: int) -> None:
-        """The launcher's number stands; see validate_settings."""
+        """Does nothing: the launcher's number applies; see validate_settings()."""
 
     def global_rank(self) -> int:
         basics.init()
         return basics.rank()
 
     def set_global_rank(self, rank: int) -> None:
-        """The launcher's number stands."""
+        """Does nothing: the launcher's number applies."""
 
     def local_rank(self) -> int:
         basics.init()
@@ -72,7 +72,7 @@ class BaguarunEnvironment(ClusterEnvironment):
         return basics.cross_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """ValueError: the Trainer's numbers are not baguarun's."""
+        """Raises ValueError if the Trainer's numbers are not baguarun's."""
         basics.init()
         if num_devices * num_nodes != basics.size() or num_devices != basics.local_size():
             raise ValueError(

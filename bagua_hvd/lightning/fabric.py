@@ -12,7 +12,7 @@ _BackwardSyncControl: Any = of_fabric("strategies.strategy")._BackwardSyncContro
 
 
 class _NoSync(_BackwardSyncControl):
-    """fabric.no_backward_sync(module): gradients of the module's parameters accumulate on each rank."""
+    """fabric.no_backward_sync(module): gradients of the module's parameters accumulate locally."""
 
     def __init__(self, optimizers: list) -> None:
         self._optimizers = optimizers
@@ -26,12 +26,12 @@ class _NoSync(_BackwardSyncControl):
 
 
 class BaguaFabricStrategy(DDPStrategy):
-    """Data parallel training by an algorithm of bagua_hvd: `Fabric(strategy=BaguaFabricStrategy("bytegrad"))`.
+    """Data parallel training with an algorithm of bagua_hvd: `Fabric(strategy=BaguaFabricStrategy("bytegrad"))`.
 
     Args:
         algorithm, optimizer_options: as for BaguaStrategy. kwargs: of Fabric's DDPStrategy.
     Raises:
-        ValueError: an option of DistributedDataParallel, which is not used.
+        ValueError: an option of DistributedDataParallel is given, which is not used.
     """
 
     def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
@@ -52,13 +52,13 @@ class BaguaFabricStrategy(DDPStrategy):
         common.start(self)
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The module itself, with rank 0's weights."""
+        """Returns the module itself, with rank 0's weights."""
         common.same_weights(module)
         self._names.update({parameter: name for name, parameter in module.named_parameters()})
         return module
 
     def setup_optimizer(self, optimizer: Any) -> Any:
-        """Its DistributedOptimizer. The modules are to be set up before."""
+        """Returns its DistributedOptimizer. Set up the modules first."""
         wrapped = common.wrap(optimizer, self._names, self._algorithm, self._optimizer_options)
         self._wrapped.append(wrapped)
         return wrapped
@@ -67,7 +67,7 @@ class BaguaFabricStrategy(DDPStrategy):
         return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().get_optimizer_state(optimizer)
 
     def get_module_state_dict(self, module: torch.nn.Module) -> dict:
-        """The module's; of modules that differ between ranks the mean. Collective, as fabric.save() is."""
+        """The module's state; the mean if modules differ between ranks. Collective, as fabric.save() is."""
         with common.Apart(module, self._wrapped):
             state = super().get_module_state_dict(module)
             return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}

@@ -1,4 +1,4 @@
-"""Lightning under the name that the program uses: classes of `lightning` and of `pytorch_lightning` do not mix."""
+"""Lightning under the name that the program uses: classes of `lightning` and `pytorch_lightning` do not mix."""
 import importlib
 import importlib.util
 import sys
@@ -20,7 +20,7 @@ _PYTORCH, _FABRIC = _root()
 
 
 def of_pytorch(module: str) -> ModuleType:
-    """A module of lightning.pytorch, by its path there; "": itself."""
+    """A module of lightning.pytorch, by its path there; "": the package itself."""
     return importlib.import_module(f"{_PYTORCH}.{module}" if module else _PYTORCH)
 
 

@@ -1,4 +1,4 @@
-"""The names of the strategies: "bagua", and "bagua_<algorithm>" for the menu's; each with every start method, too."""
+"""Registers strategies: "bagua", and "bagua_<algorithm>" for each on the menu; each with every start method, too."""
 from bagua_hvd import algorithms
 from bagua_hvd.lightning.fabric import BaguaFabricStrategy
 from bagua_hvd.lightning.packages import of_fabric, of_pytorch
@@ -8,7 +8,7 @@ _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": 
 
 
 def register() -> None:
-    """Registers what is not registered yet."""
+    """Registers the names that are not registered yet."""
     for registry, cls in ((of_pytorch("strategies").StrategyRegistry, BaguaStrategy),
                           (of_fabric("strategies").STRATEGY_REGISTRY, BaguaFabricStrategy)):
         for algorithm in (None, *algorithms.menu()):

@@ -1,6 +1,6 @@
-"""The strategy of Lightning's Trainer: its DDP strategy, with wrapped optimizers in place of DistributedDataParallel.
+"""The strategy of Lightning's Trainer: its DDP strategy, with wrapped optimizers instead of DistributedDataParallel.
 
-torch.distributed stays beside bagua_hvd, for metrics, `sync_dist` and signals; gradients and weights go by bagua_hvd.
+torch.distributed remains for metrics, `sync_dist` and signals; bagua_hvd sends gradients and weights.
 """
 import contextlib
 from collections.abc import Generator
@@ -16,16 +16,16 @@ LightningOptimizer: Any = of_pytorch("core.optimizer").LightningOptimizer
 
 
 class BaguaStrategy(DDPStrategy):
-    """Data parallel training by an algorithm of bagua_hvd.
+    """Data parallel training with an algorithm of bagua_hvd.
 
     Processes are started as by "ddp": by the Trainer, torchrun, Slurm, or baguarun.
 
     Args:
         algorithm: a name, an Algorithm or its class; None: BAGUA_ALGORITHM, else "gradient_allreduce".
         optimizer_options: further arguments of hvd.DistributedOptimizer, such as {"compression": hvd.Compression.fp16}.
-        kwargs: of Lightning's DDPStrategy. process_group_backend="bagua": torch.distributed goes by bagua_hvd, too.
+        kwargs: of Lightning's DDPStrategy. process_group_backend="bagua": torch.distributed uses bagua_hvd, too.
     Raises:
-        ValueError: an option of DistributedDataParallel, which is not used.
+        ValueError: an option of DistributedDataParallel is given, which is not used.
     """
 
     strategy_name = "bagua"
@@ -50,7 +50,7 @@ class BaguaStrategy(DDPStrategy):
         common.start(self)
 
     def configure_ddp(self) -> None:
-        """The model stays as it is; rank 0's weights are everyone's."""
+        """Leaves the model as it is, and gives all ranks rank 0's weights."""
         common.same_weights(self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
@@ -67,7 +67,7 @@ class BaguaStrategy(DDPStrategy):
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator:
-        """Within it, gradients accumulate on each rank."""
+        """Within it, gradients accumulate locally."""
         with common.no_sync(self.optimizers):
             yield
 
@@ -92,7 +92,7 @@ class BaguaStrategy(DDPStrategy):
             evaluation.__exit__(None, None, None)
 
     def lightning_module_state_dict(self) -> dict:
-        """The model's; of models that differ between ranks the mean. Collective, as saving is in Lightning."""
+        """The model's state; the mean if models differ between ranks. Collective, as saving is in Lightning."""
         if not self._wrapped() or self._evaluation is not None:
             return super().lightning_module_state_dict()
         with common.Apart(self.lightning_module, self._wrapped()):
@@ -105,7 +105,7 @@ class BaguaStrategy(DDPStrategy):
         return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
 
     def teardown(self) -> None:
-        """Ends what goes on in the background: the ranks leave the trainer together, unless one has raised."""
+        """Stops background communication: the ranks leave the trainer together, unless one has raised."""
         self._end_evaluation()
         for optimizer in self._wrapped():
             if (optimizer.reducer is not None and optimizer.algorithm.asynchronous
