@@ -1,4 +1,4 @@
-"""A data set whose samples are loaded once and kept, in shared memory or on a disk; the cache is diskcache's."""
+"""A data set that loads samples once and caches them, in shared memory or on a disk, by diskcache."""
 import hashlib
 import io
 import logging
@@ -12,11 +12,11 @@ import numpy as np
 
 _log = logging.getLogger("bagua_hvd")
 _MISSING = object()
-_IDENTITY = "identity"          # the key of the data set without a name; those of samples have a colon
+_IDENTITY = "identity"          # key for the data set without a name; keys of samples have a colon
 
 
 class _Digested(pickle.Pickler):
-    """Equal bytes for equal arrays and tensors, which pickle alone does not promise."""
+    """Pickles equal arrays and tensors to equal bytes, which pickle alone does not guarantee."""
 
     def reducer_override(self, value):
         if not hasattr(type(value), "__array__"):
@@ -26,7 +26,7 @@ class _Digested(pickle.Pickler):
 
 
 class _Compact(pickle.Pickler):
-    """Of a tensor that is a part of larger memory only that part: torch has pickle store all of the memory."""
+    """Pickles only a tensor's own part of larger memory: otherwise torch stores all of the memory."""
 
     def reducer_override(self, value):
         torch = sys.modules.get("torch")
@@ -43,7 +43,7 @@ def _compact(sample):
 
 
 def _digest(sample):
-    """None: it cannot be pickled, or its arrays are not in this host's memory."""
+    """A digest of the sample; None if it cannot be pickled, or its arrays are not in this host's memory."""
     file = io.BytesIO()
     try:
         _Digested(file, 4).dump(sample)
@@ -53,30 +53,30 @@ def _digest(sample):
 
 
 class CachedDataset:
-    """A map-style data set that keeps what it has loaded, for all processes of a host and for later runs.
+    """A map-style data set that caches loaded samples, for all processes of a host and for later runs.
 
         dataset = CachedDataset(dataset, "/dev/shm/digits", size_limit=8 << 30)     # in memory
         dataset = CachedDataset(dataset, "/scratch/digits", size_limit=500 << 30)   # on a disk
 
-    Sample i is what the data set gave for i the first time, by pickle: random augmentation belongs outside, around the
-    cached data set. Entries are found by `dataset_name` and i alone; other data, or data that has changed, needs
-    another name or an empty folder. Without a name, the folder is for one data set: each time, its class, length and
-    first sample are compared. What cannot be stored, or finds no room, is loaded each time, with one warning.
+    Sample i is the data set's first result for i, by pickle; so apply random augmentation around the cached data set.
+    Entries are found by `dataset_name` and i alone; other data, or data that has changed, needs another name or an
+    empty folder. Without a name, the folder is for one data set: each time, its class, length and first sample are
+    compared. Samples that cannot be stored, or do not fit, are loaded each time, with one warning.
 
-    Pickle runs what it reads: whoever can write the folder can run code here. It is made for its owner only; one that
-    others may write is refused.
+    Unpickling can run code: whoever can write the folder can run code here. The folder is created for its owner only;
+    one that others may write is refused.
 
     Args:
         dataset: anything with len() and [i]; torch's DataLoader takes either.
-        folder: of the cache; made if there is none. One on a network is slow and unsafe (SQLite's locks).
-        dataset_name: of this data, apart from other data in the same folder.
-        size_limit: bytes, of all data sets in the folder.
-        eviction_policy: when that is reached, "none": what is there stays, the rest is loaded each time; or diskcache's
-            "least-recently-stored", "-used", "least-frequently-used". With a new random order in each epoch "none" hits
-            most: the others throw away what the next epoch reads.
+        folder: of the cache; created if necessary. A network file system is slow and unsafe (SQLite's locks).
+        dataset_name: distinguishes this data from other data in the same folder.
+        size_limit: bytes, for all data sets in the folder.
+        eviction_policy: when the limit is reached, "none" keeps the entries and loads the rest each time; others are
+            diskcache's "least-recently-stored", "-used", "least-frequently-used". With a new random order in each epoch
+            "none" hits most: the others evict samples that the next epoch reads.
     Raises:
-        ImportError: there is no diskcache. PermissionError: others may write the folder. ValueError: an unknown policy;
-            or no dataset_name, and the folder holds samples of other data.
+        ImportError: diskcache is not installed. PermissionError: others may write the folder. ValueError: an unknown
+            policy; or no dataset_name, and the folder holds samples of other data.
     Attributes:
         dataset; cache: the diskcache.Cache, for clear(), volume(), len().
     """
@@ -105,7 +105,7 @@ class CachedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        index = int(index)      # NumPy's integers and torch's are other keys
+        index = int(index)      # integers of NumPy and torch would be other keys
         key = f"{self.dataset_name}:{index}"
         sample = self._tried(lambda: self.cache.get(key, _MISSING))
         if sample is _MISSING:
@@ -114,7 +114,7 @@ class CachedDataset:
         return sample
 
     def _claim(self):
-        """The folder, for the data set without a name."""
+        """Claims the folder for the data set without a name."""
         kind, count = type(self.dataset), len(self.dataset)
         identity = f"{kind.__module__}.{kind.__qualname__}", count, _digest(self.dataset[0]) if count else None
         self._tried(lambda: self.cache.add(_IDENTITY, identity))
@@ -138,7 +138,7 @@ class CachedDataset:
             _log.warning("CachedDataset: the cache in %r %s", self.cache.directory, what)
 
     def _tried(self, function):
-        """What the function returns; _MISSING: it has failed, be it the cache's fault or pickle's."""
+        """The function's result; _MISSING if it failed, because of the cache or of pickle."""
         try:
             return function()
         except Exception as error:

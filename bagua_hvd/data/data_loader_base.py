@@ -1,28 +1,28 @@
-"""A data loader's two halves: what the batches are (BaseDataLoader) and reading them ahead (AsyncDataLoaderMixin)."""
+"""The two halves of a data loader: making batches (BaseDataLoader) and prefetching them (AsyncDataLoaderMixin)."""
 import atexit
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-# How soon a thread that waits for the other end of the queue notices that the loader was closed.
+# Seconds after which a thread that waits for the other end of the queue notices that the loader was closed.
 _POLL_S = 0.1
-# At the interpreter's end, how long to wait for the thread.
+# Seconds to wait for the thread at the interpreter's end.
 _EXIT_S = 5.0
 
 
 class BaseDataLoader:
-    """Batches, epoch by epoch. Subclasses say which (_iterate) and how many (__len__)."""
+    """Batches, epoch by epoch. Subclasses implement _iterate() and __len__()."""
 
     def __len__(self):
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         raise NotImplementedError
 
     def _iterate(self):
-        """Generator of the batches of one epoch."""
+        """Yields the batches of one epoch."""
         raise NotImplementedError
 
     def _process_batch(self, batch):
-        """What the user gets for a batch; runs in the user's thread. The batch itself, unless overridden."""
+        """Converts a batch for the user, in the user's thread. Unless overridden, returns the batch itself."""
         return batch
 
     def __iter__(self):
@@ -30,18 +30,18 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
 
-# In the queue, the end of an epoch.
+# Marks the end of an epoch in the queue.
 _END = object()
 
 
 class _Failure:
-    """In the queue: the exception that ended the thread."""
+    """Queue entry with the exception that ended the thread."""
 
     def __init__(self, exception):
         self.exception = exception
 
 
-# The mixin comes before a loader's class, which need not be one of these.
+# The mixin precedes a loader's class, which need not be derived from BaseDataLoader.
 if TYPE_CHECKING:
     _Loader = BaseDataLoader
 else:
@@ -49,18 +49,18 @@ else:
 
 
 class AsyncDataLoaderMixin(_Loader):
-    """Reads ahead in a daemon thread, across the ends of epochs. To be put first in the bases:
+    """Prefetches in a daemon thread, across the ends of epochs. Make it the first base:
 
         class AsyncLoader(AsyncDataLoaderMixin, Loader): ...
 
-    The thread starts with the first iteration and repeats _iterate() until it is closed. Iterating gives batches up to
-    the end of an epoch; after an iteration that was left early the next one begins where it stopped. An exception in
-    _iterate() is raised in the iteration, after the batches before it; a further iteration then starts anew. One
-    consumer at a time.
+    The thread starts with the first iteration and repeats _iterate() until it is closed. An iteration yields batches up
+    to the end of an epoch; if it is left early, the next one continues where it stopped. An exception in _iterate() is
+    raised in the iteration, after the batches before it; the next iteration then starts anew. Only one consumer at a
+    time is allowed.
 
     Args:
-        async_loader_queue_size: batches read ahead at most; 0: no thread, batches are read when asked for.
-        debug_data_loader: print what the thread does.
+        async_loader_queue_size: maximum number of prefetched batches; 0: no thread, batches are read on demand.
+        debug_data_loader: print the thread's actions.
         args, kwargs: for the next class.
     Attributes:
         async_loader_queue_size, debug_data_loader; queue: None without a thread; finished_event: set when closing;
@@ -79,7 +79,7 @@ class AsyncDataLoaderMixin(_Loader):
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Stops the thread, once it has the batch that it is reading, and empties the queue. May be called again."""
+        """Stops the thread after the batch that it is reading, and empties the queue. May be called again."""
         self._close(timeout=None)
 
     def _close(self, timeout):
@@ -109,7 +109,7 @@ class AsyncDataLoaderMixin(_Loader):
         atexit.register(self._close_at_exit)
 
     def _fill(self, entries):
-        """The thread."""
+        """The function of the thread."""
         try:
             while not self.finished_event.is_set():
                 for batch in self._iterate():
@@ -142,7 +142,7 @@ class AsyncDataLoaderMixin(_Loader):
             yield self._process_batch(entry)
 
     def _get(self, entries):
-        """The next entry; _END also when the loader is closed, perhaps by another thread."""
+        """The next entry; _END also if the loader is closed, perhaps by another thread."""
         while not self.finished_event.is_set():
             try:
                 return entries.get(timeout=_POLL_S)
