@@ -40,7 +40,7 @@ class DistributedAdasum(Wrapped):
         self.number = number
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Kept for information: gradients accumulate until step() is called."""
+        """Has no effect: gradients accumulate until step() is called."""
         self.backward_passes_per_step = passes
 
     @eager

@@ -57,7 +57,7 @@ def refusal(tensor: Any) -> str | None:
 
 def _broadcast_tensors(named, root_rank):
     named = [(name, tensor) for name, tensor in named if tensor is not None]
-    for place, (name, tensor) in enumerate(named):      # check all first: the others wait for what is sent
+    for place, (name, tensor) in enumerate(named):      # before sending any, which the other ranks would await
         reason = refusal(tensor)
         if reason is not None:
             raise ValueError(f"{name or f'tensor number {place}'} cannot be broadcast: {reason}")

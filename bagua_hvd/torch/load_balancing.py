@@ -22,7 +22,7 @@ from bagua_hvd.job import basics
 
 def _number(cost, sample):
     try:
-        return float(cost.item() if hasattr(cost, "item") else cost)        # of a tensor, too
+        return float(cost.item() if hasattr(cost, "item") else cost)        # may be a tensor
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"complexity_fn gives {cost!r} for sample {sample}; it must give a number") from None
 

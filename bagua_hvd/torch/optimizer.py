@@ -338,7 +338,7 @@ class _Distributed(Wrapped):
     def _take_up(self, kept, load):
         """Calls `load` with an algorithm's state and its parameters' indices. ValueError: it has other parameters."""
         if kept.get("algorithm") != type(self.algorithm).__name__:
-            kept = {"algorithm": kept.get("algorithm"), "names": []}    # not taken up
+            kept = {"algorithm": kept.get("algorithm"), "names": []}    # not restored
         unnamed = {f"noname.{g}.{i}": self._parameter_names[parameter]
                    for g, group in enumerate(self.param_groups) for i, parameter in enumerate(group["params"])}
         load(kept, places(kept, self._source.names, unnamed).__getitem__)

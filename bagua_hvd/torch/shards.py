@@ -41,7 +41,7 @@ def sum_up(parameter: torch.Tensor) -> None:
 
 
 def counterparts(parameters: Iterable[torch.Tensor], process_set: ProcessSet) -> ProcessSet:
-    """The ranks that hold the same parts of these parameters as this one; `process_set` where none is a DTensor.
+    """The ranks that hold the same parts of these parameters as this one; `process_set` if none is a DTensor.
 
     With DTensors it is collective over the set. For the global set, it selects the ranks with the same coordinates in
     the meshes of other islands.

@@ -45,7 +45,7 @@ def create(backend_options: Any, options: Any) -> Any:
 class ProcessGroup(Reductions, Movements):
     """Some ranks of the job; see Group."""
 
-    # ------------------------------------------------------------------------------------------- what it is ----
+    # ------------------------------------------------------------------------------------------- properties ----
 
     def getBackendName(self) -> str:
         return "bagua"
@@ -134,7 +134,7 @@ class ProcessGroup(Reductions, Movements):
         group._set_group_desc(group_desc or name)
         return group
 
-    # -------------------------------------------------------------------------- messages, and nothing at all ----
+    # --------------------------------------------------------------------------------- messages and barriers ----
 
     def send(self, given: Tensors, rank: int, tag: int = 0) -> Work:
         if other := self._other(given[0]):

@@ -239,7 +239,7 @@ class TorchState(ObjectState):
     def _sync(self):
         for handler in self._handlers.values():
             if getattr(type(handler), "sync", None) is StateDictHandler.sync:
-                handler.receive(0)          # and is saved with the rest
+                handler.receive(0)          # super()._sync() saves it
             else:
                 handler.sync()
         share_numbers(self._numbered(), self._bcast_object)
