@@ -88,7 +88,7 @@ def fact(name: str, process_set_id: int = 0, node_name: str | None = None) -> An
 
 def allreduce(tensors: Sequence[tf.Tensor], name: str | None, op: int, prescale_factor: float, postscale_factor: float,
               process_set_id: int, ignore_name_scope: bool = False, label: str = "HorovodAllreduce") -> Any:
-    """The reduced tensors; several are one operation."""
+    """The reduced tensors; several form one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"op": op, "prescale_factor": float(prescale_factor), "postscale_factor": float(postscale_factor),
                   "process_set_id": process_set_id}
@@ -116,7 +116,7 @@ def _averaged(name, gradients, process_set_id):
 
 def allgather(tensors: Sequence[tf.Tensor], name: str | None, process_set_id: int, ignore_name_scope: bool = False,
               label: str = "HorovodAllgather") -> Any:
-    """The concatenated tensors of all ranks; several are one operation."""
+    """The concatenated tensors of all ranks; several form one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     if compiled_by_xla():
         size = basics.context().process_set_size(process_set_id)
@@ -153,7 +153,7 @@ def _compiled_allgather_gradient(name, attributes, inputs, gradients):
 
 def broadcast(tensors: Sequence[tf.Tensor], root_rank: int, name: str | None, process_set_id: int,
               ignore_name_scope: bool = False, label: str = "HorovodBroadcast") -> Any:
-    """The root's tensors; several are one operation."""
+    """The root's tensors; several form one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"root_rank": root_rank, "process_set_id": process_set_id}
     if compiled_by_xla():
@@ -213,7 +213,7 @@ def _compiled_alltoall_gradient(name, attributes, inputs, gradients):
 def reducescatter(tensors: Sequence[tf.Tensor], name: str | None, op: int, prescale_factor: float,
                   postscale_factor: float, process_set_id: int, ignore_name_scope: bool = False,
                   label: str = "HorovodReducescatter") -> Any:
-    """This rank's rows of the reduced tensors; several are one operation."""
+    """This rank's rows of the reduced tensors; several form one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"op": op, "prescale_factor": float(prescale_factor), "postscale_factor": float(postscale_factor),
                   "process_set_id": process_set_id}

@@ -21,7 +21,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The built-in compressions."""
+    """The built-in compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -80,7 +80,7 @@ class TensorFlowState(ObjectState):
 
     Args:
         variables: None for all global variables (tf.compat.v1). session: for graphs of tf.compat.v1; None: eager mode.
-        every_step: ValueError.
+        every_step: not supported; True raises ValueError.
         kwargs: further attributes with their initial values; they are pickled.
     """
 

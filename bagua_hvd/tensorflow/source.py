@@ -60,7 +60,7 @@ class TensorFlowSource(adam.KerasSource, Source):
         """The given variables."""
         return [variable() for variable in self._variables]
 
-    # --------------------------------------------------------------------------------------- what bridges bring ----
+    # ---------------------------------------------------------------------------------------- called by bridges ----
 
     def put(self, index: int, view: TensorView) -> Any:
         """Takes the memory of `index`, before the optimizer's step. Returns the gradients that are ready now.
@@ -81,7 +81,7 @@ class TensorFlowSource(adam.KerasSource, Source):
         """Records that the algorithm has updated the weights."""
         ffi.cast("int32_t *", self._view(self.layout.decision).dst)[0] = 1
 
-    # --------------------------------------------------------------------------------- what the Reducer asks for ----
+    # ------------------------------------------------------------------------------------- called by the Reducer ----
 
     def gradient(self, index: int) -> Any:
         if index in self.views:

@@ -85,7 +85,7 @@ class Step:
         self._weight: tuple[TensorView, Weight]     # in flight
         self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, without gradients
 
-    # ------------------------------------------------------------------------------------------------ as traced ----
+    # --------------------------------------------------------------------------------------------------- traced ----
 
     def _moments(self):
         """The optimizer's moments, by index."""
@@ -180,7 +180,7 @@ class Step:
                                        range(first, first + len(variables)))
         return _operations([variable.assign(weight) for variable, weight in zip(variables, weights, strict=True)])
 
-    # -------------------------------------------------------------------------------- what bridges call as it runs ----
+    # ------------------------------------------------------------------------------- called by bridges at run time ----
 
     def _put(self, index, view):
         if index in self.source.views:

@@ -58,7 +58,7 @@ class _DistributedGradientTape(tf.GradientTape):
 
         Args:
             use_generic_names: unused, for Horovod: operations are always named by order.
-            kwargs: unconnected_gradients, as of tf.GradientTape.
+            kwargs: unconnected_gradients, as in tf.GradientTape.
         Raises:
             tf.errors.FailedPreconditionError: ranks disagree. tf.errors.UnknownError: a rank was lost.
         """
