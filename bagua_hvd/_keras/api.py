@@ -83,7 +83,7 @@ def partial_distributed_optimizer(optimizer: OptimizerT, local_layers: Layers, *
 
 
 def weights_of(local_layers: Layers) -> list[Any]:
-    """The trainable weights of a layer, or of several, of either Keras. ValueError: something else is among them."""
+    """The trainable weights of a layer, or of several, of either Keras. ValueError: an entry is not a layer."""
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     if not all(hasattr(layer, "trainable_weights") for layer in layers):
         raise ValueError("local_layers: expected layers, of keras or tf.keras")
