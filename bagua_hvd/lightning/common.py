@@ -79,9 +79,9 @@ def state_of(optimizer: Any) -> dict:
 
 
 class Apart:
-    """Context for models that differ between ranks by design: within it, all ranks have the mean, and none trains.
+    """Context for models that differ between ranks by design: within it, all of them have the mean.
 
-    Collective at both ends; does nothing if the models are equal.
+    Background communication stops. Collective at both ends; does nothing if the models are equal.
 
     Args:
         module: the model. optimizers: wrapped ones.
