@@ -1,8 +1,8 @@
-"""Calls functions when operations have ended, on threads of its own.
+"""Calls functions when operations have ended, on threads of this module.
 
 For futures and chains of operations, whose owners must not wait. The threads sleep in the core, which wakes one for
-each operation that ends. While all of them run callbacks there is one more, so a callback may take long, or wait for
-another operation. Whoever can wait should: a caller that waits for one operation makes the progress itself.
+each operation that ends. While all threads run callbacks, one more is started; so a callback may take long, or wait
+for another operation. A caller that can wait for its operation should wait: its thread then makes the progress.
 """
 import itertools
 import os
@@ -14,7 +14,7 @@ from bagua_hvd.core.native import ERR_ARGUMENT, NULL, OK, lib
 
 
 class _Completions:
-    """The list of the core, and the threads that take from it. Lives as long as the process."""
+    """The core's list of ended operations and the threads that take from it. Lives as long as the process."""
 
     def __init__(self) -> None:
         self._list = lib.bhvd_completions_create()
@@ -27,7 +27,7 @@ class _Completions:
         self._ready()
 
     def add(self, handle: Any, callback: Callable[[], object]) -> None:
-        """handle: None: the callback is due at once."""
+        """handle: None makes the callback due at once."""
         number = next(self._numbers)
         self._callbacks[number] = callback
         if handle is None:
@@ -53,7 +53,7 @@ class _Completions:
                     self._ready()
             try:
                 callback()
-            except BaseException as error:  # of one callback: the others are to be called, too
+            except BaseException as error:  # one callback's error must not stop the others
                 threading.excepthook(threading.ExceptHookArgs(
                     (type(error), error, error.__traceback__, threading.current_thread())))
             del callback
@@ -63,16 +63,16 @@ class _Completions:
                 self._idle += 1
 
 
-_IDLE_MAX = 2           # threads that callbacks which took long have left behind end
+_IDLE_MAX = 2           # threads left over by long callbacks end
 _lock = threading.Lock()
 _completions: _Completions | None = None
 
 
 def when_ended(handle: Any, callback: Callable[[], object]) -> None:
-    """Calls callback() once the operation of a native handle has ended, well or not; soon, if it has already.
+    """Calls callback() once the operation of a native handle has ended, with or without an error.
 
-    On a thread of this module. It may block; callbacks run at the same time, in any order. One callback for a handle;
-    the handle may be dropped before.
+    If it has ended already, the call follows soon. callback() runs on a thread of this module and may block; callbacks
+    run concurrently, in any order. A handle takes one callback, and may be dropped before it runs.
     """
     global _completions
     with _lock:
@@ -88,7 +88,7 @@ def call(callback: Callable[[], object]) -> None:
 
 def _after_fork_in_child() -> None:
     global _completions, _lock
-    _completions, _lock = None, threading.Lock()    # the threads did not come along
+    _completions, _lock = None, threading.Lock()    # threads do not survive a fork
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

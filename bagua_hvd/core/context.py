@@ -17,7 +17,7 @@ class Context(Posting, Telemetry):
         options: an object with the attributes of job.environment.Options.
     Raises:
         ValueError: an option is wrong.
-        HorovodInternalError: the other ranks did not appear in time, or the system refused.
+        HorovodInternalError: the other ranks did not connect in time, or a system call failed.
     """
 
     __slots__ = ()
@@ -25,7 +25,7 @@ class Context(Posting, Telemetry):
     def __init__(self, options: Any) -> None:
         secret = ffi.from_buffer(options.secret)
         values = {**vars(options), "secret": secret, "secret_size": len(secret)}
-        fields = {}         # they hold what the core reads
+        fields = {}         # keep alive the memory that the core reads
         for name, _ in ffi.typeof("struct bhvd_context_options").fields:
             value = values[name]
             if value is not None:       # else NULL
@@ -37,37 +37,37 @@ class Context(Posting, Telemetry):
         super().__init__(ffi.gc(out[0], lib.bhvd_context_destroy))
 
     def await_state(self, awaits: bool) -> None:
-        """While it does, operations raise ValueError: a running elastic job would not take part in them."""
+        """While `awaits` is true, operations raise ValueError: a running elastic job would not take part in them."""
         lib.bhvd_context_await_state(self._pointer, awaits)
 
     def check(self) -> None:
-        """Raises the reason when the context is not usable any more."""
+        """Raises the reason why the context is not usable any more; else does nothing."""
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_context_status(self._pointer, error), error)
 
     def wait_for_gpus(self) -> None:
-        """Waits until the GPUs have done what ended operations put on them; see bhvd_context_wait_gpu.
+        """Waits until the GPUs have finished the work that ended operations queued; see bhvd_context_wait_gpu.
 
         Raises:
-            HorovodInternalError: that failed, or the context has.
+            HorovodInternalError: the wait failed, or the context has failed.
         """
         for gpu in tuple(self.gpus):
             gpu.wait(self._pointer)
 
     def process_set_size(self, process_set: int) -> int:
-        """Number of ranks, -1 when there is no such set."""
+        """Number of ranks; -1 if there is no such set."""
         return int(lib.bhvd_process_set_size(self._pointer, process_set))
 
     def process_set_rank(self, process_set: int) -> int:
-        """This rank's position, -1 when it is not a member, -2 when there is no such set."""
+        """This rank's position; -1 if it is not a member, -2 if there is no such set."""
         return int(lib.bhvd_process_set_rank(self._pointer, process_set))
 
     def process_set_hosts(self, process_set: int) -> int:
-        """The number of hosts that its ranks are on, -1 when there is no such set or this rank is not a member."""
+        """Number of hosts that the set's ranks run on; -1 if there is no such set or this rank is not a member."""
         return int(lib.bhvd_process_set_hosts(self._pointer, process_set))
 
     def process_set_ranks(self, process_set: int) -> list[int] | None:
-        """The global ranks of the set, rising, or None when there is no such set."""
+        """The global ranks of the set in rising order, or None if there is no such set."""
         size = self.process_set_size(process_set)
         if size < 0:
             return None
@@ -76,11 +76,11 @@ class Context(Posting, Telemetry):
 
     @property
     def address(self) -> int:
-        """The native context, for libraries that call the core by themselves; it lives as long as this object."""
+        """The native context, for libraries that call the core themselves; it lives as long as this object."""
         return int(ffi.cast(UINTPTR, self._pointer))
 
     def shutdown(self) -> None:
-        """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""
+        """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while threads wait."""
         lib.bhvd_context_shutdown(self._pointer)
         self._drop_abandoned()
 
@@ -90,6 +90,6 @@ class Context(Posting, Telemetry):
         ffi.release(self._pointer)
 
     def after_fork(self) -> None:
-        """In a child process: makes the context unusable, and leaves the parent's connections alone."""
+        """In a child process: makes the context unusable and leaves the parent's connections untouched."""
         lib.bhvd_context_after_fork(self._pointer)
         ffi.gc(self._pointer, None)     # the child must not destroy what the parent's threads own

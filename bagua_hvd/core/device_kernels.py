@@ -1,6 +1,6 @@
-"""Compiles the kernels of native/device/kernels.cu for the GPU that is there, by NVRTC through CuPy.
+"""Compiles the kernels of native/device/kernels.cu for this machine's GPU, by NVRTC through CuPy.
 
-Without CuPy the core copies what it has no kernel for.
+Without CuPy the core falls back to plain copies.
 """
 import contextlib
 import fcntl
@@ -14,12 +14,12 @@ SOURCE = Path(__file__).with_name("device_kernels.cu")
 
 # -fmad=false: a fused multiply-add would make the GPU and the CPU differ in the last bit.
 OPTIONS = ("-std=c++17", "--fmad=false")
-# By all processors; it makes no other code.
+# Compiles on all processors; the generated code is the same.
 IN_PARALLEL = ("--split-compile=0",)
 
 
 def available() -> bool:
-    """Whether CuPy is installed, which compiles."""
+    """Whether CuPy, which compiles the kernels, is installed."""
     return importlib.util.find_spec("cupy") is not None
 
 
@@ -29,7 +29,7 @@ class Kernels:
     Args:
         index: of the GPU, as the framework counts.
     Raises:
-        ImportError: no CuPy. RuntimeError and what else CuPy raises: it finds no NVRTC, or no GPU.
+        ImportError: no CuPy. RuntimeError and other errors of CuPy: it finds no NVRTC, or no GPU.
     """
 
     def __init__(self, index: int) -> None:
@@ -42,7 +42,7 @@ class Kernels:
 
     def function(self, name: str) -> Any:
         """The kernel as CuPy's Function: called with (grid,), (block,), arguments."""
-        with self._device:              # in whose context the driver loads a kernel: the current one's at its first use
+        with self._device:              # a kernel is loaded into the context that is current at its first use
             return self._module.get_function(name)
 
     def handle(self, name: str) -> Any:
@@ -51,10 +51,10 @@ class Kernels:
 
 
 def _machine_code(capability: str) -> bytes:
-    """For the current GPU. Compiling takes up to a minute, so the code is kept where CuPy keeps its own
-    (CUPY_CACHE_DIR), and the ranks of a host wait for the one that compiles. Without such a folder each compiles.
+    """Compiles for the current GPU. This takes up to a minute, so the code is cached where CuPy caches its own
+    (CUPY_CACHE_DIR), and the ranks of a host wait for the one that compiles. Without that folder each rank compiles.
 
-    Not by cupy.RawModule, which adds -ftz=true: numbers below 1e-38 would be 0, and the GPU's codes not the CPU's.
+    cupy.RawModule would add -ftz=true: numbers below 1e-38 would become 0, and the GPU's codes differ from the CPU's.
     """
     import cupy
 
@@ -76,7 +76,7 @@ def _machine_code(capability: str) -> bytes:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Any:
-    """Holds the file's lock, and makes its folder. Yields False where there can be none: a read-only disk."""
+    """Holds the file's lock, after creating its folder. Yields False if that is impossible (a read-only disk)."""
     with contextlib.ExitStack() as stack:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

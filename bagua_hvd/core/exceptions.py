@@ -7,12 +7,12 @@ class HorovodInternalError(RuntimeError):
     Elastic jobs restore and retry.
 
     Attributes:
-        status: the native status code; None: Python raised it itself.
-        rank: the global rank whose failure or leaving this is a consequence of; None: nobody's, or several ranks'.
-        cause: what became of that rank. "ended": its process ended or became unreachable without leaving. "silent":
-            nothing comes from it any more: it was stopped, or its host is gone. "left": it left the job. "failed": it
-            failed itself, and said so. "timeout": it did not take its part in time. "protocol": it sent what makes no
-            sense. None: no other rank is the cause.
+        status: the native status code; None: raised by Python code.
+        rank: the global rank whose failure or departure caused this; None: no rank, or several.
+        cause: what happened to that rank. "ended": its process ended or became unreachable without leaving. "silent":
+            it sends nothing any more: it was stopped, or its host is gone. "left": it left the job. "failed": it
+            reported a failure of its own. "timeout": it did not take part in time. "protocol": it sent invalid
+            data. None: no other rank is the cause.
     """
 
     status: int | None = None
@@ -21,10 +21,10 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job changed; the state is good.
+    """The hosts of an elastic job changed; the training state is intact.
 
     Args:
-        skip_sync: True when hosts were only removed, so that the next `state.sync()` is not needed.
+        skip_sync: True if hosts were only removed, so the next `state.sync()` is not needed.
     """
 
     def __init__(self, skip_sync: bool) -> None:
@@ -33,7 +33,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def get_version_mismatch_message(name: str | None, version: str, installed_version: str) -> str:
-    """The sentence of HorovodVersionMismatchError."""
+    """The message of HorovodVersionMismatchError."""
     return (
         f"bagua_hvd has been compiled against {name} version {version}, but {installed_version} is installed. "
         f"Reinstall bagua_hvd, or install {name}=={version}."
@@ -41,7 +41,7 @@ def get_version_mismatch_message(name: str | None, version: str, installed_versi
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The installed framework is not the one that the extension was built for (never so with this core)."""
+    """The installed framework is not the one that the extension was built for (never happens with this core)."""
 
     def __init__(self, name: str | None, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

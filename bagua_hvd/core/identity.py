@@ -1,20 +1,20 @@
-"""A dict of objects that cannot be hashed, or are equal element by element, as variables and tensors are."""
+"""A dict for keys that cannot be hashed, or that compare element by element, as variables and tensors do."""
 import weakref
 from typing import Any
 
 
 class ByIdentity:
-    """A dict whose keys are objects, by what they are and not by what they equal; an entry ends with its object.
+    """A dict that compares its keys by identity. An entry is removed when its key dies.
 
-    So it keeps none alive, and an object that lies where another one lay, whose id() is the same, is another key.
+    Keys are held by weak references. A new object at a dead one's address, with the same id(), is another key.
 
     Args:
-        of: function of what is given as a key, that returns the object which is meant.
+        of: function that maps a given key to the object whose identity counts.
     """
 
     def __init__(self, of: Any = lambda key: key) -> None:
         self._of = of
-        # id -> (weak reference, value); without an entry before the id is another object's
+        # id -> (weak reference, value); an entry is removed before its id can be reused
         self._entries: dict[int, Any] = {}
 
     def __setitem__(self, key, value):
@@ -32,9 +32,9 @@ class ByIdentity:
         return len(self._entries)
 
     def add(self, key: Any) -> None:
-        """For a set: an entry without a value."""
+        """Adds an entry without a value, to use this as a set."""
         self[key] = None
 
     def values(self) -> list:
-        """Those of all entries."""
+        """The values of all entries."""
         return [value for _, value in self._entries.values()]

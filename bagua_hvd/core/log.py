@@ -1,13 +1,13 @@
-"""The logger `bagua_hvd`: what a job tells its owner, from Python and from the core, through the standard logging.
+"""The logger `bagua_hvd`: messages of a job, from Python and from the core, through Python's logging.
 
-Whoever sets up logging gets the records, with `rank` as an attribute of each. Where nobody has, a handler of ours
+If the script sets up logging, its handlers get the records, each with an attribute `rank`. Otherwise our own handler
 writes them to stderr in Horovod's form:
 
     [2026-11-21 08:00:00.123456: W stall.c:72] [0]: text
 
-HOROVOD_LOG_LEVEL is the logger's level (without it: WARNING, or what the script has set), HOROVOD_LOG_HIDE_TIME=1
-leaves out the time. Sentences about what the caller's own line does wrong stay warnings of Python's, which name that
-line; what baguarun says to who started it stays on its stderr.
+HOROVOD_LOG_LEVEL sets the logger's level (default: WARNING, or the level that the script has set);
+HOROVOD_LOG_HIDE_TIME=1 leaves out the time. Mistakes in the caller's own line are reported as Python warnings, which
+name that line; messages of baguarun to its user go to its stderr.
 """
 import logging
 import os
@@ -26,7 +26,7 @@ logging.addLevelName(TRACE, "TRACE")
 
 
 class _Handler(logging.Handler):
-    """Writes to stderr, unless somebody else handles the logger's records."""
+    """Writes to stderr, unless another handler takes the logger's records."""
 
     hide_time = False
     rank: int | None = None
@@ -34,9 +34,9 @@ class _Handler(logging.Handler):
     def emit(self, record):
         if logger.propagate and logging.getLogger().handlers or logger.handlers != [self]:
             return
-        # A full disk, a closed file, none at all: the next record may fit.
+        # The disk is full, or stderr is closed or missing: the next record may succeed.
         with suppress(OSError, ValueError, AttributeError):
-            # In one piece, so that the lines stay together.
+            # One write, so that the lines stay together.
             sys.stderr.write(self.line(record) + "\n")
             sys.stderr.flush()
 
@@ -48,7 +48,7 @@ class _Handler(logging.Handler):
         return f"[{when}{level} {record.filename}:{record.lineno}]{rank} {logging.Formatter().format(record)}"
 
     def add_rank(self, record):
-        """A filter of the logger's."""
+        """A filter of the logger: sets the record's rank."""
         record.rank = self.rank
         return True
 
@@ -61,7 +61,7 @@ if logger.level == logging.NOTSET:
 
 
 def configure(rank: int | None) -> None:
-    """At the beginning of a job: its rank stands in all records that follow, and the environment is read.
+    """Called when a job begins: sets the rank of all later records and reads the environment.
 
     Raises:
         ValueError: a malformed HOROVOD_LOG_LEVEL or HOROVOD_LOG_HIDE_TIME.
@@ -74,11 +74,11 @@ def configure(rank: int | None) -> None:
 
 
 def rank() -> int | None:
-    """Of the records; None before the first init()."""
+    """The rank in the records; None before the first init()."""
     return _handler.rank
 
 
 def log_from(file: str, line: int, level: int, text: str) -> None:
-    """A record as if it came from there: a file and a line of the core's sources."""
+    """Logs a record with the given origin: a file and a line of the core's sources."""
     if logger.isEnabledFor(level):
         logger.handle(logger.makeRecord(logger.name, level, file, line, text, (), None, os.path.basename(file)))

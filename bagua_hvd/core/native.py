@@ -1,6 +1,6 @@
-"""The one importer of the cffi module: the core's codes by name, its errors as exceptions, tensors as it sees them.
+"""The only importer of the cffi module: the core's codes by name, its errors as exceptions, tensors as it sees them.
 
-Tensors cross as address, shape and dtype. Contexts: context.py. Operations: operations.py.
+Tensors are passed as address, shape and dtype. Contexts: context.py. Operations: operations.py.
 """
 from collections.abc import Sequence
 from functools import partial
@@ -42,7 +42,7 @@ BARRIER, JOIN = lib.BHVD_BARRIER, lib.BHVD_JOIN
 C_LP_S, D_FP_S, D_LP_S = lib.BHVD_C_LP_S, lib.BHVD_D_FP_S, lib.BHVD_D_LP_S
 PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
 
-# What another rank did, by its number: HorovodInternalError.cause.
+# HorovodInternalError.cause, indexed by the core's number.
 CAUSES = (None, "ended", "silent", "left", "failed", "timeout", "protocol")
 
 CODEC_NONE = lib.BHVD_CODEC_NONE
@@ -55,7 +55,7 @@ EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, 
 TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
 TOPOLOGY_EXPONENTIAL, TOPOLOGY_ROUND_ROBIN = lib.BHVD_TOPOLOGY_EXPONENTIAL, lib.BHVD_TOPOLOGY_ROUND_ROBIN
 
-# Types of cffi's, parsed once.
+# cffi types, parsed once.
 VOID_POINTER = ffi.typeof("void *")
 CHARS = ffi.typeof("char[]")
 UINTPTR = ffi.typeof("uintptr_t")
@@ -71,9 +71,9 @@ class _Fields(NamedTuple):
 
 
 class TensorView(_Fields):
-    """Where a tensor lies. dst: 0, the core allocates; equal to src, in place. owner keeps src and dst alive.
+    """Memory of a tensor. dst: 0 lets the core allocate; equal to src is in place. owner keeps src and dst alive.
 
-    On a GPU: device.DeviceView, whose `placement` says which one.
+    On a GPU: device.DeviceView, whose `placement` names the GPU.
     """
 
     __slots__ = ()
@@ -81,7 +81,7 @@ class TensorView(_Fields):
     dst_on_host: bool = False
 
 
-# TensorView(*fields) in a third of the time, for the tensors of small operations.
+# TensorView(*fields) in a third of the time, for small operations.
 tensor_view = partial(tuple.__new__, TensorView)
 
 
@@ -101,9 +101,9 @@ def failure_of(error: Any) -> Failure:
 
 
 def raise_failure(failure: Failure) -> NoReturn:
-    """Raises what a Failure means to Python: ValueError for a wrong call, else HorovodInternalError.
+    """Raises a Failure as a Python exception: ValueError for a wrong call, else HorovodInternalError.
 
-    The exception carries the code as `status`, for front ends that have exceptions of their own.
+    The exception carries the code as `status`, for front ends with exceptions of their own.
     """
     status, message, rank, cause = failure
     error: Any = ValueError(message) if status == ERR_ARGUMENT else HorovodInternalError(message)
@@ -114,13 +114,13 @@ def raise_failure(failure: Failure) -> NoReturn:
 
 
 def check(status: int, error: Any) -> None:
-    """Raises what a native call wrote into the struct bhvd_error, unless its status is OK; see raise_failure()."""
+    """Raises the error that a native call wrote into a struct bhvd_error, unless status is OK; see raise_failure()."""
     if status != OK:
         raise_failure(failure_of(error))
 
 
 def mpi_open(libraries: Sequence[str], vendor: str | None, rank: int, size: int, only_these: bool = False) -> None:
-    """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the sentence says why it cannot be used."""
+    """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the message says why it cannot be used."""
     error = ffi.new("struct bhvd_error *")
     paths = ffi.new(CHARS, ":".join(libraries).encode())
     vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
@@ -130,7 +130,7 @@ def mpi_open(libraries: Sequence[str], vendor: str | None, rank: int, size: int,
 
 
 def mpi_broadcast(message: bytes) -> bytes:
-    """The bytes of MPI's rank 0, as many as this rank gives. HorovodInternalError: MPI failed."""
+    """Broadcasts MPI rank 0's bytes; all ranks pass equally many. HorovodInternalError: MPI failed."""
     error = ffi.new("struct bhvd_error *")
     buffer = bytearray(message)
     check(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), error)
@@ -138,7 +138,7 @@ def mpi_broadcast(message: bytes) -> bytes:
 
 
 def mpi_threads() -> int:
-    """MPI's thread level from 0 (single) to 3 (multiple); -1: MPI does not run, or not by mpi_open."""
+    """MPI's thread level from 0 (single) to 3 (multiple); -1: MPI does not run, or mpi_open did not load it."""
     return int(lib.bhvd_mpi_threads())
 
 
@@ -148,7 +148,7 @@ def mpi_close() -> None:
 
 
 def message_of(error: Any) -> str:
-    """The sentence of a struct bhvd_error."""
+    """The message of a struct bhvd_error."""
     text: bytes = ffi.string(error.message)
     return text.decode("utf-8", "replace")
 
@@ -159,12 +159,12 @@ def buffer(owner: Any, nbytes: int) -> Any:
 
 
 def function_address(name: str) -> int:
-    """Where a function of the core lies, for libraries that call it by themselves."""
+    """The address of a function of the core, for libraries that call it themselves."""
     return int(ffi.cast(UINTPTR, ffi.addressof(lib, name)))
 
 
 def fill_error(error: Any, status: int, message: str) -> int:
-    """Writes into a struct bhvd_error that native code passed in, and blames no rank; a long message is cut."""
+    """Writes into a struct bhvd_error that native code passed in, without blaming a rank; cuts a long message."""
     error.status, error.cause, error.rank = status, lib.BHVD_CAUSE_NONE, -1
     text = message.encode()[:ffi.sizeof(error.message) - 1]
     ffi.memmove(error.message, text + b"\0", len(text) + 1)
@@ -181,5 +181,5 @@ def dtype_size(dtype: int) -> int:
 
 
 def chunk_count(count: int, size: int) -> int:
-    """Elements of the longest chunk when `count` elements are cut for `size` ranks."""
+    """Elements of the longest chunk when `count` elements are divided among `size` ranks."""
     return int(lib.bhvd_chunk_count(count, size))

@@ -1,7 +1,7 @@
-"""Python objects between ranks: pickled. No framework's tensors are involved.
+"""Broadcasts and gathers pickled Python objects. No framework's tensors are involved.
 
-cloudpickle, so that lambdas and classes of __main__ travel. Ranks of one job trust each other: they unpickle what the
-others send, over connections that have proved to know the job's secret.
+cloudpickle can also send lambdas and classes of __main__. Ranks of one job trust each other: they unpickle data from
+other ranks, over connections that have been authenticated with the job's secret.
 """
 import io
 import struct
@@ -12,13 +12,13 @@ import cloudpickle
 from bagua_hvd.core import native, vectors
 
 _SIZE = struct.Struct("=q")
-# All ranks broadcast equally many bytes. So the first broadcast has a fixed size, and most objects need no second one.
+# All ranks must broadcast equally many bytes. The first broadcast has a fixed size; most objects need no second one.
 _FIRST_BYTES = 512
 _ROOM = _FIRST_BYTES - _SIZE.size
 
 
 def broadcast_object(context: Any, obj: Any, root_rank: int, is_root: Any, name: str, process_set: Any = 0) -> Any:
-    """`obj` itself on the root, its copy elsewhere.
+    """Returns `obj` itself on the root, a copy of it elsewhere.
 
     Args:
         context: native Context. root_rank: global rank. is_root: whether this rank is it. process_set: native id.
@@ -41,13 +41,13 @@ def _broadcast(context, data, root_rank, name, process_set):
 
 
 def allgather_object(context: Any, obj: Any, name: str, process_set: Any = 0) -> Any:
-    """The ranks' objects as a list in rank order; see broadcast_object for the arguments."""
+    """Returns the ranks' objects as a list in rank order; see broadcast_object for the arguments."""
     operation = context.post(native.ALLGATHER, f"allgather.{name}.t",
                              (vectors.gathered_view(cloudpickle.dumps(obj)),), process_set=process_set, blocking=True)
     operation.wait()
     nbytes, _, owner = operation.result(0)
     everything = io.BytesIO(native.buffer(owner, nbytes))
     objects = []
-    while everything.tell() < nbytes:       # a pickled object tells where it ends
+    while everything.tell() < nbytes:       # each pickle marks its own end
         objects.append(cloudpickle.load(everything))
     return objects

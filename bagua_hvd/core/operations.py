@@ -1,11 +1,10 @@
 """Operations as Python objects, and how they are posted.
 
-An Operation keeps the memory of its tensors alive until the core is done with it, also when it is dropped early (an
-interrupt, a handle never synchronized). Everything here may be called from any thread; cffi releases the GIL inside
-native calls.
+An Operation keeps the memory of its tensors alive until the core is done with it, even if it is dropped early (an
+interrupt, a handle never synchronized). All functions here are thread-safe; cffi releases the GIL inside native calls.
 
-The structs that calls fill are pooled, since building them anew would cost more than a small allreduce in shared
-memory. A call takes one from the pool, so threads never share one.
+The structs for native calls are pooled: allocating them would cost more than a small allreduce in shared memory. Each
+call takes one from the pool, so threads never share one.
 """
 from __future__ import annotations
 
@@ -34,22 +33,22 @@ from bagua_hvd.core.native import (
     raise_failure,
 )
 
-# A wait looks at Python's signals this often, so that Ctrl-C ends it.
+# A wait checks Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
 
 _INT32S = ffi.typeof("int32_t[]")
 _INT64S = ffi.typeof("int64_t[]")
 _TENSORS = ffi.typeof("struct bhvd_tensor[]")
-# struct bhvd_tensor, for struct.pack: its fields in their order, and what fills it up to the next one.
+# struct bhvd_tensor, for struct.pack: its fields in order, and padding up to the next struct.
 _TENSOR = "PPPiii0P"
 
-# On which what is posted is counted, 1 to ACCOUNTS - 1; 0: nobody's. See Telemetry.sent().
+# Counter of bytes sent that new operations add to, 1 to ACCOUNTS - 1; 0: none. See Telemetry.sent().
 account: ContextVar[int] = ContextVar("account", default=0)
 ACCOUNTS: int = lib.BHVD_ACCOUNTS
 
 
 def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
-    """The native array over `tensors`, and what must live as long as it."""
+    """The native array over `tensors`, and an object that must live as long as the array."""
     dims: list[int] = []
     for view in tensors:
         dims += view.shape
@@ -60,17 +59,17 @@ def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
         src, dst, shape, dtype, _ = view
         fields += src, dst, at, len(shape), dtype, view.dst_on_host
         at += 8 * len(shape)
-    # All of them at once: by cffi's attributes a bucket of many small tensors takes four times as long.
+    # One pack for all tensors: setting cffi's attributes takes four times as long for a bucket of many small tensors.
     array = ffi.new(_TENSORS, len(tensors))
     struct.pack_into(_TENSOR * len(tensors), ffi.buffer(array), 0, *fields)
     return array, shapes
 
 
-Result = tuple[int, int, Any]       # of an operation, whose memory is Python's: nbytes, dim0, owner
+Result = tuple[int, int, Any]       # (nbytes, dim0, owner) of a result in memory owned by Python
 
 
 class _Answer:
-    """Where a native call puts what it answers. In the pool, `out` and the result's memory are NULL."""
+    """Output structs of a native call. In the pool, `out` and the result's memory are NULL."""
 
     __slots__ = ("result", "out", "error")
 
@@ -91,7 +90,7 @@ def _take_answer() -> _Answer:
 
 
 def _taken(result: Any) -> Result:
-    """(nbytes, dim0, owner) of a struct bhvd_result whose memory is now Python's."""
+    """(nbytes, dim0, owner) of a struct bhvd_result; Python now owns its memory."""
     nbytes = result.nbytes
     return nbytes, result.dim0, ffi.gc(result.data, lib.bhvd_result_free) if nbytes else None
 
@@ -99,8 +98,8 @@ def _taken(result: Any) -> Result:
 class Operation:
     """A posted operation. Holds the native handle and the memory of its tensors.
 
-    It is made before there is a handle, which one store puts into it: wherever a signal's handler raises, either it has
-    the handle, or who posts knows that it has not.
+    It is created before the post, and a single store puts the handle into it. So when a signal handler raises, either
+    it has the handle, or the posting code knows that it has not.
     """
 
     __slots__ = ("_handle", "_context", "_owners", "_status", "_failure", "_placement")
@@ -111,12 +110,12 @@ class Operation:
         self._context = context
         self._owners = owners
         self._status = IN_PROGRESS
-        self._failure: Any = None       # a Failure, when it has failed
+        self._failure: Any = None       # a Failure if it has failed
 
     def wait(self) -> None:
-        """Blocks until the operation ended; raises as it ended. May be called again.
+        """Blocks until the operation has ended; raises if it failed. May be called again.
 
-        On a GPU the results are on their way then: what the framework's current stream is given next comes after them.
+        On a GPU the results may still be in flight, but work queued later on the framework's current stream sees them.
         """
         status: int = self._status
         if status == IN_PROGRESS:
@@ -147,11 +146,11 @@ class Operation:
             raise_failure(failure)
 
     def done(self) -> bool:
-        """True once the operation ended, well or not. Never blocks."""
+        """True once the operation has ended, with or without an error. Never blocks."""
         return self._status != IN_PROGRESS or bool(lib.bhvd_poll(self._handle))
 
     def ended_within(self, seconds: float) -> bool:
-        """Waits for its end, so long at most. Returns whether it ended, well or not: wait() then tells."""
+        """Waits at most `seconds`. Returns whether the operation has ended; wait() then says whether it failed."""
         if self.done():
             return True
         deadline = monotonic() + seconds
@@ -163,7 +162,7 @@ class Operation:
         return bool(status != IN_PROGRESS)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Calls callback() when it has ended; see completions.when_ended. Once for an operation."""
+        """Calls callback() once it has ended; see completions.when_ended. At most one callback for each operation."""
         completions.when_ended(self._handle, callback)
 
     @property
@@ -172,9 +171,9 @@ class Operation:
         return int(lib.bhvd_handle_value(self._handle))
 
     def result(self, index: int) -> Result:
-        """Takes what the core allocated for tensor `index` (posted with dst 0): (nbytes, dim0, owner), see buffer().
+        """Takes tensor `index`'s result from the core (posted with dst 0): (nbytes, dim0, owner), see buffer().
 
-        The memory lives as long as `owner`, None when there are no bytes. To be called once, after wait().
+        The memory lives as long as `owner`, which is None for 0 bytes. Call it once, after wait().
         """
         result = ffi.new("struct bhvd_result *")
         status = lib.bhvd_result_take(self._handle, index, result)
@@ -183,20 +182,20 @@ class Operation:
         return _taken(result)
 
     def device_rows(self, index: int) -> int | None:
-        """The first dimension of a result that NCCL left on the GPU; None: there is none, see result()."""
+        """The first dimension of a result that NCCL left on the GPU; None: it is on the host, see result()."""
         result = ffi.new("struct bhvd_result *")
         if lib.bhvd_result(self._handle, index, result) != OK or not result.on_device:
             return None
         return int(result.dim0)
 
     def copy_result(self, index: int, address: int) -> None:
-        """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
+        """Copies a result from GPU memory to GPU memory at `address`, in the framework's current stream."""
         error = ffi.new("struct bhvd_error *")
         stream = ffi.cast(VOID_POINTER, self._placement.stream())
         check(lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error), error)
 
     def received_splits(self, index: int, count: int) -> list[int]:
-        """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
+        """For alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
         splits = ffi.new(_INT32S, count)
         status = lib.bhvd_received_splits(self._handle, index, splits, count)
         if status != OK:
@@ -215,7 +214,7 @@ class Operation:
 
 
 class Ended:
-    """An Operation that ended well while it was posted, as far as callers that block need one."""
+    """The part of Operation's interface that blocking callers need, for an operation that succeeded in its post."""
 
     __slots__ = ("_result",)
 
@@ -244,12 +243,12 @@ Posted = Operation | Ended
 
 
 class Posting:
-    """What a Context posts operations by.
+    """The part of Context that posts operations.
 
     Attributes:
-        abandoned: (handle, owners) of operations that nobody waits for, and what they still use.
-        blocked_ns: time that Python spent in waits, and in posts that wait.
-        gpus: Devices that tensors of operations were on.
+        abandoned: (handle, owners) of operations that no caller waits for, and the memory that they still use.
+        blocked_ns: time that Python spent in waits and in blocking posts.
+        gpus: Devices of tensors posted so far.
     """
 
     __slots__ = ("_pointer", "abandoned", "blocked_ns", "gpus", "__weakref__")
@@ -264,23 +263,23 @@ class Posting:
              prescale_factor: float = 1.0, postscale_factor: float = 1.0, root_rank: int = 0,
              splits: Sequence[int] | None = None, blocking: bool = False, received: bool = False, owner: Any = None,
              stream: Any = None, **primitive: Any) -> Posted:
-        """Posts an operation; see bhvd_post. A blocking one over a tensor in the host's memory has mostly ended then.
+        """Posts an operation; see bhvd_post. A blocking post of one tensor in host memory has usually ended on return.
 
         Args:
             kind: a native kind (ALLREDUCE, ...).
-            name: full name; ranks match operations by it.
-            tensors: TensorViews; more than one is a group, all or nothing.
-            splits: int32 values: rows for each rank (alltoall), ranks (process sets).
-            blocking: the caller waits at once, so that its thread makes the progress.
-            received: received_splits() will be asked for.
-            owner: kept alive until the operation ended, besides the owners of the tensors (for error states, replicas).
-            stream: of the framework, which wrote the tensors on a GPU; None: the current one.
+            name: full name, by which ranks match operations.
+            tensors: TensorViews; several form a group, which succeeds or fails as one.
+            splits: int32 values: rows for each rank (alltoall), or ranks (process sets).
+            blocking: the caller waits at once, so its thread makes the progress.
+            received: received_splits() will be called.
+            owner: kept alive until the operation ends, like the owners of the tensors (for error states, replicas).
+            stream: the framework's stream that wrote the tensors on a GPU; None: the current one.
             primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
         Returns:
             An Operation, or Ended.
         Raises:
-            ValueError: this call is wrong, nothing was posted. HorovodInternalError: the context has failed, or a
-            blocking operation has.
+            ValueError: the call is wrong and nothing was posted. HorovodInternalError: the context or a blocking
+            operation has failed.
         """
         if self.abandoned:
             self._drop_abandoned()
@@ -292,15 +291,15 @@ class Posting:
                                          root_rank, WAIT_SLICE_MS if blocking else 0, owner)
             return self._post_structs(kind, name, tensors, placement, process_set, op, prescale_factor,
                                       postscale_factor, root_rank, splits, blocking, owner, stream, primitive)
-        except OverflowError as error:      # no number of C is as large
+        except OverflowError as error:      # larger than C's type
             raise ValueError(f"'{name:.100}': {error}") from None
 
     def _post_structs(self, kind: int, name: str, tensors: Sequence[TensorView], placement: Any, process_set: int,
                       op: int, prescale_factor: float, postscale_factor: float, root_rank: int,
                       splits: Sequence[int] | None, blocking: bool, owner: Any, stream: Any,
                       primitive: dict[str, Any]) -> Operation:
-        """post() of whatever there is."""
-        # Whatever is pointed to needs a name until the native call returned.
+        """post() for the general case."""
+        # Everything pointed to needs a name until the native call has returned.
         name_chars = ffi.new(CHARS, name.encode())
         args = ffi.new("struct bhvd_args *", {
             "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
@@ -325,7 +324,7 @@ class Posting:
         try:
             status = lib.bhvd_post(self._pointer, args, answer.out, answer.error)
             operation._handle = answer.out[0]
-        except BaseException:       # a signal's: the operation goes on
+        except BaseException:       # from a signal handler: the operation continues
             self._abandon(operation, answer.out, (tensors, owner))
             raise
         answer.out[0] = NULL
@@ -336,13 +335,13 @@ class Posting:
         return operation
 
     def _abandon(self, operation: object, out: Any, owners: Any) -> None:
-        """The memory of a posted operation outlives who posted it, unless `operation` has the handle in `out`."""
+        """Keeps a posted operation's memory alive without its caller, unless `operation` has the handle in `out`."""
         if out[0] and not getattr(operation, "_handle", None):
             self.abandoned.append((out[0], owners))
 
     def _post_tensor(self, kind: int, name: str, view: TensorView, process_set: int, op: int, prescale_factor: float,
                      postscale_factor: float, root_rank: int, wait_ms: int, owner: Any) -> Posted:
-        """post() of one tensor in the host's memory, and the first wait, without structs: see bhvd_post_tensor."""
+        """post() of one tensor in host memory, and the first wait, without structs: see bhvd_post_tensor."""
         src, dst, shape, dtype, _ = view
         answer = _take_answer()
         result, out = answer.result, answer.out
@@ -356,7 +355,7 @@ class Posting:
             if status == IN_PROGRESS:
                 operation = posted = Operation(None, self, (view, owner))
                 posted._handle = out[0]
-        except BaseException:       # a signal's: the operation goes on, or has ended and left a result
+        except BaseException:       # from a signal handler: the operation continues, or has ended and left a result
             self._abandon(operation, out, (view, owner))
             lib.bhvd_result_free(result.data)
             raise
@@ -375,7 +374,7 @@ class Posting:
         return operation
 
     def _drop_abandoned(self) -> None:
-        # The list itself stays: an Operation that ends its life in another thread may be appending to it.
+        # Not a new list: an Operation that is being deleted in another thread may append to this one.
         for _ in range(len(self.abandoned)):
             try:
                 entry = self.abandoned.pop(0)

@@ -4,10 +4,10 @@ import re
 
 
 def require(framework: str, minimum: tuple[int, int]) -> None:
-    """Imports the framework that a front end is for.
+    """Imports the framework of a front end.
 
     Args:
-        framework: its name, which in small letters is its module's, pip's and the front end's.
+        framework: its name; in lower case also the name of its module, its pip package and the front end.
     Raises:
         ImportError: it is not installed, or older than `minimum`.
     """

@@ -1,6 +1,6 @@
-"""What operations between hosts would take: the core simulates all ranks' schedules (native/simulation).
+"""Predicts the time of operations between hosts: the core simulates all ranks' schedules (native/simulation).
 
-Times are of operations that are agreed on first. `python -m tests.laboratory.simulator` prints tables of them.
+Times include negotiation. `python -m tests.laboratory.simulator` prints tables of them.
 """
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +14,8 @@ PATHS = ("chosen", "ring", "doubling", "halving")
 class Network:
     """Hosts with one rank and one line each. Seconds, bytes.
 
-    latency_s: one way. slow_rank: -1, none, or one whose line has the slow_ figures. message_s and the costs per byte:
-    of a host's one core; 0 where the wire is what counts.
+    latency_s: one way. slow_rank: the rank whose line has the slow_ figures; -1: none. message_s and the costs per
+    byte: of a host's one core; 0 if only the network counts.
     """
 
     latency_s: float
@@ -37,7 +37,7 @@ class Network:
 class Operation:
     """An operation of one tensor; see struct bhvd_simulated.
 
-    kind: native.ALLREDUCE, C_LP_S, D_FP_S or D_LP_S. codec, exchange, topology: the core's numbers. round: of D_FP_S.
+    kind: native.ALLREDUCE, C_LP_S, D_FP_S or D_LP_S. codec, exchange, topology: the core's numbers. round: for D_FP_S.
     """
 
     kind: int
@@ -55,10 +55,10 @@ _DTYPES = {1: native.UINT8, 2: native.FLOAT16, 4: native.FLOAT32, 8: native.FLOA
 
 def operations(hosts: int, posted: Sequence[Operation], network: Network, path: str = "chosen",
                agrees: bool = True) -> list[float]:
-    """When each host is done with operations that were posted at once; seconds.
+    """Returns the time in seconds at which each host finishes operations that were posted together.
 
     Args:
-        path: of allreduces, one of PATHS. agrees: they are negotiated first, all in one message.
+        path: for allreduces, one of PATHS. agrees: they are negotiated first, all in one message.
     Raises:
         ValueError: a value out of range. HorovodInternalError: more steps than the simulator takes (a ring, or C_LP_S,
             of more than 1,000 hosts), or no memory.
@@ -74,6 +74,6 @@ def operations(hosts: int, posted: Sequence[Operation], network: Network, path: 
 
 def allreduces(hosts: int, nbytes: Sequence[int], network: Network, path: str = "chosen", element: int = 4,
                agrees: bool = True) -> list[float]:
-    """operations() for allreduces of so many bytes, in elements of `element` bytes: 1, 2, 4 or 8."""
+    """operations() for allreduces of `nbytes` bytes each, in elements of `element` bytes: 1, 2, 4 or 8."""
     posted = [Operation(native.ALLREDUCE, each, _DTYPES[element]) for each in nbytes]
     return operations(hosts, posted, network, path, agrees)

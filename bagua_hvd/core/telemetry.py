@@ -1,4 +1,4 @@
-"""What a context tells of itself: counters, the network, ranks that are late, the core's log, a timeline."""
+"""Measurements of a context: counters, the network, late ranks, the core's log, a timeline."""
 from __future__ import annotations
 
 import os
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from bagua_hvd.core.native import Failure, check, failure_of, ffi, lib
 
-# For who waits for what the core says: a limit, to have one.
+# Timeout of one wait for a log record: only because the call needs one.
 _RECORD_WAIT_MS = 3_600_000
 
 
 class Counters(NamedTuple):
-    """Sums since the context was created; see struct bhvd_counters. blocked_ns: time that Python spent in waits, and in
-    posts that wait."""
+    """Sums since the context was created; see struct bhvd_counters. blocked_ns: time that Python spent in waits and in
+    blocking posts."""
 
     operations: int
     executions: int
@@ -32,7 +32,7 @@ class Counters(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Bytes of tensors or their codes that went to other ranks, by what they went over."""
+    """Bytes of tensors or their codes sent to other ranks, by transport."""
 
     shm_bytes: int
     tcp_bytes: int
@@ -40,11 +40,11 @@ class Sent(NamedTuple):
 
 
 class MeasuredNetwork(NamedTuple):
-    """Between the job's hosts, as the core chooses its schedules by; see struct bhvd_measured_network.
+    """The network between the job's hosts, by which the core chooses schedules; see struct bhvd_measured_network.
 
     Attributes:
-        latency_s: one way, to the farthest rank; 0: one host. bytes_per_s: of the slowest line to rank 0 that was
-            looked at; 0: one host, too quick to tell, or no TCP. Both 0 before the first operation.
+        latency_s: one way, to the farthest rank; 0: one host. bytes_per_s: of the slowest measured line to rank 0; 0:
+            one host, too fast to measure, or no TCP. Both are 0 before the first operation.
     """
 
     latency_s: float = 0.0
@@ -52,7 +52,7 @@ class MeasuredNetwork(NamedTuple):
 
 
 class Telemetry:
-    """The part of a Context that is only read."""
+    """The read-only part of a Context."""
 
     __slots__ = ()
     _pointer: Any
@@ -65,27 +65,27 @@ class Telemetry:
         return Counters._make([*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns])
 
     def sent(self, number: int) -> Sent:
-        """What ended operations have sent that were posted with this number in `account`."""
+        """Bytes sent by ended operations that were posted with `account` set to this number."""
         native = ffi.new("struct bhvd_sent *")
         lib.bhvd_context_sent(self._pointer, number, native)
         return Sent(native.shm_bytes, native.tcp_bytes, native.mpi_bytes)
 
     def network(self) -> MeasuredNetwork:
-        """As measured at start and said with the last operation: equal on all ranks after the same one."""
+        """Measured at start and sent along with the last operation: equal on all ranks after the same operation."""
         native = ffi.new("struct bhvd_measured_network *")
         lib.bhvd_context_network(self._pointer, native)
         return MeasuredNetwork(native.latency_s, native.bytes_per_s)
 
     def waited_for(self, size: int) -> list[tuple[int, int]]:
-        """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] but on rank 0."""
+        """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] except on rank 0."""
         native = ffi.new("struct bhvd_waited_for[]", size)
         return [(entry.operations, entry.waited_ns)
                 for entry in native[0:lib.bhvd_context_waited_for(self._pointer, native, size)]]
 
     def stalled(self, size: int) -> dict[int, tuple[int, list[str]]]:
-        """By rank, the operations that others wait too long for it to ask for: their number, the names of a few.
+        """By rank, operations that it has not requested and others wait too long for: their number, names of a few.
 
-        See bhvd_context_stalled; {} but on rank 0. size: of the job.
+        See bhvd_context_stalled; {} except on rank 0. size: of the job.
         """
         native = ffi.new("struct bhvd_stalled[]", size)
         return {entry.rank: (entry.operations, [ffi.string(name).decode(errors="replace")
@@ -93,19 +93,19 @@ class Telemetry:
                 for entry in native[0:lib.bhvd_context_stalled(self._pointer, native, size)]}
 
     def measure_coordinator(self) -> None:
-        """Counts coordinator_ns from now on; only rank 0 has something to count."""
+        """Counts coordinator_ns from now on; only rank 0 has a coordinator."""
         lib.bhvd_context_measure_coordinator(self._pointer)
 
     def first_loss(self) -> Failure:
-        """The Failure of the first operation that another rank made fail; its `rank` and `cause` are None: none has."""
+        """The Failure of the first operation that another rank made fail; `rank` and `cause` are None if none has."""
         error = ffi.new("struct bhvd_error *")
         lib.bhvd_context_first_loss(self._pointer, error)
         return failure_of(error)
 
     def records(self) -> Iterator[tuple[int, str, int, str]]:
-        """An iterator over what the core says: (level, file, line, text), see struct bhvd_record. For one thread.
+        """Iterates over the core's log: (level, file, line, text), see struct bhvd_record. For one thread.
 
-        It blocks, without the GIL, until there is something; it ends when the context is shut down.
+        Blocks without the GIL until there is a record; ends when the context is shut down.
         """
         out = ffi.new("struct bhvd_record **")
         while (told := lib.bhvd_context_next_record(self._pointer, _RECORD_WAIT_MS, out)) >= 0:
@@ -115,7 +115,7 @@ class Telemetry:
                        ffi.string(record.text).decode(errors="replace"))
 
     def start_timeline(self, path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-        """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""
+        """Makes rank 0 write a Chrome trace to `path` from now on; other ranks ignore it."""
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error), error)
 

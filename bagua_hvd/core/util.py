@@ -1,4 +1,4 @@
-"""Small helpers that no other file should hold; Horovod has some of them at `common.util`."""
+"""Small helpers without a better place; Horovod has some of them in `common.util`."""
 import enum
 import functools
 import inspect
@@ -13,15 +13,15 @@ from typing import Any
 
 _WIDTH = 116
 _PACKAGE = __name__.partition(".")[0]
-# In a docstring: a parameter, and what is said of it, in this line and further ones.
+# In a docstring: a parameter and its description, in this line and further ones.
 _ARGUMENT = re.compile(r"\n {4}(\w+): .*(?:\n {5,}.*)*")
 
 
 def doc_from(source: Any, note: str | None = None, **arguments: str) -> Callable[..., Any]:
-    """Decorator: takes the docstring of `source`, after a `note` on this form of it, less the parameters it lacks.
+    """Decorator: takes over `source`'s docstring, after `note`, without the parameters that only `source` has.
 
     Args:
-        arguments: by name, what is said of those that `source` does not have.
+        arguments: descriptions, by name, of parameters that `source` does not have.
     """
     doc = inspect.cleandoc(source.__doc__ or "")     # some Pythons leave its indentation in __doc__, others do not
     if note:
@@ -53,7 +53,7 @@ def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741
 
 
 def deprecated(name: str, replacement: str, end: str = "2.0") -> None:
-    """Warns that version `end` removes `name`; at the line that called the package, or Python would not show it."""
+    """Warns that version `end` removes `name`, at the line that called the package: Python hides other warnings."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frame, level = frame.f_back, level + 1
@@ -65,7 +65,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
     """handle_average_backwards_compatibility(op, average) over the constants of `reduce_ops` (Average, Sum)."""
 
     def handle_average_backwards_compatibility(op: int | None, average: Any) -> int:
-        """The reduction op that `op`, or the deprecated `average`, means; neither: Average. ValueError: both were."""
+        """The reduction op meant by `op` or the deprecated `average`; neither: Average. ValueError: both are given."""
         if average is None:
             return reduce_ops.Average if op is None else op
         if op is not None:
@@ -87,10 +87,10 @@ def _cache(f):
 def in_window(items, start, finish, nbytes, limit=64 << 20):
     """Runs an operation for each item, in order, with at most about `limit` bytes in flight.
 
-    Tensors of GPUs that go by way of the host each need as much pinned memory, which is kept afterwards.
+    Tensors of GPUs that are copied through the host need pinned memory of their size, which is kept afterwards.
 
     Args:
-        items: iterable. start: called with an item, returns what `finish` is called with. nbytes: the bytes of an item.
+        items: iterable. start: called with an item; its result is passed to `finish`. nbytes: the bytes of an item.
     """
     running: deque[tuple[Any, int]] = deque()
     in_flight = 0
@@ -106,7 +106,7 @@ def in_window(items, start, finish, nbytes, limit=64 << 20):
         while running:
             finish(running.popleft()[0])
     except Exception:
-        for started, _ in running:      # they hold memory and handles until they have been waited for
+        for started, _ in running:      # they hold memory and handles until somebody waits for them
             with suppress(Exception):
                 finish(started)
         raise

@@ -1,7 +1,7 @@
-"""Every environment variable that bagua_hvd reads of its own or of Horovod's: what it means, and how its text is read.
+"""Every environment variable that bagua_hvd reads, its own and Horovod's: its meaning, and how its text is parsed.
 
-The one table: `read()` knows no others; docs/environment.md and `baguarun --help-environment` are made from it.
-Variables of other engines (mpirun, srun, torchrun) are read where they are told apart, in job/engines.
+`read()` knows no others; docs/environment.md and `baguarun --help-environment` are made from this table.
+Variables of other engines (mpirun, srun, torchrun) are read in job/engines, where the engines are detected.
 """
 import base64
 import binascii
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
-_NEAR = 0.88        # of difflib's ratio: a letter or two
+_NEAR = 0.88        # ratio of difflib: a typo of one or two letters
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a text becomes a value. expected: what would be right, in words. parse raises ValueError otherwise."""
+    """How a text becomes a value. expected: describes valid text. parse raises ValueError for invalid text."""
 
     expected: str
     parse: Callable[[str], Any]
@@ -39,7 +39,7 @@ def integer(low: int, high: int = 2**31 - 1) -> Kind:
 
 
 def number(low: float, high: float = math.inf) -> Kind:
-    """A finite number within limits; a float, but where the text is that of an integer."""
+    """A finite number within limits: an int if the text is an integer, else a float."""
 
     def parse(text):
         value = int(text) if text.lstrip("+-").isdigit() else _number(text)
@@ -51,7 +51,7 @@ def number(low: float, high: float = math.inf) -> Kind:
 
 
 def names(of: str) -> Kind:
-    """Names by comma: a list of one at least."""
+    """Names separated by commas: a list of at least one."""
 
     def parse(text):
         found = [name.strip() for name in text.split(",") if name.strip()]
@@ -63,7 +63,7 @@ def names(of: str) -> Kind:
 
 
 def ports() -> Kind:
-    """A port, or a range of them, both ends included: a range."""
+    """A port or a range of ports, both ends included. The value is a range."""
 
     def parse(text):
         first, _, last = text.partition("-")
@@ -80,7 +80,7 @@ def seconds(allow_zero: bool = False) -> Kind:
 
     def parse(text):
         value = float(text)
-        if not (0 if allow_zero else 0.001) <= value <= 2_000_000:      # NaN is neither
+        if not (0 if allow_zero else 0.001) <= value <= 2_000_000:      # NaN fails, too
             raise ValueError
         return value
 
@@ -88,7 +88,7 @@ def seconds(allow_zero: bool = False) -> Kind:
 
 
 def choice(*choices: str) -> Kind:
-    """One of some words, in any case."""
+    """One of some words, regardless of case."""
 
     def parse(text):
         for word in choices:
@@ -124,10 +124,10 @@ class Variable:
     """One environment variable.
 
     Attributes:
-        name, kind. default: what counts when it is missing or empty; None: it depends, the meaning says on what.
+        name, kind. default: the value if it is missing or empty; None: it depends, as the meaning says.
         meaning: a sentence for users.
-        setter: who sets it: "user"; "baguarun", for its ranks; "scripts": baguarun, but only scripts read it; "none":
-            accepted for Horovod's sake, without effect, and who sets it is told so.
+        setter: "user"; "baguarun": baguarun sets it for its ranks; "scripts": baguarun sets it, but only scripts read
+            it; "none": accepted for compatibility with Horovod, without effect; users who set it are told so.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Variable:
 
     @property
     def shown_default(self) -> str:
-        """The default for people; "": there is none."""
+        """The default in readable form; "" if there is none."""
         value = self.default
         if value is None or self.setter == "none":
             return ""
@@ -152,7 +152,7 @@ class Variable:
 
     @property
     def without_effect(self) -> str:
-        """Of one without effect: that it has none, and why."""
+        """For a variable without effect: a sentence that says so, and why."""
         why = self.meaning.rstrip(".")
         return "no effect: " + (why[0].lower() + why[1:] if why[1].islower() else why)
 
@@ -160,7 +160,7 @@ class Variable:
         """Its value in the environment, or in another mapping.
 
         Raises:
-            ValueError: the text is not what the kind expects; the sentence says what is.
+            ValueError: the text is invalid; the message says what is expected.
         """
         text = (os.environ if environ is None else environ).get(self.name, "").strip()
         if not text:
@@ -330,7 +330,7 @@ TABLE = {variable.name: variable for variables in SECTIONS.values() for variable
 
 
 def markdown() -> str:
-    """The table as docs/environment.md has it."""
+    """The table in the form of docs/environment.md."""
     lines = ["# Environment variables", "",
              "What ranks and `baguarun` read. Flags of `baguarun` set some of them and win over what you export.",
              "`baguarun --help-environment` prints this page; it is made from bagua_hvd/core/variables.py."]
@@ -342,7 +342,7 @@ def markdown() -> str:
 
 
 def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Sentences about the variables that are set though they have no effect, but for what is off."""
+    """Sentences about variables that are set though they have no effect; flags set to 0 are left out."""
     found = []
     for variable in TABLE.values():
         text = (os.environ if environ is None else environ).get(variable.name, "").strip()
@@ -352,11 +352,11 @@ def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def misspelt(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Sentences about variables that have the name of none in the table, and nearly that of one."""
+    """Sentences about variables that are not in the table but nearly spelt like one that is."""
     found = []
     for name in sorted(os.environ if environ is None else environ):
         if name.startswith(("BAGUA_", "HOROVOD_", "_HOROVOD_")) and name not in TABLE \
-                and not name.startswith("HOROVOD_GPU_"):        # of Horovod's build
+                and not name.startswith("HOROVOD_GPU_"):        # variables of Horovod's build
             near = [known for known in TABLE if known.startswith(name + "_")] or difflib.get_close_matches(
                 name, TABLE, 1, _NEAR)
             if near:
@@ -365,10 +365,10 @@ def misspelt(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def given(name: str) -> bool:
-    """Whether the environment has a variable of the table."""
+    """Whether the environment sets a variable of the table."""
     return bool(os.environ.get(TABLE[name].name, "").strip())
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
-    """The value of a variable of the table: see Variable.read."""
+    """The value of a variable of the table; see Variable.read."""
     return TABLE[name].read(environ)

@@ -22,43 +22,43 @@ from bagua_hvd.core.native import (
 )
 from bagua_hvd.core.operations import tensor_array
 
-if TYPE_CHECKING:           # this layer does without it where it can
+if TYPE_CHECKING:           # this layer avoids importing NumPy where it can
     import numpy as np
 
 _FLOAT_POINTER = ffi.typeof("float *")
 Buffer = bytes | bytearray | memoryview | Any      # bytes-like
-# By the name that NumPy gives it; bfloat16 is that of ml_dtypes, which frameworks bring along.
+# By NumPy's names; bfloat16 is the dtype of ml_dtypes, which frameworks depend on.
 DTYPES = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
 
 
 def bytes_view(source: Buffer, target: Buffer | None = None) -> TensorView:
-    """A uint8 TensorView over bytes-like objects: from `source`, in place when `target` is None."""
+    """A uint8 TensorView that reads the bytes-like `source` and writes `target`; in place if `target` is None."""
     src = ffi.from_buffer(source)
     dst = src if target is None else ffi.from_buffer(target, require_writable=True)
     return TensorView(int(ffi.cast(UINTPTR, src)), int(ffi.cast(UINTPTR, dst)), (len(src),), UINT8, (src, dst))
 
 
 def gathered_view(source: Buffer) -> TensorView:
-    """A uint8 TensorView over a bytes-like object whose result the core allocates."""
+    """A uint8 TensorView that reads a bytes-like object; the core allocates the result."""
     src = ffi.from_buffer(source)
     return TensorView(int(ffi.cast(UINTPTR, src)), 0, (len(src),), UINT8, src)
 
 
 def native_order(value: Any) -> Any:
-    """A NumPy array in this machine's byte order; everything else as it is. Bytes in the other order are no numbers."""
-    if getattr(getattr(value, "dtype", None), "isnative", True):        # other libraries' dtypes say nothing of it
+    """Converts a NumPy array to this machine's byte order; returns everything else as it is."""
+    if getattr(getattr(value, "dtype", None), "isnative", True):        # other libraries' dtypes have no byte order
         return value
     return value.astype(value.dtype.newbyteorder("="))
 
 
 def array_view(array: Any, out: Any = None) -> TensorView:
-    """The TensorView of a NumPy array; of its own memory in place, or with results in `out`.
+    """The TensorView of a NumPy array; in place, or with results in `out`.
 
     Args:
-        array: contiguous, of a dtype of the core (bfloat16: that of the package ml_dtypes).
+        array: contiguous, of a dtype of the core (for bfloat16, the dtype of the package ml_dtypes).
         out: an array of the same shape and dtype.
     Raises:
-        ValueError: another dtype, not contiguous, or `out` is read-only or does not fit. TypeError: no array.
+        ValueError: another dtype, not contiguous, or `out` is read-only or does not fit. TypeError: not an array.
     """
     out = array if out is None else out
     if not (hasattr(array, "ctypes") and hasattr(out, "ctypes")):
@@ -74,15 +74,15 @@ def array_view(array: Any, out: Any = None) -> TensorView:
 
 
 def count_of(view: TensorView) -> int:
-    """Elements of a TensorView."""
+    """Number of elements of a TensorView."""
     return math.prod(view.shape)
 
 
 def views_into(views: Sequence[TensorView], out: np.ndarray) -> list[TensorView]:
-    """The same TensorViews with their results one after the other in `out`, a contiguous NumPy array.
+    """Copies of the TensorViews with their results one after the other in `out`, a contiguous NumPy array.
 
     Raises:
-        ValueError: `out` has not as many elements of the same size, or is read-only.
+        ValueError: `out` has another number of elements or element size, or is read-only.
     """
     size, count = dtype_size(views[0].dtype), sum(map(count_of, views))
     if (out.size != count or out.itemsize != size or not out.dtype.isnative
@@ -99,15 +99,15 @@ def views_into(views: Sequence[TensorView], out: np.ndarray) -> list[TensorView]
 
 
 def floats(array: np.ndarray | None) -> Any:
-    """The pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; None: NULL."""
+    """Pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; NULL for None."""
     return NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
 
 
 class DeviceArray:
-    """A contiguous float32 array whose newest values may lie on a GPU, since an operation left them there.
+    """A contiguous float32 host array whose newest values may be on a GPU, where an operation left them.
 
     Args:
-        array: the host's. Between operations only `fetch()` knows what is in it.
+        array: the host array. Between operations its content is undefined until `fetch()`.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -120,7 +120,7 @@ class DeviceArray:
 
     @property
     def array(self) -> np.ndarray:
-        """The host's, with whatever is in it."""
+        """The host array, which may be out of date."""
         return self._array
 
     @property
@@ -129,11 +129,11 @@ class DeviceArray:
 
     @property
     def floats(self) -> Any:
-        """For an operation, which gets `pointer` too."""
+        """The host array as a field of an operation, which also gets `pointer`."""
         return floats(self._array)
 
     def copy(self, array: np.ndarray) -> DeviceArray:
-        """A DeviceArray over another array of the same size, with the newest values, which stay on the GPU they are on.
+        """A DeviceArray over another array of the same size, with the newest values; they stay on their GPU.
 
         Raises:
             HorovodInternalError: the GPU failed.
@@ -143,7 +143,7 @@ class DeviceArray:
         return other
 
     def fetch(self) -> np.ndarray:
-        """The array with the newest values, to be read and written until the next operation. Waits for the GPU.
+        """The host array with the newest values, to read and write until the next operation. Waits for the GPU.
 
         Raises:
             HorovodInternalError: the GPU failed.
@@ -157,7 +157,7 @@ def pack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """Copies tensors into a flat NumPy array, one after the other.
 
     Args:
-        tensors: TensorViews of `flat.size` elements in all: of every floating dtype when `flat` is float32 (rounded to
+        tensors: TensorViews with `flat.size` elements in total: of any floating dtype if `flat` is float32 (rounded to
             nearest even), else of its dtype.
         flat: contiguous, 1-D.
     Raises:
@@ -167,14 +167,14 @@ def pack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
 
 
 def unpack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
-    """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
+    """Copies a flat NumPy array into the result memory (dst) of tensors: the inverse of pack(), with its arguments."""
     rooms = tensors if _placement(tensors) is None else [_room(view) for view in tensors]
     _move_flat(lib.bhvd_unpack, rooms, flat)
     _to_device(rooms, tensors)
 
 
 def unpack_add(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
-    """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
+    """Adds a flat NumPy array of float32 or float64 to tensors. Sums are rounded once to the tensors' dtype."""
     rooms = _on_host(tensors)
     _move_flat(lib.bhvd_unpack_add, rooms, flat)
     _to_device(rooms, tensors)
@@ -183,11 +183,11 @@ def unpack_add(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
 def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[TensorView],
                   x: Sequence[TensorView] | None, numbers: Sequence[dict[str, float]], in_steps: bool,
                   sent: np.ndarray) -> None:
-    """bhvd_adam_momentum: m's new values into `sent`, a flat float32 or float64 array. x: None without weight decay.
+    """bhvd_adam_momentum: writes m's new values to `sent`, a flat float32 or float64 array. x: None: no weight decay.
 
     Args:
         m, v, g, x: TensorViews of `sent.size` elements each, of dtypes as for pack().
-        numbers: of each, the fields of a struct bhvd_adam.
+        numbers: for each tensor, the fields of a struct bhvd_adam.
     Raises:
         ValueError: sizes or dtypes do not fit.
     """
@@ -197,7 +197,7 @@ def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[
 
 def adam_step(m: Sequence[TensorView], v: Sequence[TensorView], x: Sequence[TensorView],
               numbers: Sequence[dict[str, float]], in_steps: bool, sent: np.ndarray) -> None:
-    """bhvd_adam_step: new values into m and x; arguments and errors as for adam_momentum()."""
+    """bhvd_adam_step: writes new values to m and x; arguments and errors as for adam_momentum()."""
     lists = [_on_host(each) for each in (m, v, x)]
     _compute(lib.bhvd_adam_step, lists, "struct bhvd_adam[]", numbers, sent, in_steps)
     _to_device(lists[0], m)
@@ -206,7 +206,7 @@ def adam_step(m: Sequence[TensorView], v: Sequence[TensorView], x: Sequence[Tens
 
 def adam_variance(v: Sequence[TensorView], g: Sequence[TensorView], numbers: Sequence[dict[str, float]],
                   exact: np.ndarray, own: np.ndarray) -> None:
-    """bhvd_adam_variance: new values into v, `exact` and `own`; numbers: the fields of a struct bhvd_adam_variance."""
+    """bhvd_adam_variance: new values for v, `exact` and `own`; numbers: the fields of a struct bhvd_adam_variance."""
     lists = [_on_host(each) for each in (v, g)]
     array_view(own)
     if own.size != exact.size or own.dtype != exact.dtype:
@@ -218,7 +218,7 @@ def adam_variance(v: Sequence[TensorView], g: Sequence[TensorView], numbers: Seq
 
 def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] | None], kind: str,
              numbers: Sequence[dict[str, float]], flat: np.ndarray, in_steps: bool | None, *more: Any) -> None:
-    """Calls one of the three. lists: None: NULL."""
+    """Calls one of the three functions. A list that is None is passed as NULL."""
     view = array_view(flat)
     for tensors in lists:
         count = flat.size if tensors is None else sum(map(count_of, tensors))
@@ -234,12 +234,12 @@ def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] 
 
 
 def _placement(tensors: Sequence[TensorView]) -> Any:
-    """Of all of them, None on the host."""
+    """The placement that all the tensors share; None on the host."""
     return tensors[0].placement if tensors else None
 
 
 def _to_device(rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
-    """Copies what is in rooms to where the results of tensors on a GPU belong; on the host it is there."""
+    """Copies host buffers to the result memory of tensors on a GPU; does nothing for tensors on the host."""
     placement = _placement(tensors)
     if placement is not None:
         placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
@@ -247,14 +247,14 @@ def _to_device(rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> No
 
 
 def _room(view: TensorView) -> TensorView:
-    """A TensorView of new memory on the host, like another."""
+    """A TensorView of new host memory, with the shape and dtype of `view`."""
     memory = ffi.new(CHARS, count_of(view) * dtype_size(view.dtype) or 1)
     address = int(ffi.cast(UINTPTR, memory))
     return TensorView(address, address, view.shape, view.dtype, memory)
 
 
 def _on_host(tensors: Sequence[TensorView]) -> Sequence[TensorView]:
-    """The same, or copies of what lies on a GPU. Blocks until they are there."""
+    """The tensors themselves, or host copies if they are on a GPU. Blocks until the copies are done."""
     placement = _placement(tensors)
     if placement is None:
         return tensors
