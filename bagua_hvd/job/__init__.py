@@ -1,1 +1,1 @@
-"""One process's part in a job: environment, how ranks find each other, the runtime, process sets, elasticity."""
+"""One process's part in a job: environment, rendezvous, the runtime, process sets, elasticity."""

@@ -1,6 +1,6 @@
-"""The beginning and the end of a process's part in a job: init(), shutdown(), the timeline.
+"""A process joins and leaves a job: init(), shutdown(), the timeline.
 
-With the facts of the running job (job/runtime.py), what Horovod's scripts find at `hvd` itself.
+These, and the facts of the running job (job/runtime.py), are the functions that Horovod's scripts find in `hvd`.
 """
 import atexit
 import os
@@ -53,17 +53,17 @@ __all__ = [
     "start_timeline", "statistics", "stop_timeline", "wait_for_gpus",
 ]
 
-# This module is what others find as `hvd.mpi_ops._basics`, and there they look for this, too.
+# Others use this module as `hvd.mpi_ops._basics`, and expect this name there.
 _get_process_set_ids_and_ranks = process_sets.get_process_set_ids_and_ranks
 
-# A meeting of an elastic job begins when all its members wait for it; who is not there then has been lost.
+# An elastic rendezvous begins when all its members wait for it; a member that does not connect then has been lost.
 _MEETING_LIMIT_MS = 10_000
 
 
 def init(comm: Sequence[int] | None = None,
          process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Starts the runtime: connects this process to the other ranks of its job. Does nothing when it is running
-    with these arguments.
+    """Starts the runtime: connects this process to the other ranks of its job. Does nothing if it already runs with
+    these arguments.
 
     Without launcher variables in the environment the job has one rank.
 
@@ -72,10 +72,10 @@ def init(comm: Sequence[int] | None = None,
         process_sets: a list of ProcessSets to register, the same on all ranks, or "dynamic". In an elastic job, sets
             that do not fit its present size are left out, with a warning.
     Raises:
-        ValueError: malformed environment, duplicate or disagreeing process sets, or the ranks did not find each other
-            in time ("Horovod initialization failed. ..."). The runtime is then not running. Or it runs already, with
-            other arguments.
-        RemovedFromJob: an elastic job has no slot for this process any more. A SystemExit: the process ends with 0.
+        ValueError: malformed environment, duplicate or differing process sets, or the ranks did not find each other in
+            time ("Horovod initialization failed. ..."); the runtime does not run then. Or it already runs, with other
+            arguments.
+        RemovedFromJob: an elastic job has no slot for this process any more. A SystemExit with exit code 0.
     """
     with runtime.lock:
         if runtime.context is not None:
@@ -94,12 +94,12 @@ def init(comm: Sequence[int] | None = None,
                 context().await_state(assignment.joins)
                 return
             except (InitializationFailed, HorovodInternalError) as error:
-                failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting
+                failure = str(error)    # most likely a rank was lost meanwhile: the driver arranges another rendezvous
                 logger.info("%s", failure)
 
 
 def _check_repeated(comm, process_sets):
-    """ValueError: the job that runs was not started with these arguments."""
+    """ValueError if the running job was started with other arguments."""
     _check_comm(comm, runtime.options)
     if isinstance(process_sets, str):
         same = process_sets.lower() == "dynamic" and dynamic_process_sets()
@@ -115,8 +115,8 @@ class InitializationFailed(ValueError):
 
 
 def _start(comm, process_sets, scope=None):
-    """As init(). scope: names the meeting; None: by the number of inits."""
-    # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
+    """As init(). scope: name of the rendezvous; None: derived from the number of init() calls."""
+    # Counted before anything can fail: an attempt that fails on one rank counts on all ranks.
     runtime.inits += 1
     runtime.changes += 1
     options = environment.read_options(_launcher_environment())
@@ -128,7 +128,7 @@ def _start(comm, process_sets, scope=None):
     static_sets = _static_sets(process_sets, options)
     options.scope = scope or getattr(runtime.membership, "scope", None) or f"init.{runtime.inits}"
     if scope:
-        # All members are known to be there. If only some have left, the network is known, too.
+        # All members are known to be present. If ranks only left, the network has been measured before.
         size, bytes_per_s = runtime.previous
         options.known_bytes_per_s = bytes_per_s if options.size < size else 0
         options.start_timeout_ms = min(options.start_timeout_ms, _MEETING_LIMIT_MS)
@@ -150,7 +150,7 @@ def _start(comm, process_sets, scope=None):
     runtime.reporter = reporting.start(figures, lambda: started.stalled(options.size))
     runtime.listener = records.Listener(started, lambda: runtime.steps)
     runtime.tell_watchers()
-    # Again each time: it must run before the end of MPI, which this call may have started.
+    # Registered anew each time: it must run before MPI is finalized, which this call may have started.
     atexit.unregister(shutdown)
     atexit.register(shutdown)
     try:
@@ -167,13 +167,13 @@ def _start(comm, process_sets, scope=None):
 
 
 def restart() -> None:
-    """Leaves the job and enters it again, with the same process sets; rank and size may then be others."""
+    """Leaves the job and joins it again, with the same process sets; rank and size may change."""
     shutdown()
     init(process_sets=runtime.process_sets)
 
 
 def placed_by_baguarun() -> Any:
-    """Whether the environment says where the ranks meet: no engine is to be asked then."""
+    """Whether the environment names the rendezvous: then no other engine is asked."""
     placed = variables.given("HOROVOD_SIZE") or variables.given("HOROVOD_RANK")
     return placed and variables.read("HOROVOD_GLOO_RENDEZVOUS_PORT") != 0
 
@@ -181,8 +181,8 @@ def placed_by_baguarun() -> Any:
 def _launcher_environment():
     """The environment with the variables of baguarun: its own, or those of a job that mpirun, srun or torchrun started.
 
-    Port 0 says that nobody holds a rendezvous, though rank and size are there.
-    ValueError: the engine's ranks cannot be brought together.
+    Port 0 means that there is no rendezvous although rank and size are set.
+    ValueError: the engine's ranks cannot be connected.
     """
     if placed_by_baguarun():
         return os.environ
@@ -207,7 +207,7 @@ def _start_mpi():
 
 
 def _leave_mpi(stopped):
-    """Before a context that uses MPI stops: nobody may wait in MPI for a rank that was lost."""
+    """Called before a context that uses MPI stops: no rank may wait in MPI for a lost rank."""
     try:
         stopped.check()
     except HorovodInternalError as error:
@@ -216,7 +216,7 @@ def _leave_mpi(stopped):
 
 
 def _number_hosts(started, options):
-    """Local and cross ranks from what every rank says about its host: engines differ in what they tell."""
+    """Sets local and cross ranks from the host hashes of all ranks: engines differ in the variables they set."""
     hosts = objects.allgather_object(started, host_hash(), "init.hosts") if options.size > 1 else [host_hash()]
     mine = hosts[options.rank]
     options.local_rank = hosts[:options.rank].count(mine)
@@ -244,7 +244,7 @@ def _check_comm(comm, options):
 
 
 def _static_sets(sets, options):
-    """The sets to register, checked as far as one rank can, before anything is sent."""
+    """The sets to register, after all checks that one rank can make before anything is sent."""
     if sets is None:
         return []
     if isinstance(sets, str):
@@ -262,7 +262,7 @@ def _static_sets(sets, options):
 
 
 def _fitting(sets, options):
-    """Those that an elastic job of the present size can hold; the others stay unregistered until it can."""
+    """The sets that an elastic job of the present size can hold; the others stay unregistered until it can."""
     fitting = []
     for process_set in sets:
         ranks = process_set.ranks
@@ -275,7 +275,7 @@ def _fitting(sets, options):
 
 
 def _register_static_sets(started, static_sets, options):
-    """Checks that all ranks gave the same list, then registers it: ids 1, 2, ... in its order."""
+    """Checks that all ranks passed the same list, then registers it: ids 1, 2, ... in list order."""
     process_sets.on_init(options.size)
     if options.size > 1:
         mine = [process_set.ranks for process_set in static_sets]
@@ -292,7 +292,7 @@ def _register_static_sets(started, static_sets, options):
 def shutdown() -> None:
     """Stops the runtime. Operations in flight fail here and on the other ranks. init() may be called again.
 
-    Gradients that travel a step late (delay=1) are waited for: other ranks may need this one for them.
+    First waits for gradients that are one step late (delay=1): other ranks may need this one to receive them.
     """
     for sent in list(runtime.travelling):
         sent.arrive()
@@ -300,7 +300,7 @@ def shutdown() -> None:
         stopped = runtime.context
         if stopped is None:
             return
-        reporting.because_of(stopped.first_loss().rank)      # before this rank leaves as well
+        reporting.because_of(stopped.first_loss().rank)      # before this rank leaves, too
         logger.debug("leaving the job, after %s", total())
         if mpi_enabled():
             _leave_mpi(stopped)
@@ -312,20 +312,20 @@ def shutdown() -> None:
         runtime.options = None
         process_sets.on_shutdown()
         runtime.restart_numbers()
-        # Not destroyed here: other threads may be waiting in it. The last reference does that.
+        # Not destroyed here: other threads may be waiting in it. Its last reference destroys it.
         stopped.shutdown()
         runtime.listener.close()
         runtime.tell_watchers()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins the timeline, or redirects it to another file. To be called on all ranks; rank 0 writes.
+    """Starts the timeline, or redirects it to another file. Call it on all ranks; rank 0 writes.
 
     Args:
-        file_path: a Chrome trace (JSON), valid after every event. The file that is being written: nothing happens.
-        mark_cycles: adds CYCLE_START marks where the coordinator answers.
+        file_path: a Chrome trace (JSON), valid after every event. Does nothing if this file is being written already.
+        mark_cycles: adds CYCLE_START marks when the coordinator responds.
     Raises:
-        ValueError: before init(), or without HOROVOD_TIMELINE in the environment (DYNAMIC: none yet at the start).
+        ValueError: before init(), or without HOROVOD_TIMELINE in the environment (DYNAMIC: no timeline at the start).
         HorovodInternalError: the file cannot be written.
     """
     options = job_options()
@@ -338,7 +338,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the timeline; the file is complete. Does nothing when there is none. ValueError before init()."""
+    """Ends the timeline and completes its file. Does nothing if there is none. ValueError before init()."""
     job_options()
     context().stop_timeline()
 

@@ -1,19 +1,19 @@
-"""What this build can do, whatever job it is in; Horovod asks by these names."""
+"""Capabilities of this build, in any job, under Horovod's names."""
 from bagua_hvd.core import device
 
 
 def mpi_built() -> bool:
-    """True: every build can use an MPI, which is found at run time."""
+    """True: every build can use MPI, whose library is loaded at run time."""
     return True
 
 
 def gloo_built() -> bool:
-    """True: bagua_hvd's own transports take gloo's place."""
+    """True: bagua_hvd's own transports replace gloo."""
     return True
 
 
 def nccl_built() -> int:
-    """NCCL's version, as 22105 for 2.21.5, where it can be loaded and is wanted (BAGUA_HVD_NCCL); else 0."""
+    """NCCL's version, as 22105 for 2.21.5, if it can be loaded and BAGUA_HVD_NCCL does not disable it; else 0."""
     return device.nccl_facts()[0] if device.nccl_is_wanted() else 0
 
 
@@ -28,7 +28,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """True: every build serves tensors on NVIDIA's GPUs; the driver is found at run time."""
+    """True: every build supports tensors on NVIDIA GPUs; the driver is loaded at run time."""
     return True
 
 

@@ -1,14 +1,13 @@
-"""Messages between a launcher, or a compute service's registry, and the processes that it serves: who may speak,
-and how a message lies in the stream.
+"""Messages between a launcher, or a compute service's registry, and the processes that it serves: authentication and
+framing.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || magic, version || port || own nonce || peer's nonce)
     then          messages: JSON objects, one in a line of at most MESSAGE_MAX bytes
 
-The port (u32) is that of the side that accepted. As in native/transport/auth.h, roles tell the sides apart, so a
-reflected message proves nothing, fresh nonces make a repeated one worthless, and magic and port are in the proof, so it
-cannot be passed on to another port. Nothing else of a stranger is parsed. What follows is not encrypted, and holds no
-secret.
+The port (u32) is the accepting side's. As in native/transport/auth.h, roles tell the sides apart, so a reflected
+message proves nothing; fresh nonces make a replayed one worthless; magic and port are in the proof, so it cannot be
+forwarded to another port. Nothing else from a stranger is parsed. Later messages are not encrypted, and hold no secret.
 """
 import hashlib
 import hmac
@@ -36,18 +35,18 @@ _INT_MAX = 2**31 - 1
 
 
 def silence_seconds(environ: Any = None) -> float:
-    """For how long launcher and hosts may hear nothing of each other: the limits of the ranks come first.
+    """Seconds of silence after which launcher and hosts give each other up: later than the ranks' own limits.
 
-    Twice theirs: after a cut, TCP may wait as long again before it tries once more.
+    Twice those limits, because after a network cut TCP may wait as long again before it retransmits.
     """
     heartbeat = variables.read("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", environ) or _NEVER_SECONDS
     return 2 * max(heartbeat, variables.read("HOROVOD_GLOO_TIMEOUT_SECONDS", environ)) + 10
 
 
 def watch(connection: Any) -> None:
-    """Has the system end a TCP connection whose other host does not answer any more, for longer than silence_seconds().
+    """Makes the kernel end a TCP connection whose other host has not answered for longer than silence_seconds().
 
-    A process that is only stopped is not lost: the kernel answers for it.
+    A process that is merely stopped does not count as lost: its kernel answers.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", _PROBE_SECONDS), ("TCP_KEEPINTVL", _PROBE_SECONDS),
@@ -61,10 +60,10 @@ class NotAuthenticated(ConnectionError):
 
 
 class Handshake:
-    """One side of it, without the sending: send `hello`; receive the peer's, send answer(); receive it, check() it.
+    """One side of the handshake, without I/O: send `hello`; receive the peer's, send answer(); receive it, check() it.
 
     Args:
-        secret: bytes. role: CONNECTED or ACCEPTED. port: of the side that accepted.
+        secret: bytes. role: CONNECTED or ACCEPTED. port: the accepting side's.
     """
 
     def __init__(self, secret: Any, role: Any, port: Any) -> None:
@@ -78,7 +77,7 @@ class Handshake:
         return hmac.digest(self._secret, role + self._bound + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
 
     def answer(self, peer_hello: Any) -> Any:
-        """The proof to send. NotAuthenticated: the peer speaks something else."""
+        """The proof to send. NotAuthenticated: the peer speaks another protocol."""
         if not peer_hello.startswith(_MAGIC):
             raise NotAuthenticated("the other side does not speak this version of bagua_hvd's elastic protocol")
         peer_role = ACCEPTED if self._role == CONNECTED else CONNECTED
@@ -86,18 +85,18 @@ class Handshake:
         return self._proof(self._role, self.hello, peer_hello)
 
     def check(self, peer_proof: Any) -> None:
-        """NotAuthenticated: the peer has another secret, or means another port."""
+        """NotAuthenticated: the peer has another secret, or connected to another port."""
         if not hmac.compare_digest(peer_proof, self._expected):
             raise NotAuthenticated("the other side has another secret (_HOROVOD_SECRET_KEY)")
 
 
 def encode(message: Any) -> Any:
-    """The line of a message, a dataclass: see job/messages.py."""
+    """Encodes a message, a dataclass, as a line: see job/messages.py."""
     return json.dumps(messages.to_dict(message), separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: Any, *kinds: Any) -> Any:
-    """The message of a line, one of these dataclasses. ValueError: it is none."""
+    """Decodes a line as one of these dataclasses. ValueError: it is none of them."""
     try:
         content = json.loads(line)
     except RecursionError:
@@ -108,12 +107,12 @@ def decode(line: Any, *kinds: Any) -> Any:
 
 
 class Connection:
-    """A process's connection to the launcher. send() and receive() may be used by two threads, each by one.
+    """A process's connection to the launcher. One thread may call send() while another calls receive().
 
     Args:
-        host, port: the launcher's. secret: bytes. timeout: seconds for connection and handshake.
+        host, port: the launcher's. secret: bytes. timeout: seconds for connecting and handshake.
     Raises:
-        OSError: nobody listens there. NotAuthenticated.
+        OSError: nothing listens there. NotAuthenticated.
     """
 
     def __init__(self, host: Any, port: Any, secret: Any, timeout: float) -> None:
@@ -137,15 +136,15 @@ class Connection:
         return data
 
     def send(self, message: Any, content: Any = b"") -> None:
-        """A message, and bytes that follow it. OSError: the launcher has ended."""
+        """Sends a message and the bytes that follow it. OSError: the launcher has ended."""
         if content and hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Much of it may wait for as long as the launcher is suspended: that is no loss.
+            # Large content may wait as long as the launcher is suspended, which does not mean that it is lost.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         self._socket.sendall(encode(message))
         self._socket.sendall(content)
 
     def receive(self, *kinds: Any) -> Any:
-        """The next message, one of these dataclasses; None when the launcher has ended, or says something else."""
+        """The next message, one of these dataclasses; None if the launcher has ended or sent something else."""
         try:
             line = self._file.readline(MESSAGE_MAX)
             return decode(line, *kinds) if line else None
@@ -153,7 +152,7 @@ class Connection:
             return None
 
     def receive_content(self, nbytes: int) -> Any:
-        """Bytes that follow a message. EOFError: the launcher has ended."""
+        """The bytes that follow a message. EOFError: the launcher has ended."""
         content = self._file.read(nbytes)
         if len(content) < nbytes:
             raise EOFError("the launcher of the job hung up")
@@ -161,15 +160,15 @@ class Connection:
 
     @property
     def local_host(self) -> Any:
-        """The numeric address by which the other side sees this one."""
+        """This side's numeric address, as the other side sees it."""
         return self._socket.getsockname()[0]
 
     def fileno(self) -> Any:
-        """The descriptor, for a process that is to write to the launcher."""
+        """The descriptor, for a process that should write to the launcher."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hangs up, whoever may be receiving."""
-        with suppress(OSError):         # nobody is connected
+        """Closes the connection, even while another thread receives."""
+        with suppress(OSError):         # not connected
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,12 +1,12 @@
-"""Elastic jobs, as the workers see them: a state that survives failures, and the loop that brings it back.
+"""Elastic jobs, as the workers see them: a state that survives failures, and the loop that restores it.
 
     repeat:  state.sync(), unless it may be skipped;  func(state)
              HorovodInternalError:   state.restore()        a rank was lost: back to the last commit
-             HostsUpdatedInterrupt:  nothing                the hosts changed: the state is good
+             HostsUpdatedInterrupt:  nothing                the hosts changed: the state is intact
              reset();  state.on_reset()                     shutdown() and init(): rank and size may change
 
-News about hosts reaches rank 0 from any thread, through notification_manager; the state passes them on in
-check_host_updates(), which all ranks call. Nothing else here knows threads.
+notification_manager delivers host updates to rank 0 from any thread; the state passes them on in check_host_updates(),
+which all ranks call. Nothing else here uses threads.
 """
 import functools
 import threading
@@ -24,29 +24,29 @@ from bagua_hvd.job.elastic_worker import HostUpdateResult, Synced, Syncing
 
 
 class WorkerNotificationManager:
-    """Hands news about the hosts to the states that are being trained."""
+    """Delivers host updates to the states in training."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: list[Any] = []
 
     def register_listener(self, listener: Any) -> None:
-        """From now on `listener.on_hosts_updated(timestamp, update_res)` is called for every update."""
+        """From now on calls `listener.on_hosts_updated(timestamp, update_res)` for every update."""
         with self._lock:
             if listener not in self._listeners:
                 self._listeners.append(listener)
 
     def remove_listener(self, listener: Any) -> None:
-        """Undoes register_listener(); a listener that is not registered does not matter."""
+        """Undoes register_listener(); ignores a listener that is not registered."""
         with self._lock:
             self._listeners = [other for other in self._listeners if other is not listener]
 
     def handle_hosts_updated(self, timestamp: Any, update_res: Any) -> None:
-        """Takes an update from the driver. Any thread.
+        """Delivers an update from the driver. Callable from any thread.
 
         Args:
-            timestamp: rises with every update; one that is not newer than those before is a repetition.
-            update_res: of HostUpdateResult.
+            timestamp: rises with every update; an update with an old timestamp is a repetition.
+            update_res: flags of HostUpdateResult.
         """
         with self._lock:
             listeners = list(self._listeners)
@@ -59,7 +59,7 @@ elastic_worker.worker.on_hosts_updated = notification_manager.handle_hosts_updat
 
 
 class State(ABC):
-    """What must survive a failure or a change of the hosts.
+    """Data that must survive a failure or a change of the hosts.
 
     Args:
         bcast_object: function of an object that returns rank 0's on every rank; collective.
@@ -74,44 +74,44 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Any) -> None:
-        """Functions without arguments, to be called in order after every reset, when rank and size may be others."""
+        """Adds functions without arguments, called in order after every reset, when rank and size may have changed."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called after every reset: forgets news about the hosts, then reset(), then the callbacks."""
+        """Called after every reset: discards pending host updates, then calls reset() and the callbacks."""
         self._host_messages.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: Any, update_res: Any) -> None:
-        """Takes news for the next check_host_updates(); see WorkerNotificationManager. Any thread."""
+        """Stores an update for the next check_host_updates(); see WorkerNotificationManager. Any thread."""
         self._host_messages.append((timestamp, update_res))
 
     def commit(self) -> None:
-        """save(), then check_host_updates(). To be called on all ranks after the same batch.
+        """save(), then check_host_updates(). Call it on all ranks after the same batch.
 
         Raises:
             HostsUpdatedInterrupt: the hosts changed; elastic.run() catches it.
-            HorovodInternalError: a rank was lost; the state has been saved, unless what the ranks computed was lost
-                with it.
+            HorovodInternalError: a rank was lost; the state has been saved, unless results of the ranks were lost with
+                it.
         """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Learns from rank 0 whether the hosts changed. Collective: it raises on all ranks, or on none.
+        """Asks rank 0 whether the hosts changed. Collective: it raises on all ranks, or on none.
 
         Raises:
-            HostsUpdatedInterrupt: they did. HorovodInternalError: a rank was lost.
+            HostsUpdatedInterrupt: the hosts changed. HorovodInternalError: a rank was lost.
         """
-        # Only rank 0 is told by the driver; what others may have heard is dropped, so that all do the same.
+        # Only rank 0's updates count; those of other ranks are dropped, so that all ranks act alike.
         update = self._bcast_object(self._news())
         if update is not None:
             raise HostsUpdatedInterrupt(update == HostUpdateResult.removed)
 
     def _news(self) -> int | None:
-        """The updates of the hosts that this rank has heard of since the last call, as one; None: there were none."""
+        """Combines the host updates that this rank received since the last call; None if there were none."""
         update = None
         while self._host_messages:
             timestamp, result = self._host_messages.popleft()
@@ -122,22 +122,22 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Makes the present values those that restore() returns to."""
+        """Saves the present values, to which restore() will return."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Returns to the values last saved; before the first save, to the constructor's."""
+        """Restores the values last saved; before the first save, the constructor's."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Gives every rank the values of rank 0, and saves them. Collective."""
+        """Broadcasts rank 0's values to every rank and saves them. Collective."""
 
     def reset(self) -> None:
-        """Adapts the state to a new rank and size. For subclasses; here nothing."""
+        """Adapts the state to a new rank and size. For subclasses; does nothing here."""
         return
 
     def _ended(self) -> None:
-        """Called when the training function has returned, before others can see that. For subclasses; here nothing.
+        """Called when the training function has returned, before other ranks can know. For subclasses.
 
         Raises:
             HorovodInternalError: a rank was lost, and the function must be called again.
@@ -151,10 +151,10 @@ NEEDLESS = "{state}(every_step=True) keeps every step, so commit() and save() ha
 class ObjectState(State):
     """A state of plain Python objects, one attribute for each.
 
-    save() keeps references: replace values (`state.epoch += 1`), for a list that was appended to stays so.
+    save() keeps references: replace values (`state.epoch += 1`). Changes made in place, as to a list, are not undone.
 
     Args:
-        bcast_object: with every_step=True in subclasses, it takes root_rank=, too. get_rank: see State.
+        bcast_object: must also take root_rank= if a subclass has every_step=True. get_rank: see State.
         kwargs: names and first values of the attributes.
     """
 
@@ -164,7 +164,7 @@ class ObjectState(State):
         self._warned = False
         ObjectState._restore_counters(self)
 
-    _every_step: Any = None     # an EveryStep (reduction/every_step.py): nothing is saved, then
+    _every_step: Any = None     # an EveryStep (reduction/every_step.py): then nothing is saved
 
     def save(self) -> None:
         if self._every_step is None:
@@ -183,7 +183,7 @@ class ObjectState(State):
         if self._every_step is not None:
             self._every_step.ended()
 
-    # What subclasses extend.
+    # Subclasses extend these.
 
     def _save(self):
         ObjectState._save_counters(self)
@@ -192,14 +192,14 @@ class ObjectState(State):
         ObjectState._restore_counters(self)
 
     def _sync(self):
-        """After what subclasses receive. Nothing is saved before all of it is there: a failure may come at any time."""
+        """Runs after the subclasses have received theirs. Saves only at the end: a failure may come at any time."""
         if self._saved_state:
             counters = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
             for name, value in counters.items() if self._rank() != 0 else ():
                 setattr(self, name, value)
         self.save()
 
-    # What an EveryStep calls, beside _save() and _restore().
+    # Called by an EveryStep, like _save() and _restore().
 
     def _save_counters(self):
         self._saved_state = {name: getattr(self, name) for name in self._saved_state}
@@ -209,11 +209,11 @@ class ObjectState(State):
             setattr(self, name, value)
 
     def _receive(self, root_rank, whole, facts):
-        """Gives every rank that rank's values.
+        """Gives every rank the values of `root_rank`.
 
         Args:
-            whole: of models and optimizers, too, which else are equal already. facts: that rank's _facts(); None: they
-                are to be broadcast.
+            whole: also models and optimizers, which otherwise are equal already. facts: root_rank's _facts(); None:
+                they are broadcast.
         """
         ObjectState._save_counters(self)
         if facts is None:
@@ -222,7 +222,7 @@ class ObjectState(State):
             self._take_facts(facts)
 
     def _facts(self):
-        """What is not a model's or an optimizer's, by names: as a rule it is small."""
+        """All values that are not a model's or an optimizer's, by name; usually small."""
         return {"counters": {name: getattr(self, name) for name in self._saved_state}}
 
     def _take_facts(self, facts):
@@ -230,16 +230,16 @@ class ObjectState(State):
         ObjectState._restore_counters(self)
 
     def _forget_saved(self):
-        """Drops what _save() has kept of models and optimizers."""
+        """Drops the copies of models and optimizers that _save() made."""
 
 
 def reset() -> None:
-    """Leaves the job and enters it again; rank and size may then be others."""
+    """Leaves the job and joins it again; rank and size may change."""
     basics.restart()
 
 
 def _clear_frames(error):
-    """Frees what the failed step had.
+    """Frees the memory of the failed step.
 
     A frame that holds the error, whose traceback holds the frame, would keep batches, graphs and connections until
     Python collects garbage.
@@ -250,12 +250,12 @@ def _clear_frames(error):
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """`func`, whose first argument is a State, made to survive lost ranks and changes of the hosts; see the module.
+    """Makes `func`, whose first argument is a State, survive lost ranks and changes of the hosts; see the module.
 
     Args:
-        reset: function that leaves the job and enters it again.
+        reset: function that leaves the job and joins it again.
     Returns:
-        A function with the arguments of `func` that returns what `func` does, and lets other exceptions pass.
+        A function with the arguments and result of `func`. Other exceptions pass through.
     """
 
     @functools.wraps(func)
@@ -302,20 +302,20 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 def runs(module: str, translated: Callable[[], AbstractContextManager] = nullcontext) -> Callable[..., Any]:
     """A front end's decorator `run`, a function of its module.
 
-    translated: makes a context that turns the framework's errors of a lost rank into HorovodInternalError.
+    translated: makes a context that turns the framework's errors about a lost rank into HorovodInternalError.
     """
 
     def run(func: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: `func` goes on when ranks are lost or the hosts change.
+        """Decorator: `func` continues when ranks are lost or the hosts change.
 
-        Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may
-        be called before that: ranks that join later begin there.
+        Before the first call of `func` and after every change, the state is synchronized from rank 0. Call no
+        collective before that: ranks that join later start there.
 
         Args:
             func: function whose first argument is the state, such as a TorchState or a KerasState.
         Returns:
             A function with the same arguments and result. Exceptions other than HorovodInternalError,
-            HostsUpdatedInterrupt, and errors of TensorFlow that a lost rank causes pass through it.
+            HostsUpdatedInterrupt, and TensorFlow's errors about a lost rank pass through it.
         """
 
         @functools.wraps(func)
@@ -325,5 +325,5 @@ def runs(module: str, translated: Callable[[], AbstractContextManager] = nullcon
 
         return run_fn(within, reset)
 
-    run.__module__, run.__qualname__ = module, run.__name__     # where the reference finds it
+    run.__module__, run.__qualname__ = module, run.__name__     # where the API reference finds it
     return run

@@ -1,15 +1,15 @@
-"""A worker's side of an elastic job: from the driver it learns, at every init(), its rank and where the ranks meet.
+"""A worker's side of an elastic job: at every init(), the driver sends its rank and the address of the rendezvous.
 
     worker to driver     hello or hello_again (worker), then join (skip_sync, failure, silent) at every init(), syncing
                          before and synced after every State.sync()
-                         ping: it lives, though it does not come
-    driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the answer to
-                         join. When the job has failed, refused comes at once, and is the answer to the next join
-                         hosts_updated (timestamp, result of HostUpdateResult), or ping, to be answered by one: at any
-                         time
+                         ping: it lives, though it does not join
+    driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the response
+                         to join. When the job has failed, refused is sent at once, and answers the next join
+                         hosts_updated (timestamp, result of HostUpdateResult), or ping, which the worker returns: at
+                         any time
 
-A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by
-the first init(), which ends with the process. When it breaks, it is made anew, if the driver has spoken.
+A daemon thread receives and passes the response on to init(). A process has one connection, made by the first init()
+and kept until the process ends. If it breaks after the driver has sent something, it is made anew.
 """
 import os
 import queue
@@ -26,14 +26,14 @@ from bagua_hvd.job.ports import split_address
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
-# How often a member tries to connect again, a second later each time.
+# How often a member tries to reconnect, once a second.
 _CONNECTIONS_MAX = 30
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
 
 class HostUpdateResult:
-    """What happened to the hosts: flags, so that two updates are combined by `|`."""
+    """Changes of the hosts: flags, so that two updates are combined by `|`."""
 
     no_update = 0
     removed = 1
@@ -42,7 +42,7 @@ class HostUpdateResult:
 
 
 class RemovedFromJob(SystemExit):
-    """init() in a worker that has no slot any more. Ends the process with 0, unless it is caught."""
+    """Raised by init() in a worker that has no slot any more. Ends the process with 0, unless it is caught."""
 
     def __init__(self):
         super().__init__(0)
@@ -50,7 +50,7 @@ class RemovedFromJob(SystemExit):
 
 @dataclass(frozen=True)
 class Join:
-    """Asks for a place in the next meeting; see DriverLink.join()."""
+    """Asks to take part in the next rendezvous; see DriverLink.join()."""
 
     skip_sync: bool
     failure: str | None
@@ -69,7 +69,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Ping:
-    """Does this worker live? And: it does."""
+    """From the driver: does this worker live? From the worker: it does."""
 
 
 WORKER_SAYS = (Join, Syncing, Synced, Ping)
@@ -77,12 +77,12 @@ WORKER_SAYS = (Join, Syncing, Synced, Ping)
 
 @dataclass(frozen=True)
 class Assignment:
-    """This process's place in the next meeting.
+    """This process's rank and size in the next generation of the job.
 
     Attributes:
-        environment: the HOROVOD_ variables of rank and size, and of the interface. scope: names the meeting.
-        skip_sync: whether all members agree not to synchronize their state after this meeting.
-        joins: other members have the job's state, and this process has not.
+        environment: the HOROVOD_ variables of rank, size and interface. scope: names the rendezvous.
+        skip_sync: whether all members agree not to synchronize their state after this rendezvous.
+        joins: other members have the job's state, and this process does not.
     """
 
     environment: dict[str, str]
@@ -97,12 +97,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Removed:
-    """There is no slot for this worker any more."""
+    """This worker has no slot any more."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """There is no next meeting. reason: a sentence."""
+    """There is no next rendezvous. reason: a sentence."""
 
     reason: str
 
@@ -119,7 +119,7 @@ _DRIVER_SAYS = (Assignment, Removed, Refused, HostsUpdated, Ping)
 
 
 class DriverLink:
-    """The driver, as a worker sees it.
+    """A worker's connection to the driver.
 
     Args:
         address: `host:port`. secret: bytes. worker: this process's number. on_hosts_updated: function of
@@ -130,7 +130,7 @@ class DriverLink:
         self._address = split_address(address)
         self._secret = secret
         self._worker = int(worker)
-        self._said: Join | Syncing | Synced | None = None       # last, since the driver's last answer
+        self._said: Join | Syncing | Synced | None = None       # the last message since the driver's last response
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
         self._sending = threading.Lock()
@@ -148,13 +148,13 @@ class DriverLink:
         self._connection = connection
 
     def _connect_again(self):
-        """Tells the driver once more what it may have missed. If that fails, nothing comes from the connection."""
+        """Repeats the message that the driver may have missed. If connecting fails, the next receive() returns None."""
         with suppress(OSError):
             self._connect(HelloAgain)
             self._send(self._said or Ping())
 
     def _receive(self):
-        left = 0            # of _CONNECTIONS_MAX; only for the process that the driver knows by this number
+        left = 0            # attempts to reconnect; 0 until the driver has sent something to this worker
         while True:
             message = self._connection.receive(*_DRIVER_SAYS)
             if message is None:
@@ -175,12 +175,12 @@ class DriverLink:
         self._answers.put(Refused("The driver of the elastic job has hung up."))
 
     def join(self, skip_sync=False, failure=None, silent=None):
-        """Asks for a place in the next meeting, and blocks until it is held.
+        """Asks to take part in the next rendezvous, and blocks until the driver responds.
 
         Args:
-            skip_sync: whether this worker's state is good and needs no synchronization.
-            failure: why the previous meeting did not come about; None: it did.
-            silent: the rank of which nothing came any more, for which this one has left; None: none.
+            skip_sync: whether this worker's state is intact and needs no synchronization.
+            failure: why the previous rendezvous failed; None: it did not.
+            silent: the silent rank because of which this worker left the job; None: none.
         Returns:
             The Assignment.
         Raises:
@@ -202,7 +202,7 @@ class DriverLink:
         self._send(message)
 
     def _send(self, message):
-        with self._sending, suppress(OSError):      # the receiving thread connects again, or says why not
+        with self._sending, suppress(OSError):      # the receiving thread reconnects, or says why it cannot
             self._connection.send(message)
 
 
@@ -211,9 +211,9 @@ class _Worker:
 
     def __init__(self):
         self.link = None
-        self.may_skip_sync = False      # to be said at the next join, and
-        self.silent = None              # as DriverLink.join
-        self.assignment = None          # of the present meeting
+        self.may_skip_sync = False      # for the next join
+        self.silent = None              # for the next join: see DriverLink.join
+        self.assignment = None          # of the present generation
         self.on_hosts_updated = lambda timestamp, result: None
 
 
@@ -221,7 +221,7 @@ worker = _Worker()
 
 
 def connect(environ=None):
-    """The DriverLink of this process, made now if there is none; None: the job is not elastic.
+    """The DriverLink of this process, created if there is none; None: the job is not elastic.
 
     Raises:
         ValueError: the driver does not answer, or does not accept the job's secret.
@@ -236,7 +236,7 @@ def connect(environ=None):
 
 
 def take_place(link, failure=None):
-    """Joins the next meeting and puts this process's place into its environment. As DriverLink.join."""
+    """Joins the next rendezvous and puts the assigned rank into this process's environment. See DriverLink.join."""
     worker.assignment = assignment = link.join(worker.may_skip_sync, failure, worker.silent)
     worker.may_skip_sync, worker.silent = False, None
     os.environ.update(assignment.environment)
@@ -244,19 +244,19 @@ def take_place(link, failure=None):
 
 
 def failed(error):
-    """The job has failed with a HorovodInternalError: the driver learns at the next join which rank was silent.
+    """Notes that the job failed with a HorovodInternalError: the next join tells the driver which rank was silent.
 
-    Of one that ended it knows by itself.
+    The driver notices by itself when a rank has ended.
     """
     worker.silent = error.rank if error.cause == "silent" else None
 
 
 def skip_sync(wanted):
-    """Whether to skip the synchronization after a reset: in an elastic job, what all members agreed on."""
+    """Whether to skip the synchronization after a reset: in an elastic job, only if all members agreed on that."""
     return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
 def tell(message):
-    """Tells the driver, if there is one: Syncing or Synced."""
+    """Sends the driver, if there is one, Syncing or Synced."""
     if worker.link is not None:
         worker.link.tell(message)

@@ -1,4 +1,4 @@
-"""Which rank this process is, before init() and without the native core."""
+"""This process's rank, before init() and without the native core."""
 import os
 
 # In order of precedence: our launcher, Open MPI, MPICH and its relatives.
@@ -10,7 +10,7 @@ _PAIRS = (
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """(rank, size) as the launcher of this process set them; (0, 1) without a launcher.
+    """(rank, size) as set by the launcher of this process; (0, 1) without a launcher.
 
     Raises:
         RuntimeError: only one variable of a pair is set. ValueError: not a number.

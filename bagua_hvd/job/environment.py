@@ -11,7 +11,7 @@ from bagua_hvd.job import probe
 
 @dataclass
 class Options:
-    """What a context is created from: the fields of struct bhvd_context_options, and what Python needs besides."""
+    """Arguments of a context: the fields of struct bhvd_context_options, and a few that only Python needs."""
 
     rank: int = 0
     size: int = 1
@@ -45,12 +45,12 @@ class Options:
     nccl_two_level: int = 0
     dynamic_process_sets: bool = False
     elastic: bool = False
-    timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
+    timeline: str | None = None         # a file; "DYNAMIC": may be started later; None: may not
     timeline_mark_cycles: bool = False
 
 
 def read_options(environ=None):
-    """The Options that the environment describes; without launcher variables a job of one rank.
+    """The Options that the environment describes; a job of one rank without launcher variables.
 
     Raises:
         ValueError: a malformed variable, or more than one rank without a rendezvous.
@@ -87,13 +87,13 @@ def read_options(environ=None):
 
 
 class _Reader:
-    """Reads variables of one mapping; None: of the environment."""
+    """Reads variables from one mapping; None: from the environment."""
 
     def __init__(self, environ):
         self._environ = environ
 
     def __call__(self, name, kind=None):
-        """kind: a narrower one than the table's."""
+        """kind: overrides the table's with a narrower one."""
         variable = variables.TABLE[name]
         return (variable if kind is None else replace(variable, kind=kind)).read(self._environ)
 
@@ -102,7 +102,7 @@ class _Reader:
 
 
 def _nccl_two_level(read):
-    """Where NCCL stays within hosts: 2, wherever there are several; 1, in allreduces; 0, only where it must."""
+    """When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must."""
     return 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
 
 
@@ -146,7 +146,7 @@ def _read_rendezvous(read, options):
 
 
 def resolve(host: str) -> str:
-    """A numeric address of a host, of IPv6 where it has none of IPv4. OSError: neither."""
+    """A numeric address of a host: IPv4 if it has one, else IPv6. OSError: neither."""
     try:
         return socket.gethostbyname(host)
     except OSError:
@@ -154,7 +154,7 @@ def resolve(host: str) -> str:
 
 
 def _listen_host(read, options):
-    """The address that other ranks can reach this one at."""
+    """The address at which other ranks can reach this one."""
     interfaces = read("HOROVOD_GLOO_IFACE")
     if interfaces is None:
         return local_address_towards(options.rendezvous_host)
@@ -172,7 +172,7 @@ def addresses_of(interfaces):
 
 
 def local_address_towards(host):
-    """The local address that packets to `host` would carry. Sends nothing."""
+    """The local address in packets to `host`. Sends nothing."""
     by_6 = ":" in host
     if ipaddress.ip_address(host).is_loopback:
         return "::1" if by_6 else "127.0.0.1"

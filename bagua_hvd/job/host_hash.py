@@ -1,10 +1,10 @@
-"""Tells hosts apart, and containers on one host."""
+"""Distinguishes hosts, and containers on one host."""
 import hashlib
 import os
 import socket
 from typing import Any
 
-# Processes that differ in one of these do not share memory or network, though they share the kernel.
+# Processes that differ in one of these namespaces do not share memory or network, although they share the kernel.
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
 
 
@@ -19,10 +19,10 @@ def _namespaces():
 
 
 def host_hash(salt: Any = None) -> str:
-    """Text that is equal for processes of one host and one container, and begins with the host's short name.
+    """Text that is equal in all processes of a host and container, and begins with the host's short name.
 
     Args:
-        salt: makes the processes with an equal salt a host of their own; None: none.
+        salt: processes with an equal salt form a host of their own; None: no salt.
     """
     hostname = socket.gethostname()
     text = f"{hostname}-{_namespaces()}" + ("" if salt is None else f"-{salt}")

@@ -1,7 +1,7 @@
-"""What launcher, agents, drivers and workers say to each other: dataclasses, and the one check of what was received.
+"""Messages between launcher, agents, drivers and workers: dataclasses, and the check of every message received.
 
-A message is a JSON object: its dataclass's name in snake case as `type`, and its fields. Nothing that came over a
-connection is looked into before it is a dataclass.
+A message is a JSON object: its dataclass's name in snake case as `type`, and its fields. Received content is used only
+after it has been converted to its dataclass.
 """
 import re
 import types
@@ -14,30 +14,30 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True)
 class Hello:
-    """The first word of a process. worker: its number, or its rank."""
+    """First message of a process. worker: its number, or its rank."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class HelloAgain:
-    """The first word on a further connection of a process, for the one that broke. worker: as in Hello."""
+    """First message on a connection that replaces a broken one. worker: as in Hello."""
 
     worker: int
 
 
 def name_of(kind: type) -> str:
-    """The type of a dataclass's messages."""
+    """The `type` of a dataclass's messages."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def to_dict(message: Any) -> dict[str, Any]:
-    """What is sent of a message."""
+    """The JSON object of a message."""
     return {"type": name_of(type(message)), **vars(message)}
 
 
 def received(content: Any, *kinds: type[Message]) -> Message:
-    """The message of one of these dataclasses. ValueError: it is none; one sentence says why."""
+    """Converts content to one of these dataclasses. ValueError: it is none of them; the message says why."""
     by_name = {name_of(kind): kind for kind in kinds}
     name = content.get("type") if isinstance(content, Mapping) else None
     if not isinstance(name, str) or name not in by_name:
@@ -46,7 +46,7 @@ def received(content: Any, *kinds: type[Message]) -> Message:
 
 
 def fill(kind: type[Message], content: Any) -> Message:
-    """The dataclass of a mapping that has its fields, of their types, and no others. ValueError: one sentence."""
+    """Makes a dataclass from a mapping with exactly its fields, of their types. ValueError: the mapping differs."""
     hints = _hints(kind)
     if not isinstance(content, Mapping) or content.keys() != hints.keys():
         shown = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
@@ -70,4 +70,4 @@ def _fits(value, hint):
         return type(value) is dict and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     if origin is list:
         return type(value) is list and all(_fits(one, inner[0]) for one in value)
-    return hint is Any or type(value) is hint           # True is no int
+    return hint is Any or type(value) is hint           # True is not an int

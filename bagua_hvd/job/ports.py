@@ -1,11 +1,11 @@
-"""On which ports this package listens in Python; the core's ranks do so in native/transport."""
+"""Listening sockets of this package's Python side; the core's ranks listen in native/transport."""
 import errno
 import socket
 from collections.abc import Sequence
 
 from bagua_hvd.core import variables
 
-EVERY_INTERFACE = "::"      # for listen() and Rendezvous: by IPv4 too
+EVERY_INTERFACE = "::"      # for listen() and Rendezvous: IPv4 included
 
 
 def join_address(host: str, port: int | str) -> str:
@@ -14,19 +14,19 @@ def join_address(host: str, port: int | str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of what join_address() made. ValueError: malformed."""
+    """(host, port) of an address made by join_address(). ValueError: malformed."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
-    """A socket that listens on the first of the ports that is free.
+    """A socket that listens on the first free port of `ports`.
 
     Args:
         host: a numeric address, or EVERY_INTERFACE.
         ports: None: those of BAGUA_HVD_PORTS.
     Raises:
-        OSError: none of them is free, or the address is not of this host; the sentence names both.
+        OSError: no port is free, or the address is not this host's; the message names both.
     """
     if host == EVERY_INTERFACE and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
@@ -39,7 +39,7 @@ def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
         except OSError as error:
             failure = error
     where, why = join_address(host, port), failure.strerror
-    if failure.errno == errno.EADDRINUSE and port > 0:      # as native/transport/socket.c says it
+    if failure.errno == errno.EADDRINUSE and port > 0:      # the wording of native/transport/socket.c
         where = join_address(host, min(ports)) + (f"-{max(ports)}" if len(ports) > 1 else "")
         why = "no port of BAGUA_HVD_PORTS is free: widen the range or unset it"
     raise OSError(f"cannot listen on {where}: {why}") from failure

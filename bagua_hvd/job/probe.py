@@ -1,7 +1,7 @@
-"""Which addresses of a host others can reach, found by connecting. Needs nothing but Python's own modules.
+"""Finds the addresses at which other hosts can reach a host, by connecting. Needs only Python's own modules.
 
-Several hosts may have one address (a bridge for containers, loopback), so who answers must prove to be the host that is
-meant: the secret of the handshake is made of its name and a key, which is of one job and goes through ssh.
+Several hosts may have the same address (a container bridge, loopback), so the host that answers must prove that it is
+the intended one: the handshake's secret is derived from its name and a key, which belongs to one job and goes by ssh.
 """
 import base64
 import fcntl
@@ -19,24 +19,24 @@ from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.server import Server
 
 _SIOCGIFADDR = 0x8915
-_IPV6_TABLE = "/proc/net/if_inet6"      # ioctls know only IPv4
+_IPV6_TABLE = "/proc/net/if_inet6"      # ioctls support only IPv4
 _IPV6_GLOBAL = "00"
-# IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE: they end soon, or cannot be used.
+# IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE: short-lived or unusable addresses.
 _IPV6_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _TIMEOUT_SECONDS = 3
 _PARALLEL = 64
 
 
 def interface_of(name):
-    """The interface of one of the names that addresses() gives."""
+    """The interface in one of the names that addresses() returns."""
     return name.rpartition("%")[2]
 
 
 def addresses(nics=None):
-    """[[name, address], ...] of this host, IPv4 first, loopback last; with `nics`, names, of these only.
+    """[[name, address], ...] of this host, IPv4 first, loopback last; with `nics`, only of the named ones.
 
-    The first address of an interface is named as the interface, others `fd00::2%eth0`. Those that are of one link are
-    left out.
+    The first address of an interface has the interface's name; others are named like `fd00::2%eth0`. Link-local
+    addresses are left out.
     """
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -44,7 +44,7 @@ def addresses(nics=None):
             try:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue    # none of IPv4
+                continue    # has no IPv4 address
             found.append([name, socket.inet_ntoa(answer[20:24])])
     with suppress(FileNotFoundError), open(_IPV6_TABLE) as table:
         for digits, _, _, scope, flags, name in map(str.split, table):
@@ -56,10 +56,10 @@ def addresses(nics=None):
 
 
 class Target(Server):
-    """Lets others find out that they reach this host, from construction to close().
+    """Accepts connections from other hosts, to prove that they reach this one, from construction to close().
 
     Args:
-        name, key: the host's, and the job's; bytes. host: the address to listen at; default all.
+        name, key: the host's, and the job's; bytes. host: the address to listen on; default: all.
         ports: as for listen().
     Attributes:
         port.
@@ -69,7 +69,7 @@ class Target(Server):
         super().__init__(_secret(key, name), host, "probe", ports)
 
     async def talk(self, reader, writer):
-        """Nothing: both have proved who they are."""
+        """Does nothing: both sides are authenticated."""
 
 
 def _secret(key, name):
@@ -77,13 +77,13 @@ def _secret(key, name):
 
 
 class Requests:
-    """What the launcher asks of each host, its own too, whose arguments and answers JSON can hold. Any thread."""
+    """Requests of the launcher to each host, its own too; arguments and results are JSON-serializable. Any thread."""
 
     def __init__(self):
         self._targets = {}          # key -> Target
 
     def listen(self, name, key, nics, ports):
-        """Opens a Target; its port, and this host's addresses(nics). key: base64. ports: see bagua_hvd.job.ports."""
+        """Opens a Target; returns its port and this host's addresses(nics). key: base64. ports: see job/ports.py."""
         target = self._targets[key] = Target(name, base64.b64decode(key), ports=ports)
         return {"port": target.port, "addresses": addresses(nics)}
 
@@ -92,7 +92,7 @@ class Requests:
         return reachable(targets, base64.b64decode(key), timeout)
 
     def stop_listening(self, key):
-        """Closes the Target of that key, if there is one."""
+        """Closes the Target with this key, if there is one."""
         target = self._targets.pop(key, None)
         if target is not None:
             target.close()
@@ -114,12 +114,12 @@ def _reaches(target, key, deadline):
 
 
 def by_family(addresses):
-    """Two lists: of IPv4, and of IPv6, to be tried when none of the first is reached."""
+    """Two lists: IPv4 addresses, and IPv6 addresses, to try if none of the first can be reached."""
     return [[address for address in addresses if (":" in address) == by_6] for by_6 in (False, True)]
 
 
 def reachable(targets, key, timeout=math.inf):
-    """Those of targets, [[name, address, port], ...], that this host reaches within a time, in their order."""
+    """The entries of `targets`, [[name, address, port], ...], that this host reaches within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with ThreadPoolExecutor(_PARALLEL) as pool:
         reached = pool.map(lambda target: _reaches(target, key, deadline), targets)

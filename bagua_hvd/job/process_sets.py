@@ -1,7 +1,7 @@
 """Process sets: subsets of the ranks that run collectives among themselves.
 
 A ProcessSet is a list of ranks that, once registered, also has an id. Registration is collective over all ranks of the
-job, members or not; ids are given by the core and equal everywhere. Shutting the runtime down unregisters every set.
+job, members or not; the core assigns ids, equal on all ranks. Shutting the runtime down unregisters every set.
 """
 import threading
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from bagua_hvd.job.runtime import rank as job_rank
 
 
 class ProcessSet:
-    """Some ranks of the job. Unregistered until `init(process_sets=...)` or `add_process_set` has seen it.
+    """Some ranks of the job. Unregistered until passed to `init(process_sets=...)` or `add_process_set`.
 
     Args:
         ranks_or_comm: global ranks, in any order; they are sorted.
@@ -44,7 +44,7 @@ class ProcessSet:
     def size(self) -> int:
         """Number of ranks in the set, None before registration. ValueError: the id is unknown to the runtime."""
         if self.process_set_id is None:
-            return None         # type: ignore[return-value]  # Horovod's: who has registered it need not ask
+            return None         # type: ignore[return-value]  # as in Horovod: callers that registered it need no check
         size = running_context(ValueError).process_set_size(self.process_set_id)
         if size < 0:
             raise ValueError(f"{self} is not registered with the runtime.")
@@ -62,7 +62,7 @@ class ProcessSet:
         return rank
 
     def included(self) -> bool | None:
-        """Whether this rank is a member, by `ranks` alone; None when those are not known yet."""
+        """Whether this rank is a member, by `ranks` alone; None if those are not known yet."""
         if self.ranks is None:
             return None
         return job_rank() in self.ranks
@@ -74,7 +74,7 @@ class ProcessSet:
 
 
 def id_of(process_set: Any) -> int | None:
-    """The set's id, None: it has none. TypeError: this is no process set."""
+    """The set's id; None if it has none. TypeError: not a process set."""
     try:
         return process_set.process_set_id
     except AttributeError:
@@ -101,7 +101,7 @@ _registered: dict[int, ProcessSet] = {}     # id -> ProcessSet, without the glob
 
 
 def check_ranks(ranks: list[int] | None, size: int, known: Sequence[list[int] | None]) -> None:
-    """ValueError unless `ranks` can be a set of a job of `size` ranks besides the global set and those `known`."""
+    """ValueError unless `ranks` can be a new set of a job of `size` ranks, besides the global and the `known` sets."""
     if not ranks:
         raise ValueError("A process set needs at least one rank.")
     if len(set(ranks)) != len(ranks):
@@ -113,7 +113,7 @@ def check_ranks(ranks: list[int] | None, size: int, known: Sequence[list[int] | 
 
 
 def is_registered(id: Any) -> bool:
-    """Whether the running job has a set of this id."""
+    """Whether the running job has a set with this id."""
     return id == 0 or id in _registered or id in _of_members
 
 
@@ -126,15 +126,15 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 
 
 def register(context: Any, process_set: ProcessSet, size: int) -> None:
-    """Registers `process_set` with `context`; collective over all ranks, which pass the same one.
+    """Registers `process_set` with `context`; collective over all ranks, which pass the same set.
 
-    `size` is the job's. Raises as add_process_set, except that it does not ask for dynamic process sets.
+    `size` is the job's. Raises like add_process_set, but does not require dynamic process sets.
     """
     with _lock:
         known = [registered.ranks or [] for registered in _registered.values()]
     ranks = process_set.ranks or []
     check_ranks(ranks, size, known)
-    # One name for all sets: ranks that add different ones hear it at once.
+    # One name for all sets, so that ranks that add different ones get an error at once.
     operation = context.post(native.PROCESS_SET_ADD, "process_set.add", splits=ranks, blocking=True)
     operation.wait()
     process_set.process_set_id = operation.value
@@ -142,17 +142,17 @@ def register(context: Any, process_set: ProcessSet, size: int) -> None:
         _registered[process_set.process_set_id] = process_set
 
 
-_of_members: dict[int, ProcessSet] = {}         # by id; those that their members alone have asked for
+_of_members: dict[int, ProcessSet] = {}         # by id; sets that only their members requested
 
 
-_asked: dict[str, Future[int]] = {}             # by the name of the operation: the id of the set
+_asked: dict[str, Future[int]] = {}             # by the operation's name: the id of the set
 
 
 def ask_among_members(context: Any, ranks: list[int]) -> Future[int]:
-    """Asks for a set of these ranks, rising, which only they do; the others take part without noticing.
+    """Requests a set of these ranks (rising); only they call this, and the others take part without noticing.
 
     Returns:
-        A future of the id of the set: that of the one that was asked for here before, if one was.
+        A future of the set's id; an earlier request on this rank for the same ranks shares it.
     """
     name = "process_set.members." + "_".join(map(str, ranks))
     with _lock:
@@ -164,7 +164,7 @@ def ask_among_members(context: Any, ranks: list[int]) -> Future[int]:
     def fail(error):
         with _lock:
             if _asked.get(name) is found:
-                del _asked[name]                    # the next one asks again
+                del _asked[name]                    # the next call requests it again
         found.set_exception(error)
 
     def added():
@@ -183,10 +183,10 @@ def ask_among_members(context: Any, ranks: list[int]) -> Future[int]:
 
 
 def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
-    """The ProcessSet of these ranks, rising, all of which call this; the other ranks of the job do not.
+    """The ProcessSet of these ranks (rising), all of which call this; the other ranks of the job do not.
 
-    Blocks until they have. The set lives as long as the runtime, and remove_process_set() does not take it. `size` is
-    the job's.
+    Blocks until all have called. The set lives as long as the runtime; remove_process_set() does not remove it. `size`
+    is the job's.
 
     Raises:
         HorovodInternalError: there are too many sets, or a rank was lost.
@@ -202,12 +202,12 @@ def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
 
 
 def on_init(size: int) -> None:
-    """Called by basics once the runtime is up."""
+    """Called by basics once the runtime is running."""
     global_process_set.ranks = list(range(size))
 
 
 def on_shutdown() -> None:
-    """Called by basics: no set is registered any more."""
+    """Called by basics at shutdown: unregisters all sets."""
     with _lock:
         for process_set in _registered.values():
             process_set.process_set_id = None
@@ -228,14 +228,14 @@ def _check_dynamic(verb):
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Registers a process set while the job runs. Blocks until all ranks, also non-members, called it alike.
+    """Registers a process set while the job runs. Blocks until all ranks, including non-members, make the same call.
 
     Args:
         process_set: a ProcessSet or a sequence of global ranks.
     Returns:
         The registered ProcessSet.
     Raises:
-        ValueError: not in dynamic mode, before init, or a set of these ranks exists. Nothing was sent.
+        ValueError: not in dynamic mode, before init(), or a set of these ranks exists. Nothing was sent.
         HorovodInternalError: a rank was lost, or the job was shut down.
     """
     context = running_context(ValueError)
@@ -249,15 +249,15 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregisters a process set. Blocks until all ranks, also non-members, called it. Its id may be given to another.
+    """Unregisters a process set. Blocks until all ranks, including non-members, call it. Its id may be reused.
 
     Args:
-        process_set: what add_process_set() or init() has registered.
+        process_set: a set that add_process_set() or init() registered.
     Returns:
-        True, or False for the global set, a torch.distributed group's, and one that is not registered. The set's
-        `process_set_id` is None then.
+        True; False for the global set, a torch.distributed group's, and a set that is not registered. After True the
+        set's `process_set_id` is None.
     Raises:
-        ValueError: not in dynamic mode, or before init.
+        ValueError: not in dynamic mode, or before init().
     """
     context = running_context(ValueError)
     _check_dynamic("removed")
@@ -270,6 +270,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if removed:
         with _lock:
             _registered.pop(id, None)
-        runtime.unnamed.pop(id, None)        # the next set of this id counts anew
+        runtime.unnamed.pop(id, None)        # the next set with this id counts anew
         process_set.process_set_id = None
     return removed

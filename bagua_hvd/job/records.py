@@ -1,8 +1,8 @@
-"""What the core says becomes records of logging, in a thread that waits for it.
+"""Turns messages of the core into logging records, in a thread that waits for them.
 
-The engine cannot call Python: it would wait for the GIL with its lock held, and who has the GIL may wait for the
-engine. So it puts what it says into a queue (core/telemetry), and this thread, which sleeps in the core without the
-GIL, takes it out. One kind is no text for people: that other ranks wait for this one; it is told with its stacks.
+The core cannot call Python: it would wait for the GIL with its lock held, while the thread with the GIL may wait for
+the core. So it puts its messages into a queue (core/telemetry), and this thread, which sleeps in the core without the
+GIL, takes them out. LOG_LATE messages, that other ranks wait for this one, are logged with the stacks of this process.
 """
 import sys
 import threading
@@ -16,10 +16,10 @@ _JOIN_SECONDS = 1
 
 
 class Listener:
-    """Logs what the context says, until it is shut down.
+    """Logs the context's messages, until it is shut down.
 
     Args:
-        context: context.Context. steps: function that returns how many optimizer steps were made.
+        context: context.Context. steps: function that returns the number of optimizer steps made.
     """
 
     def __init__(self, context: Any, steps: Any) -> None:
@@ -27,7 +27,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """After the context was shut down: waits, a moment, for the thread to log the rest."""
+        """Called after the context is shut down: waits up to a second for the thread to log the rest."""
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
@@ -40,7 +40,7 @@ def _listen(context, steps):
             else:
                 log.log_from(file, line, level, text)
         except Exception:
-            # By a handler of the script's own. What the core says next is logged all the same.
+            # Raised by a handler of the script. Later messages are logged nevertheless.
             traceback.print_exc()
 
 

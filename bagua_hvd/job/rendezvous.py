@@ -1,4 +1,4 @@
-"""The meeting point of a job's ranks: a thread of the native core inside the launcher."""
+"""The rendezvous of a job's ranks: a thread of the native core inside the launcher."""
 from typing import Any
 
 from bagua_hvd.core import variables
@@ -11,11 +11,11 @@ class Rendezvous:
         host, port: the address for HOROVOD_GLOO_RENDEZVOUS_ADDR and _PORT.
 
     Args:
-        secret: the bytes that every rank must prove to know.
+        secret: bytes that every rank must know.
         host: numeric address to bind, or ports.EVERY_INTERFACE.
-        port: None: the first free one of BAGUA_HVD_PORTS.
+        port: None: the first free port of BAGUA_HVD_PORTS.
     Raises:
-        RuntimeError: the native extension is not built, or the address is in use; the sentence says which.
+        RuntimeError: the native extension is not built, or the address is in use; the message says which.
     """
 
     def __init__(self, secret, host="127.0.0.1", port=None):
@@ -35,15 +35,15 @@ class Rendezvous:
         self.port = native.lib.bhvd_rendezvous_port(self._native)
 
     def rank_ended(self, rank, exit_code, scope=""):
-        """Ranks that wait for this one in init(), or will, hear at once that its process has ended. Until close().
+        """Tells ranks that wait for this one in init(), now or later, that its process has ended. Until close().
 
         Args:
-            scope: the name of the rendezvous in which the process had this rank; "": any.
+            scope: name of the rendezvous in which the process had this rank; "": any.
         """
         self._lib.bhvd_rendezvous_rank_ended(self._native, scope.encode(), rank, exit_code)
 
     def close(self):
-        """Ends the thread and frees the port. Idempotent; the last reference does it, too."""
+        """Ends the thread and frees the port. Idempotent; dropping the last reference does the same."""
         native, self._native = self._native, None
         if native is not None:
             self._release(native)

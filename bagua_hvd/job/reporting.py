@@ -1,8 +1,8 @@
-"""What a rank tells the launcher besides its output: lines of its stderr, which the launcher takes out again.
+"""Reports of a rank to the launcher besides its output: lines of its stderr, which the launcher takes out again.
 
-A line begins with a zero byte, so no text of the script's is mistaken for one; then comes one of the messages below.
-It goes the way of all output: a pipe on the launcher's host, ssh from others. The launcher says in PIPE which pipe that
-is: where the script's stderr is something else, a file say, nothing is written.
+A line begins with a zero byte, so no text of the script is mistaken for one; one of the messages below follows. It
+takes the path of all output: a pipe on the launcher's host, ssh from others. The launcher names its pipe in the
+variable PIPE: if the script's stderr is something else, such as a file, nothing is written.
 """
 import os
 import threading
@@ -20,15 +20,15 @@ _PERIOD_SECONDS = 1
 
 @dataclass(frozen=True)
 class Figures:
-    """For `baguarun --dashboard`, once a second: statistics.figures()."""
+    """Sent once a second with `baguarun --dashboard`: statistics.figures()."""
 
     figures: dict[str, int | float]
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """For that too, from rank 0, when it changes: how many operations others wait for `rank` to ask for, and the names
-    of the first ones."""
+    """Sent by rank 0 with `baguarun --dashboard`, on changes: the number of operations that `rank` has not requested
+    and others wait for, and the names of the first ones."""
 
     rank: int
     operations: int
@@ -37,27 +37,27 @@ class Stalled:
 
 @dataclass(frozen=True)
 class BecauseOf:
-    """If this process fails, then because that rank did, or left, before; None: of its own accord."""
+    """If this process fails, the failure or departure of `rank` is the cause; None: no other rank."""
 
     rank: int | None
 
 
 def _write(report):
-    # One write of less than a pipe's atomic size: it does not mix with what other threads write.
+    # One write below a pipe's atomic size: it does not mix with the output of other threads.
     os.write(2, MARK + channel.encode(report))
 
 
 def read(line: Any) -> Any:
-    """What such a line says after MARK. ValueError: somebody else wrote into it."""
+    """Decodes such a line after MARK. ValueError: other output got into it."""
     return channel.decode(line, Figures, Stalled, BecauseOf)
 
 
 class Reporter:
-    """Reports from construction to close(), in a thread of its own.
+    """Sends reports from construction to close(), in a thread of its own.
 
     Args:
-        facts: function without arguments that returns numbers, by name: sums since the beginning.
-        stalled: function that returns what Context.stalled() does.
+        facts: function without arguments that returns sums since the beginning, by name.
+        stalled: function that returns the result of Context.stalled().
     """
 
     def __init__(self, facts: Any, stalled: Any) -> None:
@@ -82,10 +82,10 @@ class Reporter:
                     _write(Stalled(rank, operations, names))
             self._told = stalled
         except OSError:
-            pass        # nobody reads stderr
+            pass        # stderr has no reader
 
     def close(self) -> None:
-        """Reports once more, that nobody stalls, and ends the thread. Nothing in a forked child, which has none."""
+        """Reports a last time, with no stalled ranks, and ends the thread. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         self._stop.set()
@@ -94,7 +94,7 @@ class Reporter:
 
 
 def start(facts: Any, stalled: Any) -> Any:
-    """A Reporter, if the launcher asked for one; else None."""
+    """A Reporter, if the launcher requested reports; else None."""
     return Reporter(facts, stalled) if variables.read(VARIABLE) else None
 
 
@@ -102,10 +102,10 @@ _told = BecauseOf(None)
 
 
 def because_of(rank: int) -> None:
-    """Tells the launcher whose end came before this process's, and caused it: so that it names the right one.
+    """Tells the launcher which rank's end caused the end of this process, so that it names the right one.
 
     Args:
-        rank: that one's; None: this process ends of its own accord.
+        rank: that rank; None: no other rank is the cause.
     """
     global _told
     report = BecauseOf(rank)

@@ -1,7 +1,7 @@
-"""The running job: one native context of this process, made by init() and shared by every front end; and its facts.
+"""The running job: one native context of this process, made by init() and shared by all front ends; and its facts.
 
-Facts of the job (rank, size, ...) are kept here, so that asking for them costs nothing and works in forked children,
-whose context does not.
+Facts of the job (rank, size, ...) are stored in Python, so reading them costs nothing and works in forked children,
+where the context does not work.
 """
 import collections
 import enum
@@ -16,7 +16,7 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 
 
 class ReduceOp(enum.IntEnum):
-    """How values of several ranks become one; equal to the integers that Horovod's scripts compare with."""
+    """Reductions of values of several ranks; equal to the integers that Horovod's scripts compare with."""
 
     Average = native.OP_AVERAGE
     Sum = native.OP_SUM
@@ -25,7 +25,7 @@ class ReduceOp(enum.IntEnum):
     Max = native.OP_MAX
     Product = native.OP_PRODUCT
 
-    __str__ = int.__repr__      # as from Python 3.11 on: texts for the core have the number
+    __str__ = int.__repr__      # as from Python 3.11 on: messages of the core contain the number
 
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
@@ -34,30 +34,30 @@ NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
 class _Runtime:
-    """The state between init() and shutdown(). `context` and `options` are None outside."""
+    """The state between init() and shutdown(). Otherwise `context` and `options` are None."""
 
     def __init__(self):
         self.lock = threading.RLock()
         self.context = None
         self.options: Any = None
-        self.previous = 0, 0                    # the size of the job before, and the bytes a second that it measured
-        self.inits = 0                          # names the meeting of a job that is not elastic
-        self.changes = 0                        # calls of init() and join(): ranks may know less of each other after
+        self.previous = 0, 0                    # size and measured bytes per second of the previous job
+        self.inits = 0                          # names the rendezvous of a job that is not elastic
+        self.changes = 0                        # calls of init() and join(): ranks must exchange their facts anew
         self.travelling: set[Any] = set()       # see travel()
-        self.process_sets: Any = None                # as given to init(): restart() gives it again
+        self.process_sets: Any = None                # as passed to init(), for restart()
         self.restart_numbers()
         self.reporter: Any = None                    # reports to baguarun --dashboard
-        self.listener: Any = None                    # logs what the core says
+        self.listener: Any = None                    # logs the core's messages
         self.steps = 0                          # of all optimizers, in all jobs of this process
-        self.metrics_server: Any = None              # of Prometheus, once it was asked for
+        self.metrics_server: Any = None              # Prometheus server, once it was requested
         self.restart_statistics()
-        self.membership: Any = None                  # in a job that another engine than baguarun started
+        self.membership: Any = None                  # in a job started by another engine than baguarun
         self.handles = {}                       # int handle -> collectives.Pending
         self._watchers = []
 
     def restart_numbers(self):
         self.handle_numbers = itertools.count(1)
-        # Of each process set: see collectives.
+        # For each process set: see collectives.
         self.unnamed: dict[int, Any] = collections.defaultdict(lambda: itertools.count(1))
 
     def restart_statistics(self):
@@ -67,16 +67,16 @@ class _Runtime:
         self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
 
     def travel(self, sent: Any) -> None:
-        """Notes what others may need this rank for: sent.arrive() comes before this rank leaves, or joins.
+        """Registers data in flight that needs this rank: sent.arrive() is called before this rank leaves or joins.
 
-        What has arrived, sent.arrived(), needs nobody: one that was dropped with its optimizer goes here.
+        Data that has arrived, sent.arrived(), needs no rank. Such entries, whose optimizers may be gone, are dropped.
         """
         self.travelling = {sent, *(earlier for earlier in self.travelling if not earlier.arrived())}
 
     def watch(self, watcher):
-        """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().
+        """Calls watcher(context, options) now and after every init(), and with (None, None) after every shutdown().
 
-        For front ends that keep the native context where Python does not look.
+        For front ends that store the native context outside Python.
         """
         with self.lock:
             self._watchers.append(watcher)
@@ -91,7 +91,7 @@ runtime = _Runtime()
 
 
 def context(exception: type[Exception] = HorovodInternalError) -> Context:
-    """The native context of the runtime; raises `exception` before init()."""
+    """The runtime's native context; raises `exception` before init()."""
     current = runtime.context
     if current is None:
         raise exception(NOT_INITIALIZED)
@@ -112,7 +112,7 @@ def dynamic_process_sets() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the runtime is up."""
+    """Whether the runtime is running."""
     return runtime.context is not None
 
 
@@ -147,13 +147,13 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks, as far as this rank's numbers tell. ValueError before init()."""
+    """Whether every host has the same number of ranks, as far as this rank can tell. ValueError before init()."""
     options = job_options()
     return options.local_size * options.cross_size == options.size
 
 
 def mpi_enabled() -> bool:
-    """Whether the running job moves data between hosts by MPI: BAGUA_HVD_TRANSPORT=mpi, and several ranks."""
+    """Whether the running job has several ranks and uses MPI between hosts: BAGUA_HVD_TRANSPORT=mpi."""
     options = runtime.options
     return options is not None and options.transport == "mpi" and options.size > 1
 
@@ -170,18 +170,18 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: bagua_hvd's own transports take gloo's place."""
+    """True: bagua_hvd's own transports replace gloo."""
     return True
 
 
 def wait_for_gpus() -> None:
-    """Waits until the GPUs have done what ended operations put on them, and so tells whether their results are good.
+    """Waits until the GPUs have finished the work of ended operations, and raises if it failed.
 
-    Operations on GPUs end when their work is enqueued. To be called before weights are kept that came of them, in a
-    checkpoint say; elastic states do so when they save. Without tensors on GPUs it does nothing.
+    Operations on GPUs end when their work is enqueued. Call this before you keep weights that depend on them, as in a
+    checkpoint; elastic states do so when they save. Without tensors on GPUs it does nothing.
 
     Raises:
-        HorovodInternalError: a rank was lost, or a GPU failed; what operations since the last such call wrote is
+        HorovodInternalError: a rank was lost, or a GPU failed; results of operations since the last successful call are
             undefined.
     """
     current = runtime.context

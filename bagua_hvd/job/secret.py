@@ -1,8 +1,8 @@
-"""The secret by which the processes of one job prove themselves to each other."""
+"""The secret with which the processes of one job authenticate each other."""
 import base64
 import secrets
 
-HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"  # the environment variable that carries it
+HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"  # name of its environment variable
 _NBYTES = 32
 
 

@@ -1,7 +1,7 @@
-"""Listens for processes that prove to know the job's secret: an asyncio server in a thread of its own.
+"""A server for processes that know the job's secret: asyncio in a thread of its own.
 
-A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof. When
-there are _STRANGERS_MAX, one more takes the place of a random one. See job/channel.py.
+A stranger may send 72 bytes of handshake within a few seconds; none of them is interpreted before the proof. With
+_STRANGERS_MAX strangers connected, a further one replaces a random one. See job/channel.py.
 """
 import asyncio
 import random
@@ -15,7 +15,7 @@ _STRANGERS_MAX = 256
 
 
 class Server:
-    """Listens from construction to close(); a context manager. Subclasses say what follows the handshake: talk().
+    """Listens from construction to close(); a context manager. Subclasses define the talk() after the handshake.
 
     Args:
         secret: bytes. host: numeric address to bind. name: of the thread. ports: as for listen().
@@ -33,14 +33,14 @@ class Server:
         self.port = listener.getsockname()[1]
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
-        # There: this thread may run a loop of its own, as in a notebook.
+        # In that thread: the present one may run an event loop already, as in a notebook.
         self._server = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(self._serve, sock=listener, limit=channel.MESSAGE_MAX), self.loop).result()
 
     async def talk(self, reader, writer):
-        """With a process that has proved to know the secret; the connection ends with it.
+        """Talks to an authenticated process; the connection ends when this returns.
 
-        What the other side may cause, OSError, ValueError, EOFError and TimeoutError, may be raised.
+        It may raise the errors that the other side can cause: OSError, ValueError, EOFError and TimeoutError.
         """
         raise NotImplementedError
 
@@ -50,15 +50,15 @@ class Server:
             await self._admit(reader, writer)
             await self.talk(reader, writer)
         except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError):
-            pass        # a stranger, or a process that ended: it says how
+            pass        # a stranger, or a process that ended: the launcher learns how elsewhere
         except asyncio.CancelledError:
-            pass        # close(), or a newer stranger; passed on, Python 3.11 would print it
+            pass        # by close(), or a newer stranger; Python 3.11 would print it if it were passed on
         finally:
             writer.close()
 
     async def _admit(self, reader, writer):
         if len(self._strangers) >= _STRANGERS_MAX:
-            evicted = random.choice(list(self._strangers))      # in a flood, the oldest would always be a worker's
+            evicted = random.choice(list(self._strangers))      # in a flood, the oldest one would always be a worker's
             self._strangers.discard(evicted)
             evicted.cancel()
         self._strangers.add(asyncio.current_task())
@@ -75,7 +75,7 @@ class Server:
         handshake.check(await reader.readexactly(channel.PROOF_SIZE))
 
     def close(self):
-        """Hangs up on everybody, and ends the thread."""
+        """Closes all connections, and ends the thread."""
         asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -83,13 +83,13 @@ class Server:
 
     async def _close(self):
         self._server.close()
-        # Again and again: a handshake may have begun only now, and wait_for() of Python < 3.12 loses a cancellation
-        # that comes together with the result.
+        # Repeatedly: a handshake may have begun only now, and wait_for() of Python < 3.12 loses a cancellation that
+        # coincides with the result.
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=0.1)
-        # Once around, for their transports to close the sockets.
+        # One turn of the loop, in which the transports close their sockets.
         await asyncio.sleep(0)
 
     def __enter__(self):

@@ -1,4 +1,4 @@
-"""A launcher's connections to processes, which say hello first: a driver's workers, a registry's clients."""
+"""A launcher's connections to processes that begin with a hello: a driver's workers, a registry's clients."""
 import asyncio
 from typing import Any
 
@@ -13,8 +13,8 @@ class Service(Server):
     Args:
         secret: bytes. on_event: function of (event, number of the worker, message), called in the service's thread;
             event: the message's name, or "disconnected".
-        kinds: dataclasses of what a worker may say after its hello (job/messages.py). Who says something else is hung
-            up on.
+        kinds: dataclasses of the messages that a worker may send after its hello (job/messages.py). Any other message
+            ends the connection.
         host: numeric address to bind.
     Raises:
         OSError: the address cannot be used.
@@ -29,7 +29,7 @@ class Service(Server):
         super().__init__(secret, host, "elastic service")
 
     def send(self, number: int, message: Any) -> None:
-        """Sends a message to a worker; lost when it has hung up. Any thread."""
+        """Sends a message to a worker; it is lost if the worker has disconnected. Any thread."""
         self.loop.call_soon_threadsafe(self._send, number, channel.encode(message))
 
     def _send(self, number, data):
@@ -38,10 +38,10 @@ class Service(Server):
             writer.write(data)
 
     async def talk(self, reader, writer):
-        """Passes on what a worker says.
+        """Passes a worker's messages to on_event.
 
-        Of two processes with one number, as a worker and one that it has started, the second one is hung up on. But if
-        a worker says that its connection has broken, that one ends: there may be no sign of the break here.
+        If two processes have one number, as a worker and a process it started, the second connection is closed. But if
+        a worker says that its connection broke, the older one is closed: this side may not have noticed the break.
         """
         said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello, HelloAgain)
         number, older = said.worker, self._writers.get(said.worker)

@@ -1,7 +1,7 @@
-"""What the job has cost this rank so far: hvd.statistics(), and the same figures for Prometheus.
+"""The cost of communication for this rank: hvd.statistics(), and the same figures for Prometheus.
 
-Counters of the core and of the optimizers, summed since init(). Nothing is measured for this that is not counted
-anyway, so looking at it costs some microseconds and not looking at it costs nothing.
+Counters of the core and of the optimizers, summed since init(). All of them are counted anyway: reading them takes some
+microseconds, and not reading them costs nothing.
 """
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,13 +14,13 @@ from bagua_hvd.job.runtime import context, job_options, runtime
 
 @dataclass
 class AlgorithmStatistics:
-    """What the optimizers with one algorithm have done.
+    """Figures of the optimizers with one algorithm.
 
     Attributes:
         steps: optimizer steps. gradient_bytes: of the gradients given to the algorithm, before any encoding.
         exposed_ms: time that the training waited for communication instead of computing.
-        bytes_sent, shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent: as a Period's, of what the algorithm communicated;
-            more than 63 algorithms share nothing but the Period's.
+        bytes_sent, shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent: as in Period, for this algorithm's communication;
+            0 for all but the first 63 algorithms.
     """
 
     steps: int = 0
@@ -34,11 +34,11 @@ class AlgorithmStatistics:
 
 @dataclass
 class WaitedFor:
-    """What the job has waited for one rank.
+    """How long the job has waited for one rank.
 
     Attributes:
-        operations: that it was the last to ask for. waited_ms: how long after the last but one, in all; kept while the
-            stall check is on. A rank that is slow has both, one that is only the last by chance the first.
+        operations: those that it was the last to request. waited_ms: total time since the last rank but one; counted
+            while the stall check is on. A slow rank has both; a rank that is last only by chance has the first.
     """
 
     operations: int = 0
@@ -50,17 +50,17 @@ class Period:
     """Sums of this rank over some time.
 
     Attributes:
-        seconds: how long it was.
-        operations: that have ended. executions: less, where operations were fused.
+        seconds: length of the period.
+        operations: ended operations. executions: fewer, if operations were fused.
         bytes_sent, bytes_received: of tensors or their codes, to and from other ranks, over any transport but NCCL.
-        shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent: bytes_sent, by what they went over. In shared memory what each
-            other rank reads is counted.
-        nccl_bytes: of the tensors that NCCL took; what it sends for them it alone knows.
-        control_bytes_sent: of negotiation. cache_hits, cache_misses: of agreements known from before.
+        shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent: bytes_sent by transport. Shared memory counts the bytes that
+            each other rank reads.
+        nccl_bytes: of the tensors passed to NCCL; the bytes it sends for them are unknown.
+        control_bytes_sent: of negotiation. cache_hits, cache_misses: of the cache of earlier negotiations.
         blocked_ms: time that Python spent waiting for operations.
         algorithms: by the name of the algorithm's class.
-        waited_for: by rank, whom the others waited for; on rank 0 only, which alone knows, and of those alone that were
-            ever the last.
+        waited_for: by rank; only on rank 0, which alone knows, and only for ranks that were the last at least
+            once.
     """
 
     seconds: float = 0.0
@@ -81,7 +81,7 @@ class Period:
 
     @property
     def steps(self) -> int:
-        """Steps of all optimizers."""
+        """Steps of all optimizers in total."""
         return sum(algorithm.steps for algorithm in self.algorithms.values())
 
     @property
@@ -92,7 +92,7 @@ class Period:
     def as_dict(self, prefix: str = "bagua_hvd/") -> dict[str, float]:
         """All figures by name, for a logger of scalars: TensorBoard's add_scalar, Keras' logs, Lightning's log_dict.
 
-        Those of an algorithm are called `prefix + "algorithms/ByteGrad/exposed_ms"`, those of a rank
+        Figures of an algorithm are named `prefix + "algorithms/ByteGrad/exposed_ms"`, those of a rank
         `prefix + "waited_for/3/waited_ms"`.
         """
         figures = {f"{prefix}{name}": value for name, value in _scalars(self)}
@@ -103,12 +103,12 @@ class Period:
 
 
 _REPORTED_RANKS = 8
-# The figures that there are several of, and how Prometheus calls what tells them apart.
+# Fields with several records, and Prometheus' label for their keys.
 _LABELS: dict[str, str] = {"algorithms": "algorithm", "waited_for": "rank"}
 
 
 def _scalars(record):
-    """The pairs (name, value) of the others, exposed time and steps over all algorithms included."""
+    """The pairs (name, value) of all other fields, and of exposed time and steps over all algorithms."""
     own = [(figure.name, getattr(record, figure.name)) for figure in fields(record) if figure.name not in _LABELS]
     return [*own, ("steps", record.steps), ("exposed_ms", record.exposed_ms)]
 
@@ -117,7 +117,7 @@ def _scalars(record):
 class Statistics:
     """total: since init(). recent: since the last call of statistics(), or since init().
 
-    plans: of each optimizer with algorithm="auto", by the name of its model: what it does, in ms a step, and why.
+    plans: for each optimizer with algorithm="auto", by its model's name: its choice, in ms per step, and the reason.
     """
 
     total: Period
@@ -135,10 +135,10 @@ def _minus(later: Any, earlier: Any) -> Any:
 
 
 def _algorithms(current):
-    # Of a copy: a reporter's or a scraper's thread reads while the training may meet another algorithm.
+    # A copy: a reporter's or scraper's thread may read while training adds an algorithm.
     found = {}
     for number, (name, record) in enumerate(runtime.algorithms.copy().items(), 1):
-        sent = current.sent(number)             # zeros for those beyond the last account
+        sent = current.sent(number)             # zeros beyond the last counter
         found[name] = replace(record, bytes_sent=sum(sent), shm_bytes_sent=sent.shm_bytes,
                               tcp_bytes_sent=sent.tcp_bytes, mpi_bytes_sent=sent.mpi_bytes)
     return found
@@ -150,7 +150,7 @@ def _waited_for(current):
 
 
 def total() -> Period:
-    """The sums since init(). HorovodInternalError before it."""
+    """The sums since init(). HorovodInternalError before init()."""
     current = context()
     counters = current.counters()
     return Period(
@@ -162,9 +162,9 @@ def total() -> Period:
 
 
 def figures() -> dict[str, float]:
-    """The sums since init() for a report to the launcher, a short line: of ranks that were waited for, a few.
+    """The sums since init() for a report to the launcher, in a short line: only a few of the ranks waited for.
 
-    Nothing by algorithm: the dashboard shows their sums, and a line longer than a pipe's atomic size might be torn.
+    Without figures by algorithm: the dashboard shows sums, and a line above a pipe's atomic size might be torn.
     """
     now = total()
     longest = sorted(now.waited_for.items(), key=lambda entry: -entry[1].waited_ms)
@@ -173,7 +173,7 @@ def figures() -> dict[str, float]:
 
 
 def statistics() -> Statistics:
-    """What communication has cost this rank: operations, bytes, waiting; in total, and since the last call.
+    """The cost of communication for this rank: operations, bytes, waiting; in total, and since the last call.
 
         recent = hvd.statistics().recent
         print(f"{recent.bytes_sent / recent.steps} bytes and {recent.exposed_ms / recent.steps} ms exposed a step")
@@ -189,9 +189,9 @@ def statistics() -> Statistics:
 
 
 def counter_of(algorithm_name: str) -> tuple[AlgorithmStatistics, int]:
-    """Where optimizers with this algorithm count, and the account of what it posts; both until the next init().
+    """The record in which optimizers with this algorithm count, and its counter for bytes sent, until the next init().
 
-    Algorithms beyond the last account share none: what they post counts in the sums alone.
+    Algorithms beyond the last counter get 0: their bytes count only in the sums.
     """
     counter = runtime.algorithms.setdefault(algorithm_name, AlgorithmStatistics())
     number = list(runtime.algorithms).index(algorithm_name) + 1
@@ -199,7 +199,7 @@ def counter_of(algorithm_name: str) -> tuple[AlgorithmStatistics, int]:
 
 
 class _Collector:
-    """Prometheus' side: every scrape reads the counters anew."""
+    """Prometheus collector: every scrape reads the counters anew."""
 
     def collect(self):
         from prometheus_client.core import CounterMetricFamily
@@ -219,7 +219,7 @@ class _Collector:
 
 
 def serve_metrics() -> None:
-    """On rank 0, with BAGUA_HVD_METRICS_PORT set: serves the totals to Prometheus, until the process ends.
+    """On rank 0, if BAGUA_HVD_METRICS_PORT is set: serves the totals to Prometheus until the process ends.
 
     Raises:
         ValueError: prometheus_client is not installed, or the port is taken.

@@ -1,5 +1,5 @@
 # ruff: noqa: F401  (this file is the list of what every front end has of the job)
-"""The names of the job that scripts find in every front end."""
+"""The names of a job that scripts find in every front end."""
 from bagua_hvd.job.basics import (
     Average,
     Sum,

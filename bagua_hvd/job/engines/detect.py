@@ -1,4 +1,4 @@
-"""Which engine started this process, and as which rank."""
+"""Detects the engine that started this process, and the process's rank."""
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +9,10 @@ class Placement:
     """This process in a job that another engine started.
 
     Attributes:
-        engine: "torchrun", "openmpi", "hydra" (MPICH and its relatives), "slurm", "pmi", or "env": nobody but the
-            variables of torch's env:// are there, as Kubernetes' PyTorchJob sets them.
+        engine: "torchrun", "openmpi", "hydra" (MPICH and its relatives), "slurm", "pmi", or "env": only the variables
+            of torch's env:// are set, as by Kubernetes' PyTorchJob.
         local_size: ranks on this host; None: the engine does not say.
-        job: text that no other job of this user has, on any of its hosts; None: the engine has none.
+        job: text that identifies the job among all of this user's jobs, on all its hosts; None: the engine has none.
     """
 
     engine: str
@@ -22,8 +22,8 @@ class Placement:
     job: str | None
 
 
-# In order: an engine that may be started by others comes before them. (engine, a variable that only it sets, rank,
-# size, local size, what the job is called by)
+# In order: an engine that another one may have started comes before it. (engine, a variable that only it sets, rank,
+# size, local size, variables that name the job)
 _ENGINES = (
     ("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ()),
     ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -31,7 +31,7 @@ _ENGINES = (
     ("hydra", "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ()),
     # Set by srun, and not by sbatch for the batch script itself.
     ("slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None,
-     # Clusters that share a home may number alike; the port is that of this srun.
+     # Clusters that share a home may use the same numbers; the port belongs to this srun.
      ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT")),
     ("pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", None, ("PMI_JOBID",)),
     ("env", "MASTER_PORT", "RANK", "WORLD_SIZE", None, ()),
@@ -39,10 +39,10 @@ _ENGINES = (
 
 
 def detect(environ: Any = None) -> Any:
-    """The Placement that the environment tells of; None: no engine.
+    """The Placement that the environment describes; None: no engine.
 
     Raises:
-        ValueError: an engine's variables are incomplete or no numbers.
+        ValueError: an engine's variables are incomplete or not numbers.
     """
     environ = os.environ if environ is None else environ
     for engine, mark, rank, size, local_size, job in _ENGINES:

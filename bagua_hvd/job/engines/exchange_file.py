@@ -1,6 +1,6 @@
-"""Rank 0's message for the others in a file: its folder is the user's alone, its name is the job's.
+"""Rank 0's message for the others, in a file named after the job, in a folder that only this user can access.
 
-On one host the folder lies where temporary files do; for several hosts it is ~/.bagua_hvd, which they must share.
+For one host the folder is in the temporary folder; for several hosts it is ~/.bagua_hvd, which they must share.
 """
 import hashlib
 import os
@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Processes that start the ranks of a host, as their names are cut off by the kernel.
+# Processes that start the ranks of a host; the kernel truncates their names.
 _STARTERS = ("hydra_pmi_proxy", "mpiexec", "mpirun", "prterun", "prted", "orted", "slurmstepd")
 _POLL_SECONDS = 0.02
 
 
 class NoExchange(RuntimeError):
-    """This way is not open; the sentence says why."""
+    """This exchange is not available; the message says why."""
 
 
 def folder(one_host: Any) -> Any:
-    """The folder, made if need be. NoExchange: it is not this user's alone."""
+    """The folder, created if needed. NoExchange: other users can access it."""
     path = Path(tempfile.gettempdir()) / f"bagua_hvd-{os.getuid()}" if one_host else Path.home() / ".bagua_hvd"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -33,7 +33,7 @@ def folder(one_host: Any) -> Any:
 
 
 def starter() -> str:
-    """Text about the process of this host that started its ranks, found among the ancestors: pid and start time."""
+    """Name, pid and start time of the process that started this host's ranks, found among the ancestors."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -51,9 +51,9 @@ class FileExchange:
     """The file of a job.
 
     Args:
-        job: the job's name; None: that of the process which started the ranks, on one host only.
+        job: the job's name; None: derived from the process that started the ranks, on one host only.
     Attributes:
-        may_change: what is read may be left over from a rank 0 that was killed, and be replaced.
+        may_change: the message may be left over from a rank 0 that was killed, and be replaced later.
     """
 
     may_change = True
@@ -65,7 +65,7 @@ class FileExchange:
         self._path = folder(one_host) / name
 
     def send(self, message: Any) -> None:
-        """Rank 0: bytes for all others. NoExchange: they cannot be stored."""
+        """On rank 0: stores bytes for all others. NoExchange: they cannot be stored."""
         part = self._path.with_suffix(".part")
         try:
             part.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ class FileExchange:
             raise NoExchange(f"rank 0 cannot store its message at {self._path}: {error.strerror}") from None
 
     def receive(self, timeout: float) -> Any:
-        """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
+        """On other ranks: returns the bytes. NoExchange: there are none after `timeout` seconds."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -90,5 +90,5 @@ class FileExchange:
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Rank 0, when all have received."""
+        """On rank 0, once all ranks have received."""
         self._path.unlink(missing_ok=True)

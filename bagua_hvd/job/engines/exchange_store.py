@@ -1,8 +1,8 @@
-"""Rank 0's message for the others in a store of torch's. The one module here that needs torch.
+"""Rank 0's message for the others, in a torch store. The only module here that needs torch.
 
-torchrun's agent keeps such a store. Where ranks were started with torch's variables and no agent, rank 0 keeps it until
-all have met. The store does not authenticate those who connect: whoever reaches MASTER_PORT can read the message, as
-whatever torch.distributed keeps there.
+torchrun's agent keeps such a store. If the ranks have torch's variables but no agent, rank 0 keeps the store until all
+ranks are connected. The store does not authenticate clients: any process that reaches MASTER_PORT can read the message,
+like all data of torch.distributed there.
 """
 import os
 import time
@@ -13,15 +13,15 @@ from typing import Any
 
 from bagua_hvd.job.engines.exchange_file import NoExchange
 
-_POLL_SECONDS = 0.005, 0.1          # at first, at last
+_POLL_SECONDS = 0.005, 0.1          # first, last
 
 
 def attempt(store: Any, rank: int, size: int, seconds: float) -> Any:
-    """A part of the store, empty at first, for this attempt of the ranks to run together; all of them call this.
+    """A part of the store, empty at first, for this attempt of the ranks to connect; all of them call this.
 
-    A store keeps what earlier attempts wrote: torchrun's agent has one for all restarts, and a group that is destroyed
-    may be made again. So rank 0 chooses a new name for each attempt. A rank asks for it under a key that is new, too;
-    rank 0 answers whoever asks, dead ranks of earlier attempts as well, until all ranks confirm the name.
+    A store keeps data of earlier attempts: torchrun's agent has one store for all restarts, and a destroyed group may
+    be made again. So rank 0 chooses a new name for each attempt. A rank asks for it under a key that is new, too; rank
+    0 answers every request, also from dead ranks of earlier attempts, until all ranks confirm the name.
 
     Raises:
         RuntimeError: a rank did not call within `seconds`.
@@ -69,17 +69,17 @@ def _answer(store, name, missing, seconds):
 
 
 class StoreMessage:
-    """A message in a store of torch's, in a part that attempt() has made."""
+    """A message in a torch store, in a part made by attempt()."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def send(self, message: Any) -> None:
-        """Rank 0: bytes for all others."""
+        """On rank 0: stores bytes for all others."""
         self._store.set("message", message)
 
     def receive(self, timeout: float) -> Any:
-        """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
+        """On other ranks: returns the bytes. NoExchange: there are none after `timeout` seconds."""
         try:
             self._store.wait(["message"], timedelta(seconds=timeout))
         except RuntimeError as error:
@@ -88,8 +88,8 @@ class StoreMessage:
         return bytes(self._store.get("message"))
 
     def close(self) -> None:
-        """Rank 0, when all have received."""
-        with suppress(RuntimeError):    # a store that keeps what it has, or whose host is gone
+        """On rank 0, once all ranks have received."""
+        with suppress(RuntimeError):    # the store cannot delete, or its host is gone
             self._store.delete_key("message")
         self._store = None
 
@@ -100,7 +100,7 @@ def store_exchange(placement: Any, timeout: float) -> StoreMessage:
     Args:
         placement: of this process, by torchrun or env. timeout: seconds.
     Raises:
-        NoExchange, RuntimeError: there is no such store, or a rank did not come.
+        NoExchange, RuntimeError: there is no such store, or a rank did not connect.
     """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     if placement.engine == "torchrun" and not agent:
@@ -112,7 +112,7 @@ def store_exchange(placement: Any, timeout: float) -> StoreMessage:
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        # Several tenants: the script's own torch.distributed may use the same port.
+        # multi_tenant: the script's own torch.distributed may use the same port.
         store = TCPStore(address, port, is_master=not agent and placement.rank == 0, wait_for_workers=False,
                          timeout=timedelta(seconds=timeout), multi_tenant=True)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Joins a job that another engine started: finds out where its ranks meet, and with which secret.
+"""Joins a job that another engine started: finds out the rendezvous and the secret.
 
-Rank 0 makes the secret and hosts the rendezvous for as long as it lives, since init() may be called again. The others
-learn both from its message, and try its addresses.
+Rank 0 makes the secret and hosts the rendezvous as long as it lives, since init() may be called again. The others learn
+both from its message, and try its addresses.
 """
 import atexit
 import base64
@@ -30,12 +30,12 @@ _AGAIN_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Meeting:
-    """What rank 0 tells the others.
+    """Rank 0's message to the others.
 
     Attributes:
-        port: of the rendezvous. secret: base64 text; "": each has it already. addresses: of rank 0.
-        probe_port, key: by which to try the addresses, and whether this rank 0 is still there.
-        job: its name, as Placement's.
+        port: of the rendezvous. secret: base64 text; "": every rank has it already. addresses: of rank 0.
+        probe_port, key: to try the addresses with, and to check that this rank 0 still runs.
+        job: its name, as in Placement.
     """
 
     port: int
@@ -47,19 +47,19 @@ class Meeting:
 
 
 class _Stale(NoExchange):
-    """Rank 0's message is that of another rank 0, perhaps."""
+    """Rank 0's message may be an earlier rank 0's."""
 
 
 class Membership:
-    """This process's part in the job.
+    """This process's membership in the job.
 
     Attributes:
-        variables: what baguarun would have put into the environment for init().
-        scope: names the meeting of the ranks; None: by the number of inits, which ranks of one job share.
-        spent: it was for one init only, and that is done: the next one may be in another group.
+        variables: the environment variables that baguarun would have set for init().
+        scope: name of the rendezvous; None: derived from the number of init() calls, equal on all ranks of a job.
+        spent: it was for one init() only, which is done: the next one may be in another group.
 
     Args:
-        exchange: how rank 0's message reaches the others; None: what is open.
+        exchange: sends rank 0's message to the others; None: the first one available.
     """
 
     def __init__(self, placement: Any, timeout: float, exchange: Any = None) -> None:
@@ -73,7 +73,7 @@ class Membership:
             return
         one_host = placement.local_size == placement.size
         exchange = exchange or _exchange(placement, one_host, timeout)
-        # On every rank: one that meets no error here would wait for rank 0, which has met it.
+        # On every rank: a rank that skipped this error would wait for rank 0, which has failed with it.
         addresses = ["127.0.0.1"] if one_host else [*addresses_of(variables.read("HOROVOD_GLOO_IFACE")).values()]
         atexit.register(self.met)
         if placement.rank == 0:
@@ -83,7 +83,7 @@ class Membership:
             address = addresses[0]
         else:
             message, address = _find_rank_0(exchange, placement.job, timeout)
-        # A secret that the user gave to all ranks is better than one that came through the engine.
+        # A secret that the user gave to all ranks is better than one sent through the engine.
         self.variables.update({
             HOROVOD_SECRET_KEY: _given_secret() or message.secret,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message.port)})
@@ -97,7 +97,7 @@ class Membership:
         return Meeting(self._rendezvous.port, "" if given else secret, addresses, self._target.port, key.decode(), job)
 
     def met(self) -> None:
-        """To be called when all ranks have met: the message is no longer needed."""
+        """Call this when all ranks are connected: the message is no longer needed."""
         atexit.unregister(self.met)
         self.spent = self.scope is not None
         if self.spent and self._rendezvous is not None:
@@ -110,7 +110,7 @@ class Membership:
 
 
 def _exchange(placement, one_host, timeout):
-    """The first way that is open. NoExchange: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
+    """The first exchange that is available. NoExchange: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
     ways = {
         "store": lambda: store_exchange(placement, timeout),
         "file": lambda: FileExchange(placement.job, one_host),
@@ -122,7 +122,7 @@ def _exchange(placement, one_host, timeout):
     elif placement.engine in ("torchrun", "env"):
         order = ["store"]
     else:
-        # On one host the file needs nothing of MPI, and has no side effects.
+        # On one host the file needs no MPI and has no side effects.
         order = ["file", "mpi"] if one_host else ["mpi", "file"]
     reasons = []
     for way in order:
@@ -135,7 +135,7 @@ def _exchange(placement, one_host, timeout):
 
 
 def _meeting(content):
-    """The Meeting in rank 0's bytes. NoExchange: they are something else."""
+    """Decodes rank 0's message. NoExchange: it is something else."""
     try:
         return fill(Meeting, json.loads(content))
     except ValueError as error:
@@ -143,12 +143,12 @@ def _meeting(content):
 
 
 def _given_secret():
-    """The secret that the environment has, as base64 text; "": none."""
+    """The secret in the environment, as base64 text; "" if there is none."""
     return base64.b64encode(variables.read(HOROVOD_SECRET_KEY)).decode()
 
 
 def _find_rank_0(exchange, job, timeout):
-    """(Meeting, rank 0's address as this host reaches it). A message that may be left over is looked at again."""
+    """(Meeting, rank 0's address as this host reaches it). Reads a message again that may be left over."""
     end = time.monotonic() + timeout
     while True:
         message = _meeting(exchange.receive(max(0, end - time.monotonic())))
@@ -172,7 +172,7 @@ def _reached_address(message):
 
 
 def default_group() -> Any:
-    """(store, rank, size) of torch.distributed's default group; None: this process has none. Imports nothing."""
+    """(store, rank, size) of torch.distributed's default group; None if this process has none. Imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -180,17 +180,17 @@ def default_group() -> Any:
 
 
 def join(timeout: float) -> Any:
-    """The Membership of this process in its torch.distributed group, or in the job of whichever engine started it.
+    """The Membership of this process in its torch.distributed group, or else in the job of the engine that started it.
 
-    None: there is no such group, and no engine started it.
+    None: there is no such group, and no engine.
 
     Args:
         timeout: seconds to wait for rank 0.
     Raises:
-        ValueError: malformed variables. NoExchange, RuntimeError: the ranks cannot be brought together.
+        ValueError: malformed variables. NoExchange, RuntimeError: the ranks cannot be connected.
     """
     group = default_group()
-    if group is not None:       # whatever the environment says: it may have been made by file://, by Ray, by a notebook
+    if group is not None:       # before the environment: file://, Ray or a notebook may have made it
         store, rank, size = group
         return join_group(store, rank, size, timeout)
     placement = detect()
@@ -198,7 +198,7 @@ def join(timeout: float) -> Any:
 
 
 def join_group(store: Any, rank: int, size: int, timeout: float) -> Any:
-    """The Membership of this process among the ranks that share a store of torch's; collective. As join()."""
+    """The Membership of this process among the ranks that share a torch store; collective. As join()."""
     store = attempt(store, rank, size, timeout)
     mine = host_hash()
     store.set(f"host/{rank}", mine)
