@@ -1,26 +1,26 @@
-"""Starting jobs: `baguarun` (launch.py), `run` (run_function.py), and what they are made of. Imports no framework.
+"""Starts jobs: `baguarun` (launch.py), `run` (run_function.py), and their parts. Imports no framework.
 
     launch.py        the command line: its checks, exit codes; flags.py: the flags
     run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
-    mpi_run.py       both over mpirun: desk.py hands the API's function out, desk_task.py: one such rank
+    mpi_run.py       both over mpirun: desk.py hands out the API's function, desk_task.py: one such rank
     static.py        a job of fixed size: connections, addresses, rendezvous, output -> supervisor
-    job.py           what jobs of fixed and of changing size share
+    job.py           shared by jobs of fixed and of changing size
     ssh/             other hosts
     elastic/         jobs that grow and shrink
     workers.py       workers started and stopped one by one: for an elastic driver
-    spawner.py       where processes are started: on this host, on others
+    spawner.py       starts processes on this host and on others
     supervisor.py    runs processes to their end: output, first failure, signals
     processes.py     one process and its whole session; the guard that outlives a killed launcher
     output.py        bytes of a worker -> prefixed lines; dashboard.py: a live table below them
-    reports.py       what ranks say besides: whose failure theirs is a consequence of, facts for the dashboard
+    reports.py       reports of ranks in their stderr: causes of failures, facts for the dashboard
     quorum_server.py a server for outer steps with a quorum
-    startup/         what every Python of a `--as-horovod` job runs first
+    startup/         code that runs first in every Python of a `--as-horovod` job
     common/util/     hosts and rank plans, and helpers under Horovod's names
 """
 
 
 def __getattr__(name):
-    # Late: every rank of run() imports this package, and needs none of the launcher.
+    # Imported late: every rank of run() imports this package, and none needs the launcher.
     if name in ("run", "_HorovodArgs"):
         from bagua_hvd.runner import run_function
 

@@ -1,4 +1,4 @@
-"""What this installation can do: the text of `baguarun --check-build`."""
+"""Capabilities of this installation: the text of `baguarun --check-build`."""
 import importlib
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from bagua_hvd.core.version import __version__
 
 _FRAMEWORKS = (("TensorFlow", "tensorflow", "bagua_hvd.tensorflow"), ("PyTorch", "torch", "bagua_hvd.torch"))
-# Rising, as bhvd_cpu_features names them: a CPU that has one has those before it.
+# In rising order, under the names of bhvd_cpu_features: a CPU with one feature has all before it.
 _CPU_FEATURES = ("scalar", "avx2", "avx512")
 
 
@@ -19,7 +19,7 @@ def _line(available, name, note=""):
 
 @contextmanager
 def _quiet():
-    """Nothing is written to descriptor 2, by whatever language."""
+    """Discards all output to descriptor 2, from any language."""
     sys.stderr.flush()
     with open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
@@ -37,7 +37,7 @@ def _framework(name, module, frontend):
         return _line(False, name, "no front end in this version of bagua_hvd")
     if importlib.util.find_spec(module) is None:
         return _line(False, name, "not installed")
-    # The message of a broken installation belongs here, the framework's own greetings do not.
+    # Reports the error of a broken installation, without the framework's own messages at import.
     try:
         with _quiet():
             importlib.import_module(module)
@@ -56,7 +56,7 @@ def _native():
 
 
 def _starters():
-    """What baguarun finds in PATH. Ranks that these programs start find their job by themselves."""
+    """The programs in PATH that baguarun uses to start ranks, and those that start ranks themselves."""
     lines = [_line(True, "baguarun on this host")]
     for name, program in (("baguarun on other hosts, by ssh", "ssh"), ("mpirun", "mpirun"), ("srun", "srun"),
                           ("torchrun", "torchrun")):
@@ -70,7 +70,7 @@ def _version(number, major, minor):
 
 
 def _operations(built):
-    """What moves tensors, as Horovod calls it."""
+    """Horovod's names of the libraries that move tensors."""
     if not built:
         return [_line(False, name) for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
     from bagua_hvd.job import builds
@@ -81,7 +81,7 @@ def _operations(built):
 
 
 def _gpus(built):
-    """What is there of CUDA: driver and NCCL are found at run time, CuPy compiles the kernels."""
+    """The parts of CUDA on this host: driver and NCCL are loaded at run time, CuPy compiles the kernels."""
     if not built:
         return [_line(False, "CUDA", "needs the native extension")]
     from bagua_hvd.core import device
@@ -96,7 +96,7 @@ def _gpus(built):
 
 
 def check_build():
-    """The text, several lines. Imports the installed frameworks, so it may take seconds."""
+    """The text, in several lines. Imports the installed frameworks, so it may take seconds."""
     lib, reason = _native()
     built = lib is not None
     lines = [f"bagua_hvd v{__version__}:", "", "Available Frameworks:"]

@@ -1,5 +1,5 @@
-"""`baguarun --dashboard`: a live table of the ranks below their output, by rich: figures of hvd.statistics(), and who
-stalls, which ranks report (reports.py).
+"""`baguarun --dashboard`: a live table of the ranks below their output, drawn by rich. It shows figures of
+hvd.statistics() and stalled ranks, as reported by the ranks (reports.py).
 """
 import sys
 import time
@@ -31,11 +31,11 @@ class Dashboard:
     """The table, from entering to leaving it.
 
     Args:
-        slots: SlotInfos of the ranks; those of an elastic job come and go, see seat().
+        slots: SlotInfos of the ranks; those of an elastic job change, see seat().
     Raises:
         RuntimeError: rich is not installed.
     Attributes:
-        console: Console for the output of the ranks, which comes above the table; inside only.
+        console: Console for the ranks' output above the table; only within the context.
     """
 
     def __init__(self, slots=()):
@@ -48,7 +48,7 @@ class Dashboard:
 
     def __enter__(self):
         self._live.__enter__()
-        # Replaced by rich meanwhile, so that what is written there comes above the table.
+        # rich has replaced both streams, so that their output appears above the table.
         self.console = Console(TextStream(sys.stdout), TextStream(sys.stderr))
         return self
 
@@ -56,17 +56,17 @@ class Dashboard:
         self._live.__exit__(*exception)
 
     def seat(self, slot):
-        """Another process has become this rank: its line begins anew, and those of ranks that are no more are gone."""
+        """Resets the line of a rank that another process has taken over, and drops lines of ranks beyond the size."""
         ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
         self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
 
     def report(self, rank, facts):
         """Takes a report."""
-        if rank in self._ranks:         # else it is no more
+        if rank in self._ranks:         # else the rank no longer exists
             self._ranks[rank].update(facts)
 
     def stall(self, rank, operations, names):
-        """Takes how many operations this rank has not asked for, though others wait, and the names of the first."""
+        """Takes the number of operations that others wait for and this rank has not requested, and the first names."""
         if rank in self._ranks:
             self._ranks[rank].stalled = ", ".join(names) + (" ..." if operations > len(names) else "")
 
@@ -76,7 +76,7 @@ class Dashboard:
 
         table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "exposed ms/step",
                       "others waited", "has not submitted")
-        first = self._ranks[0].facts if 0 in self._ranks else {}           # which alone knows who was waited for
+        first = self._ranks[0].facts if 0 in self._ranks else {}           # only rank 0 knows who was waited for
         for number, rank in sorted(self._ranks.items()):
             facts, rates = rank.facts, rank.rates
             table.add_row(

@@ -1,7 +1,8 @@
-"""Where ranks that somebody else starts get their function, and leave what it returned: they connect to this process,
-and prove that they know the job's secret, which travels in the environment.
+"""Gives ranks that another launcher starts their function, and collects its results: they connect to this process, and
+prove that they know the job's secret, which is in their environment.
 
-The connections also tell who failed first: not every mpirun ends a job of which a process died that never called MPI.
+The connections also show which rank failed first: not every mpirun ends a job when a process dies without having called
+MPI.
 """
 import asyncio
 import io
@@ -13,12 +14,12 @@ from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
 from bagua_hvd.runner.desk_task import Error, Function, Result
 from bagua_hvd.runner.run_files import no_result, unpickled
 
-# To be started with ADDRESS,ADDRESS:PORT of the desk.
+# Module of the ranks; its argument is ADDRESS,ADDRESS:PORT of the desk.
 TASK = "bagua_hvd.runner.desk_task"
 
 
 class Desk(Server):
-    """Hands out the function, and takes what comes back.
+    """Sends the function to the ranks, and receives their results.
 
         rank to desk    hello (its rank), later result or error (nbytes; the pickled result or the text follows)
         desk to rank    function (nbytes; its pickle follows)
@@ -26,10 +27,10 @@ class Desk(Server):
     Args:
         secret: bytes. function: the bytes of run_task.FUNCTION. host: numeric address to bind.
     Attributes:
-        first_words: dataclasses with which a connection may begin.
+        first_words: dataclasses of a connection's first message.
         results: {rank: bytes}.
-        failures: [(rank, text), ...] in the order they came; text None: the connection ended without a word.
-        talking: how many ranks have not said all.
+        failures: [(rank, text), ...] in order of arrival; text None: the connection ended without a message.
+        talking: number of ranks that have not sent everything.
     """
 
     first_words: tuple[type, ...] = (Hello,)
@@ -43,7 +44,7 @@ class Desk(Server):
         super().__init__(secret, host, "run desk")
 
     async def talk(self, reader, writer):
-        """With one rank."""
+        """Talks to one rank."""
         self.talking += 1
         try:
             said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), *self.first_words)
@@ -70,20 +71,20 @@ class Desk(Server):
             self.fail(rank, content.decode(errors="replace"))
 
     async def talk_otherwise(self, said, reader, writer):
-        """With one who began with another of `first_words`; there are none here. As talk()."""
+        """Handles another first message of `first_words` than Hello; there is none here. As talk()."""
         raise NotImplementedError
 
     def fail(self, rank, text):
-        """A rank has failed; see `failures`."""
+        """Records a rank's failure; see `failures`."""
         self.failures.append((rank, text))
         self._failed_at = self._failed_at or time.monotonic()
 
     def failed_for(self, seconds):
-        """Whether a rank failed so long ago."""
+        """Whether the first failure is at least `seconds` old."""
         return self._failed_at is not None and time.monotonic() > self._failed_at + seconds
 
     def result(self, rank):
-        """What the function returned there. RuntimeError: nothing has come, or it cannot be unpickled."""
+        """The function's result on that rank. RuntimeError: none has arrived, or it cannot be unpickled."""
         if rank not in self.results:
             raise no_result(rank)
         return unpickled(io.BytesIO(self.results.pop(rank)), rank)

@@ -1,8 +1,7 @@
 """One rank of a job that others start: `mpirun ... python -m bagua_hvd.runner.desk_task ADDRESS,ADDRESS:PORT`.
 
-It may be on any host. It gets the function from the launcher, which listens there, and sends back the result; see
-desk.py. When the launcher is gone before that, it ends at once: not every mpirun that is killed takes
-its ranks along.
+It may run on any host. It receives the function from the launcher that listens there, and sends back the result; see
+desk.py. If the launcher ends before that, the rank ends at once: not every mpirun ends its ranks when it is killed.
 """
 import io
 import os
@@ -27,7 +26,7 @@ _CONNECT_SECONDS = 20
 
 @dataclass(frozen=True)
 class Function:
-    """Of the launcher's: the pickled function follows."""
+    """From the launcher: the pickled function follows."""
 
     nbytes: int
 
@@ -41,13 +40,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Error:
-    """Text about the failure follows."""
+    """The text of the error follows."""
 
     nbytes: int
 
 
 def _connect(where):
-    """The Connection by the first address that leads to the launcher. OSError: none does."""
+    """The Connection by the first address that reaches the launcher. OSError: none does."""
     addresses, _, port = where.rpartition(":")
     secret = variables.read(HOROVOD_SECRET_KEY)
 
@@ -58,7 +57,7 @@ def _connect(where):
             return error
 
     found: list[Any] = []
-    with ThreadPoolExecutor() as pool:      # all at once: some may lead nowhere
+    with ThreadPoolExecutor() as pool:      # in parallel: some may be unreachable
         for some in by_family(addresses.split(",")):
             found += pool.map(connect, some)
             connections = [each for each in found if isinstance(each, channel.Connection)]
@@ -73,15 +72,15 @@ def _connect(where):
 
 
 def _die_with_launcher(connection, done):
-    connection.receive()        # the launcher says nothing any more: it has ended
+    connection.receive()        # the launcher sends nothing more, so it has ended
     if not done.is_set():
-        kill_sessions({os.getpid()})            # with what it started, if mpirun made it lead a session
+        kill_sessions({os.getpid()})            # including its children, if mpirun made it a session leader
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main():
-    """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
-    where = sys.argv.pop()      # a function that parses sys.argv finds it empty
+    """Ends the process with 0 or 1, through its exit handlers: hvd.shutdown() is one."""
+    where = sys.argv.pop()      # so a function that parses sys.argv finds it empty
     try:
         connection = _connect(where)
         connection.send(Hello(get_env_rank_and_size()[0]))

@@ -2,7 +2,7 @@
 
 Run as a script, without the package and its imports:
 `python -I -S exec_worker.py <launcher's pid> <command> <argument>...`.
-The command keeps this process: its parent stays the launcher, and it has the death signal itself.
+The command replaces this process, so its parent stays the launcher, and it inherits the death signal.
 """
 import errno
 import os
@@ -10,19 +10,19 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-# The shell's codes.
+# The shell's exit codes.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 
 def _die_with(launcher):
-    """Asks the kernel for SIGKILL when the launcher's thread that started us ends."""
+    """Asks the kernel to send SIGKILL when the launcher's thread that started this process ends."""
     try:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass        # not Linux; the guard of processes.py remains
-    if os.getppid() != launcher:        # it was gone before the kernel knew
+    if os.getppid() != launcher:        # it ended before the call
         os._exit(128 + signal.SIGKILL)
 
 
@@ -32,7 +32,7 @@ def _exec(command):
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-    # Executable text without a `#!` line: a shell runs it, so we do.
+    # A text file without a `#!` line: run it as a shell does, by /bin/sh.
     os.execv("/bin/sh", ["/bin/sh", *command])
 
 
@@ -40,7 +40,7 @@ def main():
     """Does not return."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
     _die_with(launcher)
-    # Ignored by Python, which the command would inherit.
+    # Python ignores these signals, and the command would inherit that.
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     try:

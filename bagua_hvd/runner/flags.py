@@ -1,6 +1,6 @@
-"""The flags of baguarun: one table, from which come the parser, the config file, what ranks get, --help and the page.
+"""The flags of baguarun: one table that defines the parser, the config file, the ranks' variables, --help and the page.
 
-Each flag that was not given is None, so that a config file can stand in for it (common/util/config_parser.py).
+A flag that was not given is None, so a config file can provide its value (common/util/config_parser.py).
 """
 import argparse
 import difflib
@@ -22,14 +22,14 @@ class Flag:
     """One flag.
 
     Attributes:
-        spellings: all of them, by spaces. off: those that say the opposite, of a switch.
-        kind: of its value; SWITCH: it has none. metavar: the value in --help.
-        help: what it is, without the default; "": its variable has no effect, and says why.
+        spellings: all of them, separated by spaces. off: for a switch, the spellings of the opposite.
+        kind: of its value; SWITCH: it has no value. metavar: the value in --help.
+        help: its meaning, without the default; "": its variable has no effect, and says why.
         default: in words; "": that of the variable, if it has one.
-        variable: of the environment, which it sets for the ranks. key: in the config file. Either is the opposite of
-            the flag behind a "!". unit: what the value is multiplied by in the variable.
-        dest: the attribute of the parsed arguments; "": the first spelling with two dashes.
-        rivals: name of a set of flags that exclude each other. more: other arguments of argparse's add_argument.
+        variable: environment variable that it sets for the ranks. key: in the config file. After a "!", either has the
+            opposite meaning. unit: factor applied to the value for the variable.
+        dest: the attribute of the parsed arguments; "": derived from the first spelling with two dashes.
+        rivals: name of a group of mutually exclusive flags. more: other arguments of argparse's add_argument.
     """
 
     spellings: str
@@ -47,35 +47,35 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """The spelling for sentences."""
+        """The spelling in messages."""
         return next(name for name in self.spellings.split() if name.startswith("--"))
 
     @property
     def attribute(self) -> str:
-        """Of the parsed arguments."""
+        """Its attribute in the parsed arguments."""
         return self.dest or self.name[2:].replace("-", "_")
 
     @property
     def shown_default(self) -> str:
-        """The default, and where else it is looked for; "": there is none."""
+        """The default in readable form; "" if there is none."""
         variable = variables.TABLE.get(self.variable)
         return self.default or (variable.shown_default if variable and self.kind is not SWITCH else "")
 
     @property
     def explained(self) -> str:
-        """The help with the default."""
+        """The help including the default."""
         said = self.help or variables.TABLE[self.variable].without_effect
         return said + (f"; default {self.shown_default}" if self.shown_default else "")
 
     def parse(self, text: str) -> Any:
-        """The value of a text. ValueError: what would be right."""
+        """Parses text. ValueError: invalid; the message says what is expected."""
         try:
             return self.kind.parse(text)
         except (ValueError, KeyError):
             raise ValueError(f"{text!r}: expected {self.kind.expected}") from None
 
     def add_to(self, group: Any) -> None:
-        """Adds it to a parser, or to a group of one."""
+        """Adds it to a parser, or to an argument group."""
         settings: dict[str, Any] = {"dest": self.attribute, "default": None, "help": self.explained, **self.more}
         if self.kind is not SWITCH:
             metavar = tuple(self.metavar.split()) if "nargs" in self.more else self.metavar
@@ -95,7 +95,7 @@ class Flag:
 
 
 COUNT = integer(1)
-# By headings, in the order of --help; the first has none of its own.
+# By headings, in the order of --help.
 SECTIONS: dict[str, tuple[Flag, ...]] = {
     "the job": (
         Flag("-np --num-proc", "number of processes", COUNT, "N"),
@@ -209,7 +209,7 @@ TABLE = {flag.attribute: flag for flags in SECTIONS.values() for flag in flags}
 
 
 class _Parser(argparse.ArgumentParser):
-    """One sentence instead of the whole usage."""
+    """Prints one sentence instead of the whole usage."""
 
     def error(self, message):
         unknown = re.match("unrecognized arguments: ([^ =]+)", message)
@@ -220,7 +220,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The argparse parser. A wrong command line ends the process with 2 and one sentence."""
+    """The argparse parser. A wrong command line ends the process with exit code 2 and one sentence."""
     parser = _Parser(
         prog="baguarun", allow_abbrev=False, usage="baguarun -np N [flags] command...",
         description="Runs a command as the N ranks of a job. Example: baguarun -np 4 python train.py")
@@ -239,7 +239,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def markdown() -> str:
-    """The table as docs/reference/baguarun.md has it."""
+    """The table in the form of docs/reference/baguarun.md."""
     lines = []
     for heading, flags in SECTIONS.items():
         lines += [f"**{heading.capitalize()}**", "", "| flag | meaning | variable | key of the config file |",

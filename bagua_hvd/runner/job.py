@@ -1,4 +1,4 @@
-"""What jobs of fixed and of changing size share: the plan, the environment of a rank, its output, how a job ends."""
+"""Shared by jobs of fixed and of changing size: the plan, a rank's environment and output, the end of a job."""
 import functools
 import ipaddress
 import os
@@ -20,12 +20,12 @@ class WorkerFailed(RuntimeError):
     """A rank ended with a nonzero exit code, and the job with it.
 
     Attributes:
-        rank; exit_code: 128 + n when signal n ended it. process: its name among all processes of the job: the rank,
+        rank; exit_code: 128 + n if signal n ended it. process: its name among all processes of the job: the rank, or
             in elastic jobs its number.
-        because_of: the process that made it fail, by way of others perhaps, ended or not; itself if none did.
+        because_of: the process that made it fail, directly or through others, ended or not; itself if none did.
 
     Args:
-        details: text that follows the sentence. process: None: the rank.
+        details: text after the sentence. process: None: the rank.
     """
 
     def __init__(self, rank, exit_code, details="", process=None):
@@ -39,11 +39,11 @@ class WorkerFailed(RuntimeError):
 
 
 def first_cause(first, because_of):
-    """What made `first` fail, or what made that fail, and so on, of those that failed; in a circle, `first`.
+    """Follows the causes from `first` to a failed process whose cause has not failed; in a cycle, returns `first`.
 
     Args:
-        first: the first that is known to have failed: it need not have been the first to do so.
-        because_of: {each that failed: which one made it fail, or None}.
+        first: the first one known to have failed; others may have failed before.
+        because_of: {failed process: the process that made it fail, or None}.
     """
     cause, seen = first, set()
     while because_of[cause] in because_of:
@@ -55,7 +55,7 @@ def first_cause(first, because_of):
 
 
 class Interrupted(Exception):
-    """A signal stopped the job. Attribute signum; SIGPIPE: nobody reads the output any more."""
+    """A signal stopped the job. Attribute signum; SIGPIPE: the output is not read any more."""
 
     def __init__(self, signum):
         why = "nobody reads the output any more, " if signum == signal.SIGPIPE else ""
@@ -72,7 +72,7 @@ def _signal_note(exit_code):
 
 @functools.cache      # a name server may take seconds for a name that only ssh knows
 def is_local(hostname):
-    """Whether the name means this host: localhost, the host's own name, or an address of one of its interfaces."""
+    """Whether the name denotes this host: localhost, its own name, or an address of one of its interfaces."""
     own = socket.gethostname().lower()
     if hostname.lower() in {"localhost", own, own.split(".")[0]}:
         return True
@@ -87,11 +87,11 @@ def _resolved(hostname):
     try:
         return {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(hostname, None)}
     except (OSError, UnicodeError):
-        return set()        # only ssh knows it
+        return set()        # only ssh can resolve it
 
 
 def _is_own(address):
-    """Whether a socket can be bound to it: a question that needs no list of interfaces."""
+    """Whether a socket can be bound to the address: a check that needs no list of interfaces."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -105,7 +105,7 @@ def plan(num_proc, hosts_string=None):
     """SlotInfos for num_proc ranks.
 
     Args:
-        hosts_string: `h1:2,h2:2`; None: as many slots on this host as ranks.
+        hosts_string: `h1:2,h2:2`; None: this host, with as many slots as ranks.
     Raises:
         ValueError: malformed, or too few slots.
     """
@@ -117,16 +117,16 @@ def plan(num_proc, hosts_string=None):
 
 
 def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK):
-    """The environment of the rank at `slot`: what the launcher's own, `env`, holds and a job needs besides.
+    """The environment of the rank at `slot`: the launcher's own, `env`, and the variables of the job.
 
     Args:
         slot: SlotInfo.
-        address, port: where the ranks meet.
+        address, port: of the rendezvous.
         secret_key: base64 bytes.
-        interface: of the rank's host, for the connections with other ranks.
+        interface: of the rank's host, for connections to other ranks.
     """
-    # Exported shell functions are no use to the command, and older shells choke on their names.
-    # A job within an elastic job is its own.
+    # The command has no use for exported shell functions, and older shells fail on their names. Variables of an outer
+    # elastic job do not apply to this one.
     result = {name: value for name, value in env.items()
               if not name.startswith(("BASH_FUNC_", "BAGUA_HVD_ELASTIC_"))
               and name not in ("OLDPWD", "HOROVOD_ELASTIC")}
@@ -146,25 +146,25 @@ def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK)
 
 
 def as_horovod_environment(env):
-    """`env` with startup/ as the first of PYTHONPATH: `import horovod` gives bagua_hvd in every Python started."""
+    """`env` with startup/ first in PYTHONPATH: `import horovod` then gives bagua_hvd in every Python started."""
     folder = str(Path(__file__).with_name("startup"))
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))}
 
 
 @dataclass
 class OutputOptions:
-    """Where the ranks' output goes besides the console (directory), and whether lines carry the time."""
+    """A directory for the ranks' output, besides the console, and whether lines carry the time."""
 
     directory: str | None = None
     timestamp: bool = False
 
 
 def forwarders(console, slot, output):
-    """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` when asked for."""
+    """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` if requested."""
     streams = ("stdout", "stderr")
     files: list[BinaryIO | None] = [None, None]
     if output.directory is not None:
-        # Zero-padded, so that a listing is in the order of the ranks.
+        # Zero-padded, so that listings are in rank order.
         folder = os.path.join(output.directory, f"rank.{slot.rank:0{len(str(slot.size - 1))}}")
         os.makedirs(folder, exist_ok=True)
         files = [open(os.path.join(folder, stream), "wb") for stream in streams]

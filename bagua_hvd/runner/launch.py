@@ -1,7 +1,7 @@
 """The command line `baguarun -np N command...`: flags, their checks, exit codes.
 
-Exit codes: 0, all ranks ended with 0; that of the first rank that failed, 128 + n when signal n ended it; 128 + n when
-signal n stopped baguarun; 2, a wrong command line; 1, the job could not be started. Every failure is a sentence on
+Exit codes: 0: all ranks ended with 0; the code of the first rank that failed, 128 + n if signal n ended it; 128 + n if
+signal n stopped baguarun; 2: a wrong command line; 1: the job could not be started. Every failure prints a sentence on
 stderr.
 """
 import errno
@@ -30,7 +30,7 @@ _START_ERROR = 1
 
 
 def parse_args():
-    """The arguments in sys.argv, checked as far as they can be by themselves. Wrong ones end the process with 2."""
+    """Parses sys.argv, with all checks that need only the arguments. Errors end the process with exit code 2."""
     parser = build_parser()
     args = parser.parse_args()
     if args.command[:1] == ["--"]:
@@ -53,7 +53,7 @@ def parse_args():
 
 
 def _read_config_file(args):
-    """Sets what only the file says. ValueError: no file, no PyYAML, not YAML, wrong values."""
+    """Sets arguments that only the file contains. ValueError: no file, no PyYAML, not YAML, wrong values."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -94,16 +94,16 @@ def _check_command(name, env):
 
 
 def _check_algorithm(given):
-    """Whether an algorithm is one of the package's own, before any rank has started.
+    """Checks that an algorithm is one of the package's own, before any rank starts.
 
     Args:
-        given: by --algorithm: ValueError unless it is. None: by BAGUA_ALGORITHM: a warning, for the script may register
-            it.
+        given: from --algorithm: raises ValueError if unknown. None: from BAGUA_ALGORITHM: warns only, since the script
+            may register it.
     """
     try:
         from bagua_hvd import algorithms
     except ImportError:
-        return      # the native extension is not built: said where that is the matter
+        return      # the native extension is not built; reported where it is needed
     name = variables.read("BAGUA_ALGORITHM") if given is None else given
     if name in algorithms.names():
         return
@@ -117,7 +117,7 @@ def _check_algorithm(given):
 
 
 def _hosts(args):
-    """`h1:2,h2:2`, from -H or the hostfile; None: not given. ValueError: there is no such file, or it is malformed."""
+    """`h1:2,h2:2`, from -H or the hostfile; None: not given. ValueError: no such file, or it is malformed."""
     if args.hostfile is None:
         return args.hosts
     try:
@@ -127,13 +127,13 @@ def _hosts(args):
 
 
 def _host_options(args, env):
-    """HostOptions. ValueError: a flag or a variable that only the launcher reads is wrong."""
+    """HostOptions. ValueError: a flag or variable that only the launcher reads is wrong."""
     variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     return host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
 
 
 def _environment(args):
-    """That of the job: the launcher's own, with what the flags set."""
+    """The job's environment: the launcher's own, and variables set by the flags."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
     return as_horovod_environment(env) if args.as_horovod else env
 
@@ -201,15 +201,15 @@ def _run_elastic(args):
 
 
 def _run(args):
-    """Runs what parse_args() understood; returns when all ranks ended with 0.
+    """Runs the parsed arguments; returns when all ranks have ended with 0.
 
     Raises:
-        ValueError: arguments or variables are wrong. WorkerFailed, Interrupted, RuntimeError, OSError: as run_static.
+        ValueError: arguments or variables are wrong. WorkerFailed, Interrupted, RuntimeError, OSError: see run_static.
     """
     if args.check_build:
         check_build(args.verbose)
         return
-    if args.algorithm is not None or variables.given("BAGUA_ALGORITHM"):    # else NumPy and the core are not imported
+    if args.algorithm is not None or variables.given("BAGUA_ALGORITHM"):    # else NumPy and the core are not needed
         _check_algorithm(args.algorithm)
     if args.use_mpi:
         _run_mpi(args)
@@ -223,25 +223,25 @@ def _run(args):
 
 
 def check_build(verbose):
-    """Prints what this installation can do; see check_build.py. verbose: accepted for Horovod's sake."""
+    """Prints the capabilities of this installation; see check_build.py. verbose: for compatibility with Horovod."""
     from bagua_hvd.runner import check_build as installation
 
     print(installation.check_build())
 
 
 def is_gloo_used(use_gloo=None, use_mpi=None, use_jsrun=None):
-    """Whether baguarun itself starts the ranks, and not mpirun or jsrun: that is so unless one of them is asked for."""
+    """Whether baguarun itself starts the ranks, instead of mpirun or jsrun: unless one of them is requested."""
     return bool(use_gloo) or not (use_mpi or use_jsrun)
 
 
 def run_controller(use_gloo, gloo_run, use_mpi, mpi_run, use_jsrun, js_run, verbosity):
-    """Calls the one of the three functions that the flags choose, for launchers built on this one.
+    """Calls the function that the flags choose, for launchers built on this one.
 
     Args:
         use_gloo, use_mpi, use_jsrun: as the flags. gloo_run, mpi_run, js_run: called without arguments.
-        verbosity: accepted for Horovod's sake.
+        verbosity: accepted for compatibility with Horovod.
     Raises:
-        ValueError: more than one was asked for.
+        ValueError: more than one was requested.
     """
     if sum(map(bool, (use_gloo, use_mpi, use_jsrun))) > 1:
         raise ValueError("use_gloo, use_mpi and use_jsrun exclude each other: give one of them")
@@ -262,7 +262,7 @@ def _describe(error):
 
 
 def _open_standard_descriptors():
-    """Opens /dev/null for those of 0, 1, 2 that are closed (`>&-`): else a socket of ours could become one of them."""
+    """Opens /dev/null for closed descriptors among 0, 1, 2 (`>&-`): else a socket could become one of them."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
@@ -288,7 +288,7 @@ def run_commandline():
 
 
 def _fail(sentence, exit_code):
-    with suppress(OSError):     # nobody reads stderr; the code still tells
+    with suppress(OSError):     # stderr has no reader; the exit code still tells
         print(sentence, file=sys.stderr, flush=True)
     sys.exit(exit_code)
 

@@ -1,10 +1,10 @@
 """Jobs whose ranks mpirun starts: its command, for `baguarun --mpi`, and run(use_mpi=True).
 
-The ranks find each other by themselves then, see engines/. Open MPI (also Spectrum MPI) and MPICH's hydra (also Intel
-MPI) differ in their flags; which one is in PATH is asked.
+The ranks then find each other by themselves, see engines/. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
+(also Intel MPI) differ; `mpirun --version` says which one is in PATH.
 
-run() hands its function out by a desk: MPI has no way to give one to processes that need not call MPI, and hosts need
-not share a folder. So the ranks connect to this process, and send back what the function returned; see desk.py.
+run() sends its function through a desk: MPI cannot send one to processes that need not call MPI, and hosts need not
+share a folder. So the ranks connect to this process, and send back the function's results; see desk.py.
 """
 import base64
 import shlex
@@ -27,17 +27,17 @@ from bagua_hvd.runner.supervisor import Supervisor, Task
 _OPEN_MPI = ("Open MPI", "OpenRTE", "Spectrum MPI")
 _HYDRA = ("HYDRA", "MPICH", "Intel(R) MPI")
 _VERSION_SECONDS = 20
-# After a failure mpirun may end the job by itself, and say more about it than we know: so it has this time at least.
+# After a failure mpirun may end the job by itself, with a better message than ours: it has at least this time.
 _MPIRUN_SECONDS = 2
-# What ranks sent before they ended arrives.
+# Time for messages of ended ranks to arrive.
 _ARRIVAL_SECONDS = 5
-# Of the job that the caller itself is a rank of.
+# Variables of the job that the caller itself is a rank of.
 _PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
                                          "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "ELASTIC")}
 
 
 def _mpirun(env):
-    """(path, whether it is Open MPI's). FileNotFoundError: there is none that is known and answers."""
+    """(path, whether it is Open MPI's). FileNotFoundError: there is no known mpirun that responds."""
     path = shutil.which("mpirun", path=env.get("PATH"))
     if path is None:
         raise FileNotFoundError("--mpi: mpirun is not in PATH: install an MPI, such as `pip install mpich`")
@@ -57,7 +57,7 @@ def _mpirun(env):
 
 
 def environment(env):
-    """`env` for mpirun: the ranks use MPI between hosts, unless it says otherwise, and find out their place."""
+    """`env` for mpirun: the ranks use MPI between hosts, unless `env` says otherwise, and detect their own ranks."""
     kept = {name: value for name, value in env.items() if name not in _PLACE}
     return {"BAGUA_HVD_TRANSPORT": "mpi", **kept}
 
@@ -68,9 +68,9 @@ def command(args, hosts, env):
     Args:
         args: the parsed flags of baguarun.
         hosts: `h1:2,h2:2`; None: this host.
-        env: the environment to be passed on.
+        env: the environment to pass on.
     Raises:
-        FileNotFoundError: no mpirun. ValueError: malformed hosts, or flags that this mpirun has not.
+        FileNotFoundError: no mpirun. ValueError: malformed hosts, or flags that this mpirun does not have.
     """
     path, is_open_mpi = _mpirun(env)
     if hosts is not None:
@@ -112,11 +112,11 @@ def _hydra(args, hosts, env):
 
 
 def run_by_mpirun(args, hosts, env, python, function, console):
-    """Runs the function on args.num_proc ranks; returns their results, in the order of the ranks.
+    """Runs the function on args.num_proc ranks; returns their results in rank order.
 
     Args:
-        args: as command()'s, without the command. hosts: `h1:2,h2:2`; None: this host.
-        env: the launcher's environment, with what the arguments set. python: of the ranks.
+        args: as for command(), without the command. hosts: `h1:2,h2:2`; None: this host.
+        env: the launcher's environment, including variables set by the arguments. python: of the ranks.
         function: the bytes of run_task.FUNCTION. console: Console.
     Raises:
         As run().
@@ -130,7 +130,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
         addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
         args.command = [python, "-m", TASK, f"{','.join(addresses)}:{desk.port}"]
         mpirun = command(args, hosts, env)
-        # Its lines say already which rank they are of.
+        # mpirun already prefixes lines with their rank.
         stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
         outcome = Supervisor(console, lambda: desk.failed_for(survivors), report_failures=False).run(
             [Task("mpirun", mpirun, env, stdout, stderr)])

@@ -1,8 +1,8 @@
-"""From the bytes of a worker's pipe to prefixed lines on the console, and to files.
+"""Converts the bytes of a worker's pipe to prefixed lines on the console, and copies them to files.
 
-Lines end at `\\n`, `\\r` or both, so progress bars come through as they are drawn. Where the console is a terminal, a
-line that ended in `\\r` is drawn over by the next one of the same source; everywhere else each becomes a line of its
-own. One thread writes everything, so lines of different ranks never mix.
+Lines end at `\\n`, `\\r` or both, so progress bars appear as they are drawn. On a terminal, a line that ended in `\\r`
+is overwritten by the next one of the same source; everywhere else each becomes a line of its own. One thread writes
+everything, so lines of different ranks never mix.
 """
 import codecs
 import os
@@ -12,24 +12,24 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
-_WRITE_NBYTES = 4096        # a pipe that select() calls writable takes so many without blocking (PIPE_BUF)
+_WRITE_NBYTES = 4096        # a pipe that select() calls writable takes this many without blocking (PIPE_BUF)
 _LINE_MAX_NBYTES = 16 << 20     # a longer line is cut, so that a worker cannot fill the launcher's memory
 _BLOCKED_SECONDS = 0.1
 _END = re.compile(rb"(\r\n|\r|\n)")
 
 
 class Descriptor:
-    """Writes to a file descriptor that may be full for a long time (`baguarun ... | less`).
+    """Writes to a file descriptor that may block for a long time (`baguarun ... | less`).
 
     Args:
-        while_blocked: called about ten times a second while the descriptor is full; True: do not wait. May write().
+        while_blocked: called about ten times a second while the descriptor blocks; True: stop waiting. May write().
     """
 
     def __init__(self, fd):
         self._fd = fd
         self._broken = False
         self._writing = False
-        self._left = bytearray()    # to be written
+        self._left = bytearray()    # not yet written
         self.while_blocked = lambda: False
         try:
             self.is_terminal = os.isatty(fd)
@@ -37,16 +37,16 @@ class Descriptor:
             self.is_terminal = False
 
     def write(self, data):
-        """All of data, after what is left of earlier writes. A closed descriptor swallows everything.
+        """Writes all data, after data left from earlier writes. Data for a closed descriptor is discarded.
 
         Raises:
-            BrokenPipeError: nobody reads any more. Only the first time; later writes are swallowed.
+            BrokenPipeError: nobody reads any more. Raised only once; later data is discarded.
         """
         if self._broken:
             return
         self._left += data
         if self._writing:
-            return      # while_blocked() writes: that comes after what is blocked, not into its middle
+            return      # while_blocked() called write(): the data follows the blocked data, instead of splitting it
         self._writing = True
         try:
             self._write()
@@ -71,7 +71,7 @@ class Descriptor:
 
 
 class TextStream:
-    """Writes to a text stream of Python, such as a notebook's or a StringIO. Bytes that are not UTF-8 become U+FFFD,
+    """Writes to a Python text stream, such as a notebook's or a StringIO. Bytes that are not UTF-8 become U+FFFD,
     characters that the stream's encoding lacks become escapes.
     """
 
@@ -84,10 +84,10 @@ class TextStream:
         self.while_blocked = lambda: False
 
     def write(self, data):
-        """All of data, flushed. A stream that is closed, or whose disk is full, swallows everything.
+        """Writes and flushes all data. Data for a stream that is closed, or whose disk is full, is discarded.
 
         Raises:
-            BrokenPipeError: as Descriptor's.
+            BrokenPipeError: as in Descriptor.
         """
         if self._broken:
             return
@@ -105,11 +105,11 @@ class TextStream:
 
 
 class Console:
-    """Where all sources write: stdout and stderr, both Descriptor or TextStream."""
+    """The output of all sources: stdout and stderr, each a Descriptor or TextStream."""
 
     def __init__(self, stdout, stderr):
         self._sinks = {"stdout": stdout, "stderr": stderr}
-        self._unfinished = None     # (source, sink) whose line, ended by \r, is still to be drawn over
+        self._unfinished = None     # (source, sink) of a line that ended in \r and may be overwritten
 
     def while_blocked(self, function):
         """Sets the function that both sinks call while they are blocked; see Descriptor."""
@@ -120,9 +120,9 @@ class Console:
         """Writes complete lines.
 
         Args:
-            source: whoever wrote them, compared for equality.
+            source: the writer, compared for equality.
             stream: "stdout" or "stderr".
-            lines: pairs of a line and what ended it, bytes.
+            lines: pairs of a line and its line ending, bytes.
             prefix: bytes before every line.
         """
         sink = self._sinks[stream]
@@ -146,18 +146,18 @@ class Console:
         self._sinks[stream].write(data)
 
     def end_line(self, source, stream):
-        """The \\r that ended the last line of this source was the first half of \\r\\n."""
+        """Called when the \\r that ended this source's last line was the first half of \\r\\n."""
         if self._unfinished == (source, self._sinks[stream]):
             self._finish()
 
     def _finish(self):
-        """Ends a line that would else be drawn over."""
+        """Ends a line that would otherwise be overwritten."""
         if self._unfinished:
             sink, self._unfinished = self._unfinished[1], None
             sink.write(b"\n")
 
     def say(self, text):
-        """A line of the launcher's own, on stderr. Lost when nobody reads there."""
+        """Prints a line of the launcher itself on stderr. Lost if nobody reads it."""
         with suppress(BrokenPipeError):
             self._finish()
             self._sinks["stderr"].write(text.encode("utf-8", "surrogateescape") + b"\n")
@@ -169,7 +169,7 @@ class Console:
 
 
 class Sink(Protocol):
-    """Takes one stream of one process: a LineForwarder does."""
+    """A consumer of one stream of one process, such as a LineForwarder."""
 
     def feed(self, data: bytes) -> object: ...
 
@@ -177,7 +177,7 @@ class Sink(Protocol):
 
 
 class LineForwarder:
-    """One stream of one process: cuts its bytes into lines, writes them to the console, and unchanged to a file.
+    """One stream of one process: splits its bytes into lines for the console, and copies them unchanged to a file.
 
     Args:
         index: the rank for the prefix `[rank]<stream>:`; None: no prefix, and the console gets the bytes unchanged.
@@ -196,10 +196,10 @@ class LineForwarder:
         self._file = file
         self._partial = []          # pieces of a line without its end
         self._partial_nbytes = 0
-        self._after_return = False  # the last byte was \r: a \n that comes first belongs to it
+        self._after_return = False  # the last byte was \r: a following \n belongs to it
 
     def feed(self, data):
-        """Takes the next bytes; complete lines are written before it returns."""
+        """Takes the next bytes; writes complete lines before it returns."""
         if not data:
             return
         if self._file:
@@ -211,7 +211,7 @@ class LineForwarder:
             self._console.end_line(self._source, self._stream)
             data = data[1:]
         self._after_return = data.endswith(b"\r")
-        *pieces, rest = _END.split(data)       # line, end, line, end, ..., what has no end yet
+        *pieces, rest = _END.split(data)       # line, end, line, end, ..., unfinished line
         lines = [(self._take_partial() + line, end) for line, end in zip(pieces[::2], pieces[1::2], strict=True)]
         if rest:
             self._partial.append(rest)
@@ -225,7 +225,7 @@ class LineForwarder:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            # A full disk costs the copy, not the job.
+            # A full disk must not end the job, only the copy.
             self._console.say(f"baguarun: no longer writing {self._file.name}: {error.strerror}")
             self._close_file()
 
@@ -246,7 +246,7 @@ class LineForwarder:
             self._console.write(self._source, self._stream, lines, stamp + self._prefix)
 
     def close(self):
-        """Writes a last line that has no end."""
+        """Writes a last unfinished line."""
         line = self._take_partial()
         if line:
             self._write([(line, b"\n")])

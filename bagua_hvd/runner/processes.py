@@ -1,12 +1,12 @@
-"""One process of a job with all that it starts, and the guard.
+"""One process of a job with its descendants, and the guard.
 
 Every process leads a session of its own. It stays unreaped (a zombie) until release(), so its session's number cannot
-meanwhile become somebody else's, and signals to the session reach ours only. What leaves the session (setsid, a
-daemon) is known by the variable MARK of its environment, which holds a text that no other job has.
+be reused meanwhile, and signals to the session reach only our processes. Processes that leave the session (setsid, a
+daemon) are recognized by the environment variable MARK, whose value is unique to the job.
 
-The guard is a child in its own session that reads the sessions' numbers from a pipe. A launcher that ends without
-saying so, by SIGKILL for instance, closes the pipe, and the guard kills what is left: the workers' children too, which
-the death signal of exec_worker.py does not reach. It runs this very file, without the package.
+The guard is a child in its own session that reads the sessions' numbers from a pipe. If the launcher ends without
+notice, for instance by SIGKILL, the pipe closes, and the guard kills all processes that are left, even those that the
+death signal of exec_worker.py does not reach: the workers' children. It runs this file without the package.
 """
 import os
 import shutil
@@ -29,7 +29,7 @@ _FOR_THE_LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 def _is_zombie(pid):
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The state follows the name in parentheses, which may hold anything.
+            # The state follows the name in parentheses, which may contain anything.
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     except (OSError, IndexError):
         return True
@@ -44,7 +44,7 @@ def _carries(pid, mark):
 
 
 def members(sessions, mark=None):
-    """The running processes of these sessions, and those that carry the mark. Empty where there is no /proc."""
+    """The running processes of these sessions, and those with the mark. Empty on systems without /proc."""
     found: list[int] = []
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -55,7 +55,7 @@ def members(sessions, mark=None):
             if (os.getsid(pid) in sessions or (mark and _carries(pid, mark))) and not _is_zombie(pid):
                 found.append(pid)
         except OSError:
-            pass        # ended meanwhile
+            pass        # it has ended meanwhile
     return found
 
 
@@ -65,11 +65,11 @@ def _ignoring_absence(send, pid, signum):
 
 
 def signal_sessions(sessions, signum, mark=None):
-    """Sends the signal to every member, leaders' process groups first."""
+    """Sends the signal to every member, process groups of session leaders first."""
     for session in sessions:
         _ignoring_absence(os.killpg, session, signum)
     for pid in members(sessions, mark):
-        # Those that a shell with job control moved into groups of their own, and daemons.
+        # Processes in groups of their own, made by a shell with job control, and daemons.
         if _group(pid) not in sessions:
             _ignoring_absence(os.kill, pid, signum)
 
@@ -82,7 +82,7 @@ def _group(pid):
 
 
 def kill_sessions(sessions: Iterable[int], mark: str | None = None) -> None:
-    """SIGKILL, until no member is left: one that forks while it is looked for is found the next time."""
+    """Sends SIGKILL until no member is left: a process forked during one search is found in the next."""
     signal_sessions(sessions, signal.SIGKILL, mark)
     for _ in range(100):
         if not members(sessions, mark):
@@ -92,7 +92,7 @@ def kill_sessions(sessions: Iterable[int], mark: str | None = None) -> None:
 
 
 def _pipe(on_error, theirs):
-    """(our end, non-blocking; the process's end). The stacks close them."""
+    """(our end, non-blocking; the process's end). The exit stacks close them."""
     reader, writer = os.pipe()
     on_error.callback(os.close, reader)
     theirs.callback(os.close, writer)
@@ -103,20 +103,20 @@ def _pipe(on_error, theirs):
 class Process:
     """A command that runs as the leader of a new session; its input is /dev/null.
 
-    The kernel kills it when the thread that created it ends: create it in one that lasts.
+    The kernel kills it when the thread that created it ends: create it in a thread that lives long enough.
 
     Attributes:
         name: for messages; the rank in a job.
         pid: also the number of its session.
         stdout, stderr: non-blocking descriptors to read from; the owner closes them.
-        exit_code: None while it runs; 128 + n when signal n ended it.
-        note: what is known about its end besides; None: nothing.
+        exit_code: None while it runs; 128 + n if signal n ended it.
+        note: further information about its end; None: there is none.
 
     Args:
-        command: list of arguments, passed on unchanged; no shell takes part.
+        command: list of arguments, passed on unchanged, without a shell.
         env: the whole environment.
         stdin: a descriptor or subprocess.PIPE, see `Process.stdin`.
-        pipe_variable: in this variable the process is told which pipe its stderr is, as "device:inode".
+        pipe_variable: variable that names the pipe of the process's stderr, as "device:inode".
     Raises:
         OSError: no more processes or descriptors.
     """
@@ -140,7 +140,7 @@ class Process:
 
     @property
     def place(self):
-        """Where it runs, for messages."""
+        """Its location, for messages."""
         return f"pid {self.pid}"
 
     @property
@@ -149,18 +149,18 @@ class Process:
         return self._popen.stdin
 
     def signal(self, signum):
-        """Sends the signal to the process and all that it started in its session."""
+        """Sends the signal to the process and its descendants in its session."""
         signal_sessions({self.pid}, signum)
 
     def open_pidfd(self):
-        """A descriptor that becomes readable when the process ends; None where the system has none."""
+        """A descriptor that becomes readable when the process ends; None if the system has no pidfds."""
         try:
             return os.pidfd_open(self.pid)
         except (AttributeError, OSError):
             return None
 
     def poll(self):
-        """The exit code, None while it runs. Never blocks, and does not reap."""
+        """The exit code; None while it runs. Never blocks or reaps."""
         if self.exit_code is None:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if ended is not None:
@@ -168,19 +168,19 @@ class Process:
         return self.exit_code
 
     def release(self):
-        """Reaps the process, which has ended. Its number is free from now on."""
+        """Reaps the process, which has ended. Its number may be reused from now on."""
         self._popen.wait()
 
 
 class Guard:
-    """Outlives the launcher, kills the sessions and removes the folders it was told of. A context manager: close().
+    """Outlives the launcher, then kills its sessions and removes its folders. A context manager: close().
 
     Args:
-        mark: of processes that die with the launcher, too.
+        mark: processes with this mark are killed, too.
     """
 
     def __init__(self, mark=None):
-        # Not the job's secret; but without what the loader needs, many a Python does not start.
+        # Without the job's secret; but many Pythons do not start without the loader's variables.
         env = {name: os.environ[name] for name in _FOR_THE_LOADER if name in os.environ}
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", os.path.abspath(__file__)], env=env, bufsize=0, cwd="/",
@@ -191,15 +191,15 @@ class Guard:
             self._tell(_MARK + mark.encode() + b"\n")
 
     def watch(self, session):
-        """From now on this session dies with the launcher."""
+        """From now on this session is killed when the launcher ends."""
         self._tell(b"%d\n" % session)
 
     def watch_folder(self, folder):
-        """From now on this folder is removed with the launcher, after the sessions have ended."""
+        """From now on this folder is removed when the launcher has ended, after the sessions."""
         self._tell(_FOLDER + os.fsencode(folder) + b"\n")
 
     def _tell(self, line):
-        with suppress(BrokenPipeError):     # somebody killed the guard; the death signal remains
+        with suppress(BrokenPipeError):     # the guard was killed; the death signal remains
             self._stdin.write(line)
 
     def __enter__(self):
@@ -209,7 +209,7 @@ class Guard:
         self.close()
 
     def close(self):
-        """Calls it off, and waits for its end."""
+        """Tells the guard to do nothing, and waits for its end."""
         self._tell(_DONE)
         self._stdin.close()
         self._popen.wait()

@@ -1,4 +1,4 @@
-"""What the launcher learns from the stderr of ranks: their reports (job/reporting.py), and their last words."""
+"""Reads the stderr of ranks for the launcher: their reports (job/reporting.py), and their last output."""
 import re
 from collections import defaultdict
 
@@ -15,11 +15,11 @@ _WITHOUT_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'"
 
 
 class _Filter:
-    """The stderr of a process on its way to the forwarder: reports are taken out."""
+    """Removes reports from the stderr of a process before it reaches the forwarder."""
 
     def __init__(self, reports, process, rank, forwarder):
         self._reports, self._process, self._rank, self._forwarder = reports, process, rank, forwarder
-        self._held = b""        # the beginning of a report, perhaps
+        self._held = b""        # possibly the beginning of a report
 
     def feed(self, data):
         data = self._held + data
@@ -53,22 +53,22 @@ class _Filter:
 
 
 class Reports:
-    """Of all processes of a job; belongs to the thread that forwards their output.
+    """Reports of all processes of a job; belongs to the thread that forwards their output.
 
     Args:
         dashboard: Dashboard, or None.
     Attributes:
-        because_of: {process: rank}: before it left the job, that rank had; None: none had.
+        because_of: {process: rank}: the rank that failed or left the job before the process did; None: none.
     """
 
     def __init__(self, dashboard=None):
         self.because_of = {}
         self._dashboard = dashboard
-        self._words = defaultdict(bytearray)    # process -> what it wrote last
+        self._words = defaultdict(bytearray)    # process -> its last output
         self._spoke_last = None
 
     def filter(self, process, rank, forwarder):
-        """The forwarder of a process's stderr without the reports."""
+        """The forwarder of a process's stderr, without the reports."""
         return _Filter(self, process, rank, forwarder)
 
     def take(self, process, rank, line):
@@ -85,7 +85,7 @@ class Reports:
             self._dashboard.report(rank, report.figures)
 
     def hear(self, process, data):
-        """Takes what a process writes to stderr."""
+        """Takes output of a process to stderr."""
         self._spoke_last = process
         words = self._words[process]
         words += data[-_LAST_WORDS_NBYTES:]
@@ -96,12 +96,12 @@ class Reports:
         """See first_cause().
 
         Args:
-            failures: processes by the time of their end. Their names are their ranks.
+            failures: processes in the order of their end. Their names are their ranks.
         """
         return first_cause(failures[0], {process: self.because_of.get(process) for process in failures})
 
     def circumstances(self, outcome):
-        """What is known of other ranks about the failure of outcome.failed, as text that follows its sentence."""
+        """Text to append to the failure message of outcome.failed: the other ranks that explain it."""
         cause = self.because_of.get(outcome.failed)
         if cause is None:
             before = list(outcome.exit_codes)[:list(outcome.exit_codes).index(outcome.failed)]
@@ -113,7 +113,7 @@ class Reports:
         return f". It needed rank {cause}, which did not do its part" if cause not in outcome.failures else ""
 
     def repeat_traceback(self, console, failed):
-        """That of the failure which made the others fail comes last, where it is looked for; and what to do about it.
+        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
 
         Args:
             failed: WorkerFailed.
@@ -128,10 +128,10 @@ class Reports:
             console.say("baguarun: Add --as-horovod, or import bagua_hvd instead of horovod.")
 
     def _buried_traceback(self, process):
-        """The last traceback of a process, with those that led to it, if others have written to stderr since: bytes."""
+        """The last traceback of a process, with those that led to it, if other output to stderr followed: bytes."""
         text = bytes(self._words[process])
         begins = [match.start() for match in _TRACEBACK.finditer(text)]
-        # What ends with the same sentence is no other.
+        # Output that ends with the same line is the same failure.
         if not begins or self._last_line(process) == self._last_line(self._spoke_last):
             return b""
         begin = begins.pop()

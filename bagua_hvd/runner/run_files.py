@@ -1,7 +1,7 @@
-"""What goes between run() and its ranks: files in a folder of the caller's, and in one on each other host.
+"""Files for run() and its ranks: in a folder of the caller's, and in one on each other host.
 
-See run_task.py for their names. Other hosts get the function, and give back what their ranks left, through the ssh
-connection.
+See run_task.py for their names. The ssh connection sends the function to other hosts, and brings back the files of
+their ranks.
 """
 import os
 import pickle
@@ -15,13 +15,13 @@ def write_function(file, python, func, args, kwargs):
     """Writes run_task.FUNCTION into a binary file.
 
     Args:
-        python: that of the ranks.
+        python: the Python of the ranks.
     Raises:
-        What cloudpickle raises: the function or its arguments cannot be pickled.
+        Exceptions of cloudpickle: the function or its arguments cannot be pickled.
     """
     import cloudpickle
 
-    # Another Python would find packages there that were built for this one.
+    # In these folders another Python would find packages built for this one.
     path = [entry for entry in sys.path if isinstance(entry, str)] if python == sys.executable else None
     pickle.dump(path, file)
     cloudpickle.dump((func, args, kwargs), file)
@@ -38,7 +38,7 @@ class Files:
         self._folder = folder
 
     def send(self, host):
-        """Takes the function to a RemoteHost, for the ranks that are started there later."""
+        """Sends the function to a RemoteHost, for the ranks that are started there later."""
         host.put(run_task.FUNCTION, self.function)
 
     @property
@@ -48,7 +48,7 @@ class Files:
             return file.read()
 
     def receive(self, host, processes):
-        """Brings back what ended processes left on a RemoteHost.
+        """Copies the files of ended processes from a RemoteHost.
 
         Args:
             processes: [(rank, name), ...], see run_task.py.
@@ -65,11 +65,11 @@ class Files:
                     file.write(content)
 
     def result(self, rank):
-        """What the function returned. RuntimeError: there is no such file, or it cannot be unpickled."""
+        """The function's result. RuntimeError: there is no such file, or it cannot be unpickled."""
         path = os.path.join(self._folder, run_task.result_name(rank))
         try:
             with open(path, "rb") as file:
-                os.unlink(path)     # its disk space is free as soon as it is read
+                os.unlink(path)     # its disk space is free once it is read
                 return unpickled(file, rank)
         except FileNotFoundError:
             raise no_result(rank) from None
@@ -77,9 +77,10 @@ class Files:
     def explained(self, error, size):
         """The WorkerFailed with the text of the process that was the first to report an error.
 
-        It need not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
+        It may not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
         process that ended without a report had no such delay: it stays the first. So does a worker of an elastic job,
-        whose errors the others survive. Of two hosts, whose clocks differ, what the ranks say of each other counts.
+        whose errors the others survive. Clocks of two hosts differ, so between hosts the ranks' reports about each
+        other decide.
 
         Args:
             size: of the job; None: it is elastic.
@@ -96,7 +97,7 @@ class Files:
         return with_report(first, error.exit_code if first == error.rank else 1, reports[first][2])
 
     def _report(self, process):
-        """(host, time, text); None: there is none, or not a whole one."""
+        """(host, time, text); None: there is no complete report."""
         try:
             with open(os.path.join(self._folder, run_task.error_name(process)), "rb") as file:
                 return pickle.load(file)
@@ -105,12 +106,12 @@ class Files:
 
 
 def with_report(rank, exit_code, text):
-    """The WorkerFailed of a rank that has told why."""
+    """The WorkerFailed of a rank that reported an error."""
     return WorkerFailed(rank, exit_code, f"\n\nRank {rank}: {text}")
 
 
 def no_result(rank):
-    """The RuntimeError of a rank that ended with 0, and left nothing."""
+    """The RuntimeError of a rank that ended with 0 and left no result."""
     return RuntimeError(f"Process name: {rank}, Exit code: 0: the process ended before the function returned, so "
                         "there is no result")
 

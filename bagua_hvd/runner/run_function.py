@@ -1,8 +1,8 @@
-"""`run`: a Python function on every rank of a job, and its results in a list.
+"""`run`: calls a Python function on every rank of a job, and returns the results in a list.
 
-The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
-run_files.py, and run_task.py, which is what the ranks are. Everything else is run_static or run_elastic, as for
-baguarun. Ranks that mpirun starts: mpi_run.py.
+cloudpickle sends the function through a private temporary folder, and the results return the same way; see
+run_files.py, and run_task.py, which the ranks execute. For everything else it uses run_static or run_elastic, like
+baguarun. For ranks that mpirun starts: mpi_run.py.
 """
 import argparse
 import io
@@ -33,7 +33,7 @@ _TASK = "bagua_hvd.runner.run_task"
 
 
 class _HorovodArgs(argparse.Namespace):
-    """What parse_args() returns, without a command line: an attribute for each of Horovod's flags, and for run()."""
+    """The result of parse_args() without a command line: an attribute for each of Horovod's flags, and for run()."""
 
     def __init__(self, **given):
         super().__init__(**{**dict.fromkeys((*TABLE, "command", "executable", "nics", "run_func")), "num_proc": 1,
@@ -51,16 +51,16 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
         min_np: int | None = None, max_np: int | None = None) -> Any:
     """Calls func(*args, **kwargs) on every rank of a job, and returns when all have ended.
 
-    The ranks are new processes, which find modules where this one does; their output comes prefixed to sys.stdout and
-    sys.stderr. Of this module's functions and classes, and of lambdas, cloudpickle sends the code itself; of an
-    importable module, the name.
+    The ranks are new processes that find modules where this one does; their output is prefixed and goes to sys.stdout
+    and sys.stderr. cloudpickle sends the code of lambdas and of __main__'s functions and classes; of importable modules
+    only the name.
 
     Args:
-        func: may call hvd.init(), and need not.
+        func: may call hvd.init(), but need not.
         num_proc: number of ranks; of an elastic job: at the start.
         min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: as the flags --min-np,
             --max-np, --slots-per-host, --reset-limit, --blacklist-cooldown-range and --host-discovery-script of
-            baguarun. The first and the last make the job elastic; num_proc is at least min_num_proc then.
+            baguarun. The first and the last make the job elastic; num_proc is then at least min_num_proc.
         hosts: `h1:4,h2:4`; hostfile: a file with lines `h1 slots=4`. Default: as many slots on this host as ranks.
             Others are reached by ssh; they need the same Python with bagua_hvd, and the current folder.
         start_timeout: seconds to reach all hosts, and then until all ranks must have called init(); default 30, or
@@ -70,24 +70,23 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
             trying.
         output_filename: a folder: the ranks' unchanged output also goes to `rank.<rank>/stdout` and `stderr` there.
         verbose: shows the plan of the job on stderr.
-        use_gloo: accepted for Horovod's sake: the built-in transports.
-        use_mpi: hands the job to the mpirun in PATH, as baguarun's --mpi; mpi_args: further arguments of it. What the
-            ranks print is prefixed by mpirun then; MPICH's has no ssh_port, ssh_identity_file and output_filename.
-        executable: the Python of the ranks; default sys.executable. Another one finds modules in its own way.
+        use_gloo: accepted for compatibility with Horovod: the built-in transports.
+        use_mpi: starts the job by the mpirun in PATH, like baguarun's --mpi; mpi_args: further arguments for it. mpirun
+            then prefixes the ranks' output; MPICH's has no ssh_port, ssh_identity_file and output_filename.
+        executable: the Python of the ranks; default sys.executable. Another one finds modules in its own folders.
         disable_cache: no effect.
         np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
     Returns:
-        The list of what func returned, in the order of the ranks; of an elastic job that of the first min_num_proc.
+        The list of func's results in rank order; in an elastic job, of the first min_num_proc ranks.
     Raises:
-        RuntimeError: a rank failed, for which the others were stopped; the text names it, with its traceback if the
-            function raised or the result cannot be pickled. Or a host cannot be used, or the native extension is not
-            built.
+        RuntimeError: a rank failed, and the others were stopped; the text names it, with its traceback if the function
+            raised or the result cannot be pickled. Or a host cannot be used, or the native extension is not built.
         ValueError: arguments that are wrong or exclude each other, or too few slots. TypeError: func is not callable.
-        KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP stop it as well, and then do what they would have
-            done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made,
-            or no mpirun found.
-        What cloudpickle raises: func or its arguments cannot be pickled.
-        In all cases no process of the job is left.
+        KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP also stop it, and then take their usual effect.
+            BrokenPipeError: the output is not read any more. OSError: no process, folder or file can be made, or no
+            mpirun is found.
+        Exceptions of cloudpickle: func or its arguments cannot be pickled.
+        In all cases no process of the job is left running.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
@@ -163,7 +162,7 @@ def _check_controller(use_gloo, use_mpi, mpi_args, elastic):
 
 
 def _hosts(hosts, hostfile, script):
-    """`h1:2,h2:2`, or None. ValueError: as run()."""
+    """`h1:2,h2:2`, or None. ValueError: see run()."""
     if sum(value is not None for value in (hosts, hostfile, script)) > 1:
         raise ValueError("hosts, hostfile and host_discovery_script exclude each other: give one of them")
     return parse_host_files(hostfile) if hostfile is not None else hosts
@@ -180,7 +179,7 @@ def _count(num_proc):
 
 
 def _nics(*given):
-    """The names in text with commas, or in lists; None: none."""
+    """The names, given as text with commas or as lists; None: none."""
     names: list[str] = []
     for value in given:
         names += value.split(",") if isinstance(value, str) else value or []
@@ -197,8 +196,8 @@ def _environment(start_timeout, cooldown_range, reset_limit):
     args = _HorovodArgs(start_timeout=start_timeout, cooldown_range=cooldown_range, reset_limit=reset_limit)
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
-    env.pop(run_task.FOLDER_VARIABLE, None)     # of a run() that this one is part of
-    # The function may say `import horovod.torch`, as its caller may.
+    env.pop(run_task.FOLDER_VARIABLE, None)     # of an outer run()
+    # The function may use `import horovod.torch`, like its caller.
     return as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
 
 
@@ -213,14 +212,14 @@ def _python(executable):
 
 @contextmanager
 def _console():
-    """The Console at sys.stdout and sys.stderr, whatever they are: a terminal, a notebook's, None."""
+    """The Console on sys.stdout and sys.stderr, which may be a terminal's, a notebook's, or None."""
     with ExitStack() as stack:
         sinks = []
         for given, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
             stream: TextIO = stack.enter_context(open(os.devnull, "w")) if given is None else given
             stream.flush()
             try:
-                # A Descriptor stays responsive while nobody reads; what stands in for the original knows better.
+                # A Descriptor stays responsive while nobody reads; a replaced stream must be used itself.
                 sinks.append(Descriptor(stream.fileno()) if stream is original else TextStream(stream))
             except (AttributeError, io.UnsupportedOperation):
                 sinks.append(TextStream(stream))
@@ -228,7 +227,7 @@ def _console():
 
 
 def _pass_on(interrupted):
-    """Does what the signal would have done without the job."""
+    """Gives the signal the effect that it would have had without the job."""
     if interrupted.signum == signal.SIGPIPE:
         raise BrokenPipeError(str(interrupted))
     handler = signal.getsignal(interrupted.signum)

@@ -1,12 +1,12 @@
-"""One rank of run(): `python -m bagua_hvd.runner.run_task FOLDER` calls the function that lies in the folder.
+"""One rank of run(): `python -m bagua_hvd.runner.run_task FOLDER` calls the function stored in the folder.
 
-The folder is the caller's and private to its user; on another host it is one of the same content, which the environment
-variable BAGUA_HVD_RUN_FOLDER names.
+The folder is the caller's and private to its user. Other hosts have a folder with the same content, named by the
+environment variable BAGUA_HVD_RUN_FOLDER.
 
-    function          two pickles: the caller's sys.path (None: keep the own one); (func, args, kwargs)
-    result.<rank>     the pickled result; whole, or not there
-    error.<process>   pickled (host, time in ns, text), when there can be no result; the exit code is 1 then. process:
-                      the rank; in an elastic job, where others may have the rank later, the worker's number
+    function          two pickles: the caller's sys.path (None: keep one's own); (func, args, kwargs)
+    result.<rank>     the pickled result; complete, or missing
+    error.<process>   pickled (host, time in ns, text), if there is no result; the exit code is then 1. process: the
+                      rank; in an elastic job, where others may have the rank later, the worker's number
 """
 import os
 import pickle
@@ -23,21 +23,21 @@ FOLDER_VARIABLE = "BAGUA_HVD_RUN_FOLDER"
 
 
 def result_name(rank):
-    """Of the file in which the rank leaves its result."""
+    """Name of the file with the rank's result."""
     return f"result.{rank}"
 
 
 def error_name(process):
-    """Of the file in which the process leaves why there is no result."""
+    """Name of the file that says why the process has no result."""
     return f"error.{process}"
 
 
 class Failure(Exception):
-    """Why there is no result: a sentence; the cause has the traceback."""
+    """A sentence that says why there is no result; the cause has the traceback."""
 
 
 def call(file):
-    """Calls the function in a binary file, see FUNCTION, and returns what it does. Failure: it raises."""
+    """Calls the function in a binary file, see FUNCTION, and returns its result. Failure: it raises."""
     path = pickle.load(file)
     if path is not None:
         sys.path[:] = path
@@ -48,15 +48,15 @@ def call(file):
     try:
         return function(*args, **kwargs)
     except RemovedFromJob:
-        raise                           # an elastic job goes on without this process
-    except BaseException as error:      # sys.exit() leaves no result either
+        raise                           # an elastic job continues without this process
+    except BaseException as error:      # sys.exit() gives no result either
         raise Failure("User function raise error") from error
 
 
 def write(result, file):
-    """Pickles a result into a binary file. Failure: it cannot be."""
+    """Pickles a result into a binary file. Failure: that is impossible."""
     try:
-        import cloudpickle  # late: where the caller's sys.path has it
+        import cloudpickle  # late: it is found through the caller's sys.path
 
         cloudpickle.dump(result, file)
         file.flush()
@@ -65,9 +65,9 @@ def write(result, file):
 
 
 def say(failure):
-    """Writes to stderr why there is no result, and returns the text."""
+    """Writes the reason for the missing result to stderr, and returns the text."""
     error = failure.__cause__
-    # Without the frame of this file that called.
+    # Without this file's frame.
     error.with_traceback(error.__traceback__.tb_next)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     text = f"{failure}: {summary}\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -77,8 +77,8 @@ def say(failure):
 
 
 def main():
-    """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
-    folder = sys.argv.pop()     # a function that parses sys.argv finds it empty
+    """Ends the process with 0 or 1, through its exit handlers: hvd.shutdown() is one."""
+    folder = sys.argv.pop()     # so a function that parses sys.argv finds it empty
     folder = variables.read(FOLDER_VARIABLE) or folder
     os.environ.pop(FOLDER_VARIABLE, None)
     try:
@@ -96,7 +96,7 @@ def main():
 
 
 def _rank():
-    """The rank now: in an elastic job it may have changed since the start."""
+    """The present rank: in an elastic job it may have changed since the start."""
     return get_env_rank_and_size()[0]
 
 

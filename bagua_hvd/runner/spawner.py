@@ -1,6 +1,6 @@
-"""Where processes of a job are started: on this host, and on others over ssh. One interface for both.
+"""Starts processes of a job on this host, and on others over ssh, through one interface.
 
-A spawner belongs to the thread that runs the supervisor's loop. What it starts has the members of processes.Process
+A spawner belongs to the thread that runs the supervisor's loop. Its processes have the members of processes.Process
 that the loop uses: name, stdout, stderr, exit_code, note, open_pidfd(), poll(), signal(), release().
 """
 import os
@@ -12,12 +12,12 @@ from bagua_hvd.runner.processes import MARK, Guard, Process, kill_sessions, memb
 
 
 class LocalSpawner:
-    """Starts processes on this host. A context manager; when it is left, none may run any more (see kill_all)."""
+    """Starts processes on this host. A context manager; none may run any more at its exit (see kill_all)."""
 
     def __init__(self):
         self._sessions: set[int] = set()
         self._mark = secrets.token_hex(16)
-        self._guard: Guard          # inside
+        self._guard: Guard          # set within the context
 
     def __enter__(self):
         self._guard = Guard(self._mark)
@@ -27,7 +27,7 @@ class LocalSpawner:
         self._guard.__exit__(*exception)
 
     def start(self, task):
-        """The running Process of a supervisor.Task. OSError: no more processes or descriptors."""
+        """Starts a supervisor.Task and returns its Process. OSError: no more processes or descriptors."""
         env = {**(os.environ if task.env is None else task.env), MARK: self._mark}
         process = Process(task.name, task.command, env, pipe_variable=PIPE if env.get(PIPE) == "" else None)
         self._sessions.add(process.pid)
@@ -35,24 +35,24 @@ class LocalSpawner:
         return process
 
     def signal_all(self, signum):
-        """Sends the signal to every process, with all that it started."""
+        """Sends the signal to every process and its descendants."""
         signal_sessions(self._sessions, signum, self._mark)
 
     def any_left(self):
-        """Whether a process runs, or something that one left in the background, a daemon too."""
+        """Whether a process runs, or one of its background processes, including daemons."""
         return bool(members(self._sessions, self._mark))
 
     def kill_all(self):
-        """SIGKILL for everything that runs; returns when nothing does."""
+        """Sends SIGKILL to everything that runs; returns when nothing runs any more."""
         kill_sessions(self._sessions, self._mark)
 
 
 class Spawner:
-    """Starts each process on the host that its task names, over ssh unless that is this one.
+    """Starts each process on the host named by its task, by ssh unless it is this host.
 
     Args:
-        is_local: function of a host's name: whether it is this host.
-        remote: the spawner of all others.
+        is_local: function of a host name: whether it is this host.
+        remote: the spawner for all other hosts.
     """
 
     def __init__(self, is_local, remote):
@@ -71,20 +71,20 @@ class Spawner:
         self._stack.close()
 
     def start(self, task):
-        """The running process of a supervisor.Task. OSError: no more processes or descriptors."""
+        """Starts a supervisor.Task and returns its process. OSError: no more processes or descriptors."""
         local = task.host is None or self._is_local(task.host)
         return (self._local if local else self._remote).start(task)
 
     def signal_all(self, signum):
-        """Sends the signal to every process, with all that it started. SIGKILL leaves none behind."""
+        """Sends the signal to every process and its descendants. SIGKILL leaves none behind."""
         for spawner in self._all:
             spawner.signal_all(signum)
 
     def any_left(self):
-        """Whether something of the job runs anywhere."""
+        """Whether a process of the job runs on any host."""
         return any(spawner.any_left() for spawner in self._all)
 
     def kill_all(self):
-        """SIGKILL for everything that runs; returns when nothing does on this host."""
+        """Sends SIGKILL to everything that runs; returns when nothing runs on this host any more."""
         for spawner in self._all:
             spawner.kill_all()

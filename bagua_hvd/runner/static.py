@@ -1,4 +1,4 @@
-"""A job of fixed size: connections, addresses, rendezvous, output -> supervisor -> whose failure it was."""
+"""Runs a job of fixed size: connections, addresses, rendezvous, output -> supervisor -> cause of a failure."""
 import base64
 import os
 import shlex
@@ -33,17 +33,17 @@ from bagua_hvd.runner.supervisor import Supervisor, Task
 
 @dataclass(frozen=True)
 class HostOptions:
-    """How other hosts are reached, and which interfaces may be used (nics, a list; None: all)."""
+    """How other hosts are reached, and the allowed interfaces (nics, a list; None: all)."""
 
     ssh: SshOptions = field(default_factory=SshOptions)
     nics: list | None = None
 
 
 def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
-    """HostOptions of the flags.
+    """The HostOptions for the flags.
 
     Args:
-        env: the launcher's environment, with what its flags set.
+        env: the launcher's environment, including variables set by its flags.
         nics: names of allowed interfaces; None: those of HOROVOD_GLOO_IFACE, unless an outer job's launcher set it.
     Raises:
         ValueError: the identity file cannot be read, or a variable is malformed.
@@ -51,7 +51,7 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
         raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
     timeout = max(1, int(variables.read("HOROVOD_START_TIMEOUT", env)))
-    variables.read("BAGUA_HVD_PORTS")       # malformed: an error now
+    variables.read("BAGUA_HVD_PORTS")       # reports a malformed value now
     identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
     if nics is None and "HOROVOD_RANK" not in env:
         nics = variables.read("HOROVOD_GLOO_IFACE", env)
@@ -60,26 +60,26 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
 
 def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, files=None,
                dashboard=False):
-    """Runs the command once for every slot and returns when all ranks ended with 0.
+    """Runs the command once for every slot and returns when all ranks have ended with 0.
 
     Args:
-        command: list of arguments; no shell takes part.
+        command: list of arguments, run without a shell.
         slots: SlotInfos.
-        env: the launcher's environment, with what its flags set.
+        env: the launcher's environment, including variables set by its flags.
         output: OutputOptions.
         console: Console; None: descriptors 1 and 2.
         options: HostOptions.
-        files: object whose send(RemoteHost) is called with each other host before ranks are started there, and
-            receive(RemoteHost, [(rank, process), ...]) after their end, however they ended (WorkerFailed.process);
-            None: no files go to other hosts. See run_files.Files.
-        dashboard: whether a live table stands below the ranks' output, on stdout.
+        files: object whose send(RemoteHost) is called for each other host before ranks are started there, and
+            receive(RemoteHost, [(rank, process), ...]) after they end, successfully or not (WorkerFailed.process);
+            None: no files are sent to other hosts. See run_files.Files.
+        dashboard: whether to show a live table below the ranks' output, on stdout.
     Raises:
         WorkerFailed: the rank whose failure made the others fail; these have BAGUA_HVD_GRACE_SECONDS to end by
-            themselves, and are stopped then. Interrupted: a signal stopped the job.
+            themselves, and are then stopped. Interrupted: a signal stopped the job.
         ValueError: a variable in `env` is malformed.
-        UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or there is no rendezvous.
-        OSError: the output directory cannot be written, or a process not started.
-        In all cases no process is left.
+        UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or the rendezvous cannot be held.
+        OSError: the output directory cannot be written, or a process cannot be started.
+        In all cases no process is left running.
     """
     output = output or OutputOptions()
     options = options or HostOptions()
@@ -141,12 +141,12 @@ def _receive(files, host, slots, outcome):
     try:
         files.receive(host, [(slot.rank, slot.rank) for slot in slots if slot.hostname == host.name])
     except ConnectionError as error:
-        if outcome.failed is None and outcome.signum is None:   # else it is that which is told
+        if outcome.failed is None and outcome.signum is None:   # else that failure is reported
             raise RuntimeError(f"results are lost: {error}") from None
 
 
 def describe(slot):
-    """A line about a SlotInfo."""
+    """A line that describes a SlotInfo."""
     return (f"rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank {slot.local_rank} of "
             f"{slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")
 
@@ -156,12 +156,12 @@ def _find_places(hosts, local, options):
     if not hosts:
         return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"
     places, one_address = find_places(hosts, local, options.nics, options.ssh.timeout_seconds)
-    # Hosts that know the launcher by different addresses are let in everywhere; all must prove the job's secret.
+    # If hosts reach the launcher at different addresses, it listens on all; every rank must authenticate.
     return places, next(iter(places.values())).rendezvous if one_address else EVERY_INTERFACE
 
 
 def _warn_of_twins(console, hosts, local):
-    """Two names of one machine: its ranks are numbered as those of two hosts, which scripts that share GPUs notice."""
+    """Warns of two names for one machine: its ranks are numbered as on two hosts, which matters if they share GPUs."""
     seen = {host_hash(): local[0]} if local else {}
     for host in hosts:
         other = seen.setdefault(host.host_hash, host.name)

@@ -1,10 +1,10 @@
-"""Runs processes to their end: forwards their output, and stops all of them after the first failure or at a signal.
+"""Runs processes to their end: forwards their output, and stops all of them after the first failure or on a signal.
 
-One loop in one thread around selectors. Processes come from a spawner, which may have them run on other hosts. After
-a failure the others have `survivors_seconds` to end by themselves, with their own errors and what they save. The order
-of a stop: SIGTERM to every process and its session, after GRACE_SECONDS SIGKILL.
-Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends
-with the job, a daemon too, unless it has dropped the variable processes.MARK.
+One loop in one thread, built on selectors. A spawner starts the processes, possibly on other hosts. After a failure the
+others have `survivors_seconds` to end by themselves, with errors of their own, and to save their work. A stop sends
+SIGTERM to every process and its session, and SIGKILL after GRACE_SECONDS.
+However run() ends, even by an exception, no process of the job is left. Background processes of ranks end with the job,
+including daemons, unless they have dropped the variable processes.MARK.
 """
 import os
 import selectors
@@ -21,11 +21,11 @@ from bagua_hvd.runner.output import Sink
 from bagua_hvd.runner.spawner import LocalSpawner
 
 GRACE_SECONDS = 5
-# How long a pipe is read after its process ended: a child that it left behind may hold the pipe open for ever.
+# How long a pipe is read after its process ended: a child that outlives it may hold the pipe open forever.
 _DRAIN_SECONDS = 0.5
-# A process that outlives SIGKILL so long is stuck in the kernel (a dead file server, a driver).
+# A process that survives SIGKILL for this long is stuck in the kernel (a dead file server, a driver).
 _STUCK_SECONDS = 5
-# Two signals closer than this are one: a terminal and a parent may both pass on the same Ctrl-C.
+# Two signals within this time count as one: a terminal and a parent may both pass on the same Ctrl-C.
 _SAME_SIGNAL_SECONDS = 0.3
 _POLL_SECONDS = 0.05
 _READ_NBYTES = 1 << 16
@@ -33,11 +33,11 @@ _READ_NBYTES = 1 << 16
 
 @dataclass
 class Task:
-    """What to run, and where its output goes.
+    """A command, and the sinks of its output.
 
     Attributes:
         name: for messages; the rank.
-        env: the whole environment; for another host, what differs from the base that the connection was given.
+        env: the whole environment; for another host, the differences from the connection's base environment.
         host: the host's name; None: this one.
     """
 
@@ -55,19 +55,19 @@ class Outcome:
 
     exit_codes: dict = field(default_factory=dict)      # by name; 128 + n for signal n
     failures: list = field(default_factory=list)        # names of those that failed before anything was stopped, in
-                                # the order in which they ended
-    failed: object = None       # name of the one that is the cause; None: none failed before a stop from outside
+                                # the order of their ends
+    failed: object = None       # name of the one that caused the failure; None: none failed before a stop from outside
     signum: int | None = None   # the signal that stopped the launcher; SIGPIPE: nobody reads its output any more
-    stopped: bool = False       # should_stop() said so
+    stopped: bool = False       # should_stop() returned True
 
 
 @dataclass
 class _Running:
-    process: object             # processes.Process, or what a spawner has in its place
-    forwarders: dict            # descriptor -> Sink, as long as it is open
+    process: object             # processes.Process, or a spawner's equivalent
+    forwarders: dict            # descriptor -> Sink, while it is open
     pidfd: int | None
-    drain_until: float | None = None    # set: the loop has handled the end, whoever else asked for the exit code before
-    kill_at: float | None = None    # this process alone is being terminated, with what it started
+    drain_until: float | None = None    # set: the loop has handled the end, even if the exit code was read before
+    kill_at: float | None = None    # set: this process and its descendants are being terminated
 
     @property
     def ended(self):
@@ -78,18 +78,18 @@ class Supervisor:
     """Supervises one set of processes, once.
 
     Args:
-        console: Console, for the messages about the first failure.
-        should_stop: asked about twenty times a second; True stops everything. None: never.
+        console: Console, for messages about the first failure.
+        should_stop: called about twenty times a second; True stops everything. None: never.
         handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a
-            second one kills at once. Only in the main thread; elsewhere, and with False, signals are left alone.
-        report_failures: whether the first failure is told on the console's stderr.
+            second one kills at once. Only in the main thread; in others, and with False, signals are left alone.
+        report_failures: whether the first failure is reported on the console's stderr.
         spawner: starts the processes, entered by the caller; None: on this host.
         on_exit: called in the loop with (process, exit code) when a process has ended and its output is forwarded,
-            instead of stopping all at the first failure; run() goes on without processes then, until finish().
+            instead of stopping all at the first failure; run() then continues without processes, until finish().
             None: all are stopped, and run() ends with the last of them.
-        survivors_seconds: how long the others may go on after a failure. 0: they are stopped at once.
-        on_end: called in the loop with (name, exit code) when a process has ended. None: nobody is.
-        find_cause: function of Outcome.failures that returns the one that made the others fail; None: the first.
+        survivors_seconds: how long the others may run after a failure. 0: they are stopped at once.
+        on_end: called in the loop with (name, exit code) when a process has ended; or None.
+        find_cause: function of Outcome.failures that returns the one that caused the others; None: the first.
     """
 
     def __init__(self, console, should_stop=None, handle_signals=True, report_failures=True, spawner=None, on_exit=None,
@@ -109,8 +109,8 @@ class Supervisor:
         self._signals = []          # (number, when)
         self._survivors_seconds = survivors_seconds
         self._find_cause = find_cause or (lambda failures: failures[0])
-        self._stop_at = None        # set: one has failed, and the others may go on until then
-        self._kill_at: float | None = None      # set: a stop is under way
+        self._stop_at = None        # set: one has failed, and the others may run until then
+        self._kill_at: float | None = None      # set: a stop is in progress
         self._killed_at = None
         self._outcome = Outcome()
 
@@ -118,7 +118,7 @@ class Supervisor:
         """Starts all tasks, waits for all of them, and returns the Outcome.
 
         Raises:
-            OSError: a process could not be started. Those before it are stopped.
+            OSError: a process could not be started. The processes started before are stopped.
         """
         with ExitStack() as stack:
             stack.callback(self._selector.close)
@@ -150,7 +150,7 @@ class Supervisor:
     # ---- while it runs ------------------------------------------------------------------------------------------
 
     def call_soon(self, function):
-        """Has the loop call function(). Any thread; lost when run() has ended."""
+        """Makes the loop call function(). Any thread; ignored when run() has ended."""
         self._calls.append(function)
         if self._wakeup is not None:
             with suppress(OSError):     # full: the loop will wake up; closed: run() has ended
@@ -170,18 +170,18 @@ class Supervisor:
         return process
 
     def terminate(self, process, grace_seconds=GRACE_SECONDS):
-        """SIGTERM for one process and what it started, SIGKILL later, also after its own end. Only in the loop."""
+        """SIGTERM for one process and its descendants, SIGKILL later, even after its own end. Only in the loop."""
         for running in self._running:
             if running.process is process and running.kill_at is None:
                 running.kill_at = time.monotonic() + grace_seconds
                 process.signal(signal.SIGTERM)
 
     def signal_all(self, signum):
-        """Sends the signal to everything that runs, and changes nothing else. Only in the loop."""
+        """Sends the signal to everything that runs, without any other effect. Only in the loop."""
         self._spawner.signal_all(signum)
 
     def watch(self, fd, function):
-        """Has the loop call function(fd) when there is something to read. Only before or in the loop."""
+        """Makes the loop call function(fd) when fd is readable. Only before or in the loop."""
         self._selector.register(fd, selectors.EVENT_READ, function)
 
     def unwatch(self, fd):
@@ -189,11 +189,11 @@ class Supervisor:
         self._selector.unregister(fd)
 
     def finish(self):
-        """With on_exit: run() returns when no process runs any more. Only in the loop."""
+        """With on_exit: makes run() return when no process runs any more. Only in the loop."""
         self._open = False
 
     def stop(self, after_seconds=0):
-        """Stops everything, as should_stop does, or what has not ended by itself until then. Only in the loop."""
+        """Stops everything, like should_stop, that has not ended by itself after that time. Only in the loop."""
         if not self.stopping:
             self._outcome.stopped = True
             self._open = False
@@ -201,18 +201,18 @@ class Supervisor:
 
     @property
     def stopping(self):
-        """Whether a stop is under way, or will be soon, for whatever reason."""
+        """Whether a stop is in progress or scheduled, for whatever reason."""
         return self._kill_at is not None or self._stop_at is not None
 
     def _open_wakeup(self, stack):
-        """A socket that wakes the selector, whichever thread or signal handler writes to it."""
+        """A socket that wakes the selector when any thread or signal handler writes to it."""
         receiver, sender = socket.socketpair()
         self._wakeup = sender
         for end in (receiver, sender):
             stack.callback(end.close)
             end.setblocking(False)
         self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
-        self.call_soon(lambda: None)    # for those who called before there was a socket
+        self.call_soon(lambda: None)    # for calls made before the socket existed
         return sender
 
     @contextmanager
@@ -223,7 +223,7 @@ class Supervisor:
         before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                     if signal.getsignal(n) not in (signal.SIG_IGN, None)}   # None: Python cannot restore it
-        # Inherited as ignored, it would make the kernel throw away exit codes.
+        # If it were inherited as ignored, the kernel would discard exit codes.
         previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             yield
@@ -238,7 +238,7 @@ class Supervisor:
             return
         self._signals.append((signum, now))
         if len(self._signals) > 1 and signum != signal.SIGHUP:
-            # At once, from here: the loop may be waiting for a terminal that is stopped.
+            # At once: the loop may be waiting for a suspended terminal.
             self._kill()
 
     # ---- the loop -----------------------------------------------------------------------------------------------
@@ -262,9 +262,9 @@ class Supervisor:
         return min(waits, default=None)
 
     def _read(self, running, fd):
-        """Forwards what is there, at most once the size of a read, so that one rank cannot keep out the others."""
+        """Forwards available output, at most one read's size, so that one rank cannot starve the others."""
         if fd not in running.forwarders:
-            return False        # closed in this turn
+            return False        # closed earlier in this iteration
         try:
             data = os.read(fd, _READ_NBYTES)
         except BlockingIOError:
@@ -289,7 +289,7 @@ class Supervisor:
         self._forward(running.forwarders.pop(fd).close)
 
     def _check_processes(self):
-        """Processes without a pidfd, and pipes that are held open after the end."""
+        """Checks processes without a pidfd, and pipes that are held open after the end."""
         for running in self._running:
             if running.pidfd is None and not running.ended:
                 self._check_process(running)
@@ -318,7 +318,7 @@ class Supervisor:
             self._on_end(name, code)
         if self._on_exit is None and not (code and self._kill_at is None):
             return
-        # What it said last comes before what is said about it.
+        # Its last output must precede the message about it.
         for fd in list(running.forwarders):
             while self._read(running, fd) and time.monotonic() < running.drain_until:
                 pass
@@ -351,10 +351,10 @@ class Supervisor:
         self._stop()
 
     def _check_time(self):
-        """Signals and deadlines. Also called while the console is blocked; then True: do not wait for it any more."""
+        """Handles signals and deadlines. Also called while the console blocks; True then means: stop waiting."""
         if self._kill_at is None:
             if self._signals:
-                if not self._outcome.failures:      # else it is the failure that ended the job
+                if not self._outcome.failures:      # else the failure ended the job
                     self._outcome.signum = self._signals[0][0]
                 self._stop()
             elif self._stop_at is not None and time.monotonic() >= self._stop_at:
@@ -379,7 +379,7 @@ class Supervisor:
         self._spawner.signal_all(signal.SIGKILL)
 
     def _clean_up(self):
-        """Ends what is left, in the background or because of an exception, and reaps."""
+        """Ends processes that are left, in the background or because of an exception, and reaps."""
         if self._spawner.any_left():
             kill_at = self._stop() if self._kill_at is None else self._kill_at
             while self._spawner.any_left() and self._killed_at is None and time.monotonic() < kill_at:

@@ -1,7 +1,7 @@
-"""Workers that are started and stopped one by one while the job runs, from any thread: what an elastic driver needs.
+"""Starts and stops workers one by one while the job runs, from any thread, for an elastic driver.
 
-The caller's thread forwards output and handles signals, in run(); the driver is a function that run() calls in a thread
-of its own.
+The caller's thread forwards output and handles signals, in run(); the driver is a function that run() calls in another
+thread.
 """
 import threading
 from concurrent.futures import Future
@@ -15,13 +15,13 @@ class JobStopped(RuntimeError):
 
 
 class Worker:
-    """A process of the job, on whichever host.
+    """A process of the job, on any host.
 
     Attributes:
-        host, name: as given to start().
-        exit_code: None while it runs; 128 + n when signal n ended it. 255 also: the connection to its host was lost,
-            or never came about; `note` says why then.
-        note: see exit_code; None: nothing to say.
+        host, name: as passed to start().
+        exit_code: None while it runs; 128 + n if signal n ended it. 255 may also mean that its host could not be
+            connected or was lost; `note` then says why.
+        note: see exit_code; else None.
     """
 
     def __init__(self, workers, name, host):
@@ -34,15 +34,15 @@ class Worker:
         self._ended = threading.Event()
 
     def poll(self):
-        """The exit code, None while it runs."""
+        """The exit code; None while it runs."""
         return self.exit_code
 
     def wait(self, timeout=None):
-        """The exit code; None when it still runs after `timeout` seconds. Its output has been forwarded by then."""
+        """The exit code, after all output is forwarded; None if it still runs after `timeout` seconds."""
         return self.exit_code if self._ended.wait(timeout) else None
 
     def terminate(self, grace_seconds=GRACE_SECONDS):
-        """SIGTERM for it and all that it started, SIGKILL after the grace. Returns at once."""
+        """Sends SIGTERM to it and its descendants, and SIGKILL after the grace period. Returns at once."""
         self._workers._call(lambda: self._process and self._workers._supervisor.terminate(self._process, grace_seconds))
 
     def _end(self, exit_code, note=None):
@@ -55,8 +55,8 @@ class Workers:
 
     Args:
         console: Console.
-        spawner: where they are started, entered by the caller; None: on this host only.
-        survivors_seconds: how long workers may go on when main() raised.
+        spawner: starts them, entered by the caller; None: on this host only.
+        survivors_seconds: how long workers may run after main() raised.
     """
 
     def __init__(self, console, spawner=None, survivors_seconds=0):
@@ -73,8 +73,8 @@ class Workers:
 
         Args:
             host: as the spawner knows it; None: this one.
-            env: the whole environment here; on another host what differs from the connection's base.
-            output: (stdout, stderr), LineForwarders; they are used by run()'s thread only.
+            env: the whole environment; on another host, the differences from the connection's base environment.
+            output: (stdout, stderr), LineForwarders, used only by run()'s thread.
             name: for messages; the rank.
         Raises:
             JobStopped: run() is about to end.
@@ -90,7 +90,7 @@ class Workers:
         return worker
 
     def call(self, function):
-        """Has run()'s thread call function(); returns a Future of its result. Any thread."""
+        """Makes run()'s thread call function(); returns a Future of its result. Any thread."""
         future: Future[Any] = Future()
 
         def call():
@@ -104,19 +104,19 @@ class Workers:
 
     @property
     def stopping(self):
-        """Whether all workers are being stopped, by a signal for instance."""
+        """Whether all workers are being stopped, for instance by a signal."""
         return self._supervisor.stopping
 
     def say(self, text):
-        """Prints a line of the launcher's own. Any thread."""
+        """Prints a line of the launcher itself. Any thread."""
         self._call(lambda: self._console.say(text))
 
     def run(self, main):
-        """Calls main() in a thread and returns (what it returned, supervisor.Outcome) when no worker is left.
+        """Calls main() in a thread and returns (its result, supervisor.Outcome) when no worker is left.
 
         Workers that still run when main() returns are stopped; when it raises, after survivors_seconds. A signal stops
-        the workers (their wait() returns) and then run(), whose main() should return, too. What main() raises is raised
-        here.
+        the workers (their wait() returns) and then run(); main() should then return, too. Exceptions of main() are
+        raised here.
         """
         result: list[tuple[Any, BaseException | None]] = []
 
@@ -160,6 +160,6 @@ class Workers:
             self._workers[worker._process] = worker
 
     def _on_exit(self, process, exit_code):
-        if exit_code and not self._supervisor.stopping:     # what it started may not live as long as the job
+        if exit_code and not self._supervisor.stopping:     # its descendants may not live as long as the job
             self._supervisor.terminate(process)
         self._workers.pop(process)._end(exit_code, process.note)

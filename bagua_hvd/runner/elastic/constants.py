@@ -1,3 +1,3 @@
-"""Sentences of elastic jobs, where Horovod has them."""
+"""Messages of elastic jobs, under Horovod's path."""
 
 RESET_LIMIT_EXCEEDED_MESSAGE = "Horovod was shutdown because number of resets during elastic job exceeded limit: {}"

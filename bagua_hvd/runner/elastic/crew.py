@@ -1,4 +1,4 @@
-"""What the driver acts through: processes, their output under their present ranks, messages."""
+"""Carries out the driver's decisions: processes, their output under their present ranks, messages."""
 import os
 import threading
 
@@ -14,9 +14,9 @@ from bagua_hvd.runner.workers import JobStopped
 
 
 class _RankOutput:
-    """One stream of a worker, as LineForwarder, whose rank may change.
+    """One stream of a worker whose rank may change; otherwise like LineForwarder.
 
-    feed() and close() are called by the thread that forwards; rank may be set by another.
+    The forwarding thread calls feed() and close(); another thread may set rank.
     """
 
     def __init__(self, make, rank):
@@ -36,17 +36,18 @@ class _RankOutput:
 
 
 class Crew:
-    """See driver.ElasticDriver.
+    """The crew of a driver.ElasticDriver.
 
     Args:
-        command: list of arguments. env: the launcher's environment, with what its flags set. output: OutputOptions.
+        command: list of arguments. env: the launcher's environment, including variables set by its flags. output:
+            OutputOptions.
         workers: runner.workers.Workers. reach: Reach. service: Service. rendezvous: Rendezvous.
         secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
-        on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in some
-            thread when a process has ended.
+        on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
+            when a process has ended.
         files: see run_elastic.
     Attributes:
-        reports: Reports of the workers, by their numbers.
+        reports: Reports of the workers, by number.
     """
 
     def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end,
@@ -67,10 +68,10 @@ class Crew:
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
         self._written = set()   # paths of output files
-        self._stopped = set()   # numbers of those that are not to be started any more
+        self._stopped = set()   # numbers of workers that must not be started any more
 
     def start(self, number, host, slot):
-        """Starts the worker `number` at a SlotInfo, as soon as its host can be reached."""
+        """Starts the worker `number` at a SlotInfo, once its host can be reached."""
         threading.Thread(target=self._run, args=(number, host, slot), name="elastic worker", daemon=True).start()
 
     def _run(self, number, host, slot):
@@ -80,16 +81,16 @@ class Crew:
                 if number in self._stopped:
                     raise JobStopped("not started")
                 worker = self._begin(number, host, slot, place)
-        except Exception as error:      # whatever it is: a worker of which no end is told would be waited for
+        except Exception as error:      # of any kind: the driver waits until a worker's end is reported
             self._on_end(number, LOST, str(error) or type(error).__name__, None)
             return
-        # Taken now: the host may be lost, and connected to anew, before the process is known to have ended.
+        # Read now: the host may be lost and reconnected before the process is known to have ended.
         remote = self._reach.remote(host)
         worker.wait()
         self._on_end(number, *self._take_files(number, worker, remote), self.reports.because_of.get(number))
 
     def _take_files(self, number, worker, remote):
-        """Brings back what an ended worker left on its host; returns (exit code, note)."""
+        """Copies the files that an ended worker left on its host; returns (exit code, note)."""
         if self._files is not None and remote is not None and not self._workers.stopping:
             rank = self._running[number][1][0].rank
             try:
@@ -105,7 +106,7 @@ class Crew:
         env.update({"HOROVOD_ELASTIC": "1", DRIVER: join_address(place.rendezvous, self._service.port),
                     WORKER: str(number)})
         if is_local(host):
-            # Several names of this host stand for several hosts.
+            # Several names of this host count as several hosts.
             env.setdefault("BAGUA_HVD_HOST_ID", host)
         else:
             env.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
@@ -129,21 +130,21 @@ class Crew:
         return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
 
     def stop(self, number, grace_seconds=GRACE_SECONDS):
-        """SIGTERM, and SIGKILL after the grace."""
+        """Sends SIGTERM, and SIGKILL after the grace period."""
         with self._lock:
             self._stopped.add(number)
             if number in self._running:
                 self._running[number][0].terminate(grace_seconds)
 
     def place(self, number, slot):
-        """What the worker prints from now on is that of the SlotInfo's rank."""
+        """From now on the worker's output is printed under the SlotInfo's rank."""
         for output in self._running[number][1]:
             output.rank = slot.rank
         if self._dashboard:
             self._dashboard.seat(slot)
 
     def interface(self, host, hosts):
-        """By which a worker of `host` connects with those of `hosts`. NoRoute: there is none."""
+        """The interface by which a worker of `host` connects to those of `hosts`. NoRoute: there is none."""
         return self._reach.interface(host, hosts)
 
     def send(self, number, message):

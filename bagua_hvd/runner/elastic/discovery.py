@@ -1,4 +1,4 @@
-"""Which hosts an elastic job may use: where the list comes from, its order, and the blacklist."""
+"""The hosts that an elastic job may use: the source of the list, its order, and the blacklist."""
 import errno
 import os
 import random
@@ -16,14 +16,14 @@ from bagua_hvd.runner.processes import MARK, Guard, kill_sessions
 
 
 class HostDiscovery:
-    """Where the list of hosts comes from. Subclass it for a cluster of your own."""
+    """The source of the list of hosts. Subclass it for a cluster of your own."""
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """The hosts that there are now, as {name: slots}. Any exception: not known this time."""
+        """The hosts available now, as {name: slots}. Any exception means that they are not known this time."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends a search that is under way; another job may begin the next one. Any thread."""
+        """Ends a running search; another job may begin the next one. Callable from any thread."""
 
 
 class FixedHosts(HostDiscovery):
@@ -45,13 +45,13 @@ class FixedHosts(HostDiscovery):
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """Runs an executable that prints one host in a line, `name:slots` or `name`; no output: no hosts.
+    """Runs an executable that prints one host per line, `name:slots` or `name`; no output means no hosts.
 
     Args:
         discovery_script: path of the executable; the shell runs one that does not begin with `#!`.
-        slots: for lines without a number; None: such lines are wrong.
+        slots: slots for lines without a number; None: such lines are errors.
     Attributes:
-        limit_seconds: a script that has not ended by then is killed, and has found nothing.
+        limit_seconds: a script that runs longer is killed, and its result is an error.
     """
 
     limit_seconds = 60
@@ -65,7 +65,7 @@ class HostDiscoveryScript(HostDiscovery):
         self._unguard: weakref.finalize[[], HostDiscoveryScript] | None = None
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """As the base class's. RuntimeError: the script cannot be run, fails, or prints something else."""
+        """See the base class. RuntimeError: the script cannot be run, fails, or prints something else."""
         try:
             with self._lock:
                 self._popen = self._start()
@@ -92,7 +92,7 @@ class HostDiscoveryScript(HostDiscovery):
         return dict(self._host(line.strip()) for line in stdout.decode(errors="replace").splitlines() if line.strip())
 
     def _start(self):
-        if self._unguard is None:       # a launcher that is killed leaves no script behind
+        if self._unguard is None:       # a killed launcher must leave no script behind
             self._unguard = weakref.finalize(self, Guard(self._mark).close)
 
         def start(*command):
@@ -125,19 +125,19 @@ class HostDiscoveryScript(HostDiscovery):
                 self._unguard = None
 
     def _end(self):
-        """Of a script whose output has not ended, whether it hangs or Ctrl-C came; with what it started."""
+        """Kills a script whose output has not ended, because it hangs or Ctrl-C was pressed, and its children."""
         with self._lock:
-            # Not poll(): what holds the output may outlive the script. Until it is reaped, its number stays its own.
+            # Not poll(): processes that hold the output open may outlive the script. Its pid is ours until we reap it.
             if self._popen is not None and self._popen.returncode is None:
                 kill_sessions({self._popen.pid})
                 self._popen.wait()
 
 
 class _Blacklist:
-    """Hosts that failed, and until when.
+    """Hosts that failed, and the time until which each is excluded.
 
     Args:
-        cooldown_range: (low, high) seconds, or None: for ever.
+        cooldown_range: (low, high) seconds, or None: forever.
     """
 
     def __init__(self, cooldown_range, clock, jitter):
@@ -148,13 +148,13 @@ class _Blacklist:
         self._until = {}
 
     def add(self, host):
-        """The n-th failure of a host keeps it away for low * 2^(n-1) seconds and up to `low` more, at most `high`."""
+        """Excludes a host: after its n-th failure for low * 2^(n-1) seconds and up to `low` more, at most `high`."""
         failures = self._failures[host] = self._failures.get(host, 0) + 1
         if self._range is None:
             self._until[host] = float("inf")
             return
         low, high = self._range
-        # Beyond 2^12 the range ends in any case.
+        # 2^12 always exceeds the range.
         delay = low * 2 ** min(failures - 1, 12) + self._jitter(0, low)
         self._until[host] = self._clock() + min(max(delay, low), high)
 
@@ -167,13 +167,13 @@ class _Blacklist:
 
 
 class HostManager:
-    """The hosts that can be used now, in an order in which old ones keep their place and new ones come last.
+    """The hosts usable now; known hosts keep their order, and new ones come last.
 
-    Belongs to one thread.
+    For use by one thread.
 
     Args:
         discovery: HostDiscovery.
-        cooldown_range: (low, high) seconds after which a blacklisted host comes back; see _Blacklist. None: never.
+        cooldown_range: (low, high) seconds after which a blacklisted host is usable again; see _Blacklist. None: never.
         clock: seconds. jitter: function of (low, high).
     """
 
@@ -186,11 +186,11 @@ class HostManager:
         self._order: list[str] = []
 
     def update_available_hosts(self) -> int:
-        """Asks the discovery; returns what take() does."""
+        """Queries the discovery; returns the change, see take()."""
         return self.take(self.discovery.find_available_hosts_and_slots())
 
     def take(self, found: dict[str, int]) -> int:
-        """Takes over what a discovery found, {name: slots}; returns the change, of HostUpdateResult."""
+        """Adopts the result of a discovery, {name: slots}; returns the change as a HostUpdateResult."""
         before = self.current_hosts
         self._found = dict(found)
         after = self.current_hosts
@@ -203,14 +203,14 @@ class HostManager:
 
     @property
     def current_hosts(self) -> dict[str, int]:
-        """{name: slots} of the hosts that can be used, in their order."""
+        """{name: slots} of the usable hosts, in their order."""
         usable = [host for host in self._found if host not in self._blacklist]
         self._order = [host for host in self._order if host in usable]
         self._order += [host for host in usable if host not in self._order]
         return {host: self._found[host] for host in self._order}
 
     def blacklist(self, host: str) -> None:
-        """A worker failed there: the host is not used until its cooldown is over, and comes back as a new one."""
+        """Called when a worker failed on a host: it is unused until its cooldown is over, and then counts as new."""
         self._blacklist.add(host)
 
     def is_blacklisted(self, host: str) -> bool:
@@ -218,10 +218,10 @@ class HostManager:
 
     @property
     def all_lost(self) -> bool:
-        """Whether every host that was found last is blacklisted for ever."""
+        """Whether every host of the last discovery is blacklisted forever."""
         return not self.come_back and bool(self._found) and not self.current_hosts
 
     @property
     def come_back(self) -> bool:
-        """Whether blacklisted hosts come back."""
+        """Whether blacklisted hosts become usable again."""
         return not self._blacklist.for_ever

@@ -1,32 +1,32 @@
-"""The rules of an elastic job: which workers run, when they meet anew, who gets which rank, when the job ends.
+"""The rules of an elastic job: which workers run, when a rendezvous is held, who gets which rank, when the job ends.
 
 A worker goes through these phases:
 
     STARTING    its process runs and has not called init()
-    WAITING     it is in init(), until it is told its place
-    RUNNING     it has been told
-    LEAVING     it has been told to go, or is being stopped, or has hung up, or another one has failed on its host
+    WAITING     it is in init(), until the driver assigns its rank
+    RUNNING     it has a rank
+    LEAVING     it was dismissed, is being stopped, has disconnected, or another worker failed on its host
 
-and a job through meetings. A meeting is held when all workers that ran and can go on wait for it, and there are enough:
-then every member is told its rank, and the name under which the ranks find each other. So
+and a job through generations, each of which begins with a rendezvous. It is held when all running workers that can
+continue wait for it, and there are enough: then every member gets its rank and the name of the rendezvous. So
 
-    a worker ends            the others learn it from their connections, restore the last commit and come; those of its
-                             host, which is not used any more, have a grace to end by themselves
-    a worker is silent       the others learn it from heartbeats, come, and say which one it is: it is killed, for one
-                             that was stopped, and is continued, must not come back; so is one that is cut off from the
-                             others, though it comes
-    a worker does not come   while others wait for the next meeting, it is sent a Ping. It is killed if it gives no
-                             answer within start_timeout, for it was stopped; and after elastic_timeout in any case,
-                             if there are enough others. So is one that they wait for in the meeting, for its
-                             state.sync()
-    a host is taken away     rank 0 is told; at the next commit all come
-    a host is added          workers are started there; when they wait in init(), rank 0 is told; at the next commit all
-                             come. Nobody waits for a process that is still starting, unless there are too few.
+    a worker ends            the others notice by their connections, restore the last commit and call init(); those on
+                             its host, which is not used any more, have a grace period to end by themselves
+    a worker is silent       the others notice by heartbeats, call init(), and name it: it is killed, because a worker
+                             that was suspended must not return when it is resumed; so is a worker that is cut off from
+                             the others, although it calls init()
+    a worker does not call   while others wait for the next rendezvous, it is sent a Ping. It is killed if it does not
+    init()                   respond within start_timeout, since it is suspended; and after elastic_timeout in any case,
+                             if there are enough others. The same holds for a worker on whose state.sync() they wait
+                             after the rendezvous
+    a host is taken away     rank 0 is notified; at the next commit all call init()
+    a host is added          workers are started there; when they wait in init(), rank 0 is notified; at the next commit
+                             all call init(). No worker waits for a process that is still starting, unless too few run
 
-The first meeting waits for all workers that were started, for a while.
+The first rendezvous waits up to start_timeout for all workers that were started.
 
-Nothing here knows processes or connections: the driver acts through a crew (crew.py), and is told what happens. All
-calls come from one thread, which also calls step() after every event and now and then.
+This module knows no processes or connections: the driver acts through a crew (crew.py), and receives events. All calls
+come from one thread, which also calls step() after every event and now and then.
 """
 import math
 import signal
@@ -41,14 +41,14 @@ from bagua_hvd.runner.elastic.placement import assign, fit
 from bagua_hvd.runner.job import WorkerFailed, first_cause
 from bagua_hvd.runner.ssh.network import NoRoute
 
-# News that arrives while a worker resets is dropped there: so it is repeated until it has led to a meeting.
+# News that arrives while a worker resets is dropped there, so it is repeated until it has led to a rendezvous.
 _REPEAT_SECONDS = 1
 _FAILED_MEETINGS_MAX = 3
-# A worker that was told that it has no slot may still have something to save.
+# A worker that was dismissed may still have something to save.
 _FAREWELL_SECONDS = 30
 
 _KILLED = 128 + signal.SIGKILL
-_NO_ROUTE = 255         # ssh's own, as that of hosts that are not reached
+_NO_ROUTE = 255         # ssh's own exit code, as for hosts that cannot be reached
 
 NO_HOSTS_LEFT = "No hosts from previous set remaining, unable to broadcast state."
 
@@ -62,9 +62,9 @@ class Phase(Enum):
 
 @dataclass
 class _Failure:
-    """A member's since the last meeting; before the first, any worker's.
+    """A failure of a member since the last rendezvous; before the first one, of any worker.
 
-    rank: as Worker's. because_of: the rank of which it is a consequence.
+    rank: as in Worker. because_of: the rank that caused the failure.
     """
 
     rank: int | None
@@ -73,7 +73,7 @@ class _Failure:
 
 
 def _cause(failures):
-    """The WorkerFailed of their first_cause(); None: there is no failure."""
+    """The WorkerFailed of the failures' first_cause(); None: there is no failure."""
     if not failures:
         return None
     by_rank = {failure.rank: failure for failure in reversed(failures)}
@@ -82,15 +82,15 @@ def _cause(failures):
 
 @dataclass(eq=False)
 class Worker:
-    """What the driver knows about a process.
+    """The driver's record of a process.
 
     Attributes:
-        number: of this process, never given again. label: its rank, for messages; at first the expected one.
-        since: when the phase began. rank: in the present meeting; None: it is no member.
-        has_state: it has synchronized the job's state. syncs: it does so, or has done so, since the last meeting.
-        skip_sync: it thinks that it needs no synchronization. silent: the rank that it does not hear; None: none.
-        answer_by: when it must have answered a Ping; None: it has got none since the last meeting.
-        leave_by: in LEAVING, when it is stopped; None: it has been, or has hung up.
+        number: of this process, never reused. label: its rank, for messages; at first the expected one.
+        since: when the phase began. rank: in the present generation; None: it is not a member.
+        has_state: it has synchronized the job's state. syncs: it has begun to do so since the last rendezvous.
+        skip_sync: it needs no synchronization, as far as it knows. silent: the rank that it no longer receives from.
+        answer_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
+        leave_by: in LEAVING, when it will be stopped; None: it was stopped, or has disconnected.
     """
 
     number: int
@@ -114,14 +114,14 @@ class ElasticDriver:
         settings: ElasticSettings. hosts: HostManager.
         crew: has start(number, host, slot), stop(number, grace_seconds), send(number, message), place(number, slot),
             interface(host, hosts), say(text).
-        rank_ended: function of (rank, exit code, name of its meeting): Rendezvous.rank_ended.
+        rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
-        survivors_seconds: how long the others of a host may go on after a failure there. 0: they are stopped at once.
+        survivors_seconds: how long other workers of a host may continue after a failure there. 0: none.
     Attributes:
         finished: no worker is left, and none will be started.
-        failure: the exception that the job ends with; None: none so far. Its cause is the WorkerFailed of the first
-            worker that failed since the last meeting, if one did: the first by cause, not by the end of its process.
-        meetings: held so far.
+        failure: the exception that the job ends with; None: none so far. Its cause, if workers failed since the last
+            rendezvous, is the WorkerFailed of the first by cause, not by the end of its process.
+        meetings: number of rendezvous held so far.
     """
 
     def __init__(self, settings, hosts, crew, rank_ended, clock=time.monotonic, survivors_seconds=0):
@@ -136,31 +136,31 @@ class ElasticDriver:
         self._survivors_seconds = survivors_seconds
         self._workers = {}              # number -> Worker, while its process runs
         self._next_number = 0
-        self._begun = False             # there were enough slots to begin
-        self._state_exists = False      # all members of a meeting had the job's state at once
-        self._ending = False            # a worker that matters ended with 0
+        self._begun = False             # there were enough slots to begin once
+        self._state_exists = False      # all members of a generation have had the job's state
+        self._ending = False            # a member, or a worker before the first rendezvous, ended with 0
         self._failures = []             # _Failures
-        self._lost_by = ""              # the sentence of the last one
-        self._unconnected = None       # why members of the present meeting could not connect to each other
-        self._unexplained = 0           # meetings in a row with such a reason, of which no member failed
-        self._failed_starts = 0         # while nobody runs: workers that ended before they came to init()
-        self._first_arrival = None      # at the first meeting
-        self._lacking_since = None      # workers wait for something that does not come
+        self._lost_by = ""              # the message about the last failed worker
+        self._unconnected = None       # why members of the present generation could not connect to each other
+        self._unexplained = 0           # consecutive rendezvous that failed to connect without a failed member
+        self._failed_starts = 0         # while no worker runs: workers that ended before calling init()
+        self._first_arrival = None      # time of the first init() call
+        self._lacking_since = None      # since when workers wait for slots or other workers
         self._news = None               # (what, timestamp, when sent last)
         self._timestamp = 0
 
-    # ---- what happens -------------------------------------------------------------------------------------------
+    # ---- events -------------------------------------------------------------------------------------------------
 
     def hosts_found(self, found):
-        """The discovery found these hosts, {name: slots}."""
+        """Takes the hosts that the discovery found, {name: slots}."""
         self._hosts.take(found)
 
     def joined(self, number, skip_sync=False, failure=None, silent=None):
-        """A worker is in init().
+        """A worker called init().
 
         Args:
-            skip_sync: it needs no synchronization of the state. failure: why the meeting before did not come about.
-            silent: the rank of the present meeting that it does not hear any more.
+            skip_sync: it needs no synchronization of the state. failure: why the last rendezvous failed to connect.
+            silent: the rank of the present generation from which it receives nothing any more.
         """
         worker = self._workers.get(number)
         if worker is None:
@@ -175,10 +175,10 @@ class ElasticDriver:
             self._first_arrival = self._clock()
 
     def _kill_silent(self):
-        """Kills the member that most others do not hear, when all have come but those of such members' hosts.
+        """Kills the member that most others report as silent, once all on other hosts than such members' called init().
 
-        A member that is cut off hears none of the others, and may come before them. One that has come lives, unless it
-        is such a member. What is said of a rank that has been lost is settled.
+        A member that is cut off receives from none of the others, and may call init() before them. A member that has
+        called init() is killed only if it reports a silent member, too. Reports about lost ranks do not count.
         """
         while True:
             members = {worker.rank: worker for worker in self._live() if worker.rank is not None}
@@ -198,12 +198,12 @@ class ElasticDriver:
         self._failed(worker, _KILLED, f"a worker on {worker.host} {why}, and is killed")
 
     def syncing(self, number):
-        """A worker synchronizes its state: the others do not wait for its script any more."""
+        """A worker synchronizes its state: the others no longer wait for its script."""
         if number in self._workers:
             self._workers[number].syncs = True
 
     def synced(self, number):
-        """A worker has synchronized its state. From one that missed the present meeting, this is old news."""
+        """A worker has synchronized its state. Ignored from a worker that is not in the present generation."""
         worker = self._workers.get(number)
         if worker is not None and worker.rank is not None:
             worker.has_state = True
@@ -211,13 +211,13 @@ class ElasticDriver:
                 other.has_state for other in self._live() if other.rank is not None)
 
     def answered(self, number):
-        """A worker lives."""
+        """A worker has responded to a Ping."""
         worker = self._workers.get(number)
         if worker is not None and worker.answer_by is not None:
             worker.answer_by = math.inf
 
     def disconnected(self, number):
-        """A connection has broken: its worker does not wait in init(), until it connects again and repeats its join."""
+        """A connection broke: its worker no longer waits in init(), until it reconnects and repeats its join."""
         worker = self._workers.get(number)
         if worker is not None and worker.phase is Phase.WAITING:
             self._enter(worker, Phase.STARTING if worker.rank is None else Phase.RUNNING)
@@ -226,13 +226,13 @@ class ElasticDriver:
         """A process has ended.
 
         Args:
-            note: what else is known about that. because_of: the rank whose failure this one's is a consequence of.
+            note: further information about its end. because_of: the rank whose failure caused this one.
         """
         worker = self._workers.pop(number)
         if worker.rank is not None:
             self._rank_ended(worker.rank, exit_code, self._scope())
         if worker.phase is Phase.LEAVING:
-            # By itself, and it may be the cause of the failure for which it was to leave.
+            # It ended by itself, and may be the cause of the failure because of which it was leaving.
             if exit_code and worker.leave_by is not None:
                 self._note_failure(worker, exit_code, note, because_of)
             return
@@ -260,7 +260,7 @@ class ElasticDriver:
         self._crew.say(f"baguarun: {said}: the host is blacklisted.")
 
     def _matters(self, worker):
-        """Whether its end tells something about the job: it is a member, or nobody is one yet."""
+        """Whether its end counts for the job: it is a member, or there was no rendezvous yet."""
         return worker.rank is not None or self.meetings == 0
 
     def _note_failure(self, worker, exit_code, note, because_of):
@@ -270,7 +270,7 @@ class ElasticDriver:
         self._failures.append(_Failure(worker.rank, because_of, failure))
 
     def _let_end(self, worker):
-        """A worker whose host is not used any more: it may have something to save, unless it has not begun."""
+        """Lets a worker of a host that is no longer used save something, unless it has not begun."""
         if worker.phase is Phase.WAITING:
             self._dismiss(worker, self._survivors_seconds)
         elif worker.phase is Phase.RUNNING and self._survivors_seconds:
@@ -279,10 +279,10 @@ class ElasticDriver:
         else:
             self._stop(worker)
 
-    # ---- what follows -------------------------------------------------------------------------------------------
+    # ---- consequences -------------------------------------------------------------------------------------------
 
     def step(self):
-        """Does what is due."""
+        """Takes all actions that are due."""
         if self.failure is not None:
             return
         self._kill_silent()
@@ -303,7 +303,7 @@ class ElasticDriver:
         self._give_up(staying, hosts, now)
 
     def _scope(self):
-        """The name of the present meeting."""
+        """The name of the present rendezvous."""
         return f"elastic.{self.meetings}"
 
     def _live(self):
@@ -317,7 +317,7 @@ class ElasticDriver:
         worker.since = self._clock()
 
     def _let_go(self, staying, now):
-        """Those without a slot that have nothing to lose, and those that do not go."""
+        """Stops workers without a slot that have nothing to lose, and those whose time to leave is over."""
         for worker in self._workers.values():
             if worker.leave_by is not None and now > worker.leave_by:
                 self._stop(worker)
@@ -331,7 +331,7 @@ class ElasticDriver:
         return fit(self._live(), leaving, hosts, self._settings.max_num_proc)
 
     def _start(self, places):
-        """Starts workers with the ranks that they will most likely have."""
+        """Starts workers with the ranks that they are expected to get."""
         new = []
         for host in places:
             worker = Worker(self._next_number, host, self._clock())
@@ -349,14 +349,14 @@ class ElasticDriver:
         self._crew.stop(worker.number)
 
     def _dismiss(self, worker, seconds=_FAREWELL_SECONDS):
-        """It learns in init() that it has no slot, and ends by itself."""
+        """Tells a worker in init() that it has no slot; it ends by itself."""
         self._enter(worker, Phase.LEAVING)
         worker.leave_by = worker.since + seconds
         self._crew.send(worker.number, Removed())
 
     def _end(self):
-        """A worker has done its work. The others finish theirs; nobody joins any more."""
-        # Without a meeting, they may have no need of one.
+        """Ends the job after a worker has finished. The others finish their work; no worker joins any more."""
+        # Before the first rendezvous, workers may not need one.
         members = [worker for worker in self._live() if self._matters(worker)]
         self._let_go(members, self._clock())
         for worker in members:
@@ -369,14 +369,14 @@ class ElasticDriver:
             self.failure = _cause(self._failures)
 
     def _tell_news(self, staying, now):
-        """Tells rank 0 what has become of the hosts since the last meeting."""
+        """Tells rank 0 which hosts were added or removed since the last rendezvous."""
         running = self._running()
         rank0 = next((worker for worker in running if worker.rank == 0), None)
         lost = frozenset(worker for worker in running if worker not in staying and worker.rank is not None)
         new = frozenset(worker for worker in staying if worker.phase is Phase.WAITING and not worker.has_state)
         if any(worker.phase is Phase.STARTING for worker in staying) and all(
                 now < worker.since + self._settings.start_timeout for worker in new):
-            new = frozenset()       # one meeting for all that are being started, if they do not take too long
+            new = frozenset()       # one rendezvous for all workers that are starting, if they do not take too long
         if rank0 is None or not (lost or new):
             return
         if self._news is None or self._news[0] != (lost, new):
@@ -388,7 +388,7 @@ class ElasticDriver:
         self._crew.send(rank0.number, HostsUpdated(self._timestamp, result))
 
     def _meet(self, staying, hosts, now):
-        """Holds a meeting, if it can be held."""
+        """Holds a rendezvous, if possible."""
         if any(worker.phase is Phase.WAITING and worker.rank is not None for worker in staying):
             self._ask(staying, now)
         timeout = self._settings.elastic_timeout
@@ -424,7 +424,7 @@ class ElasticDriver:
                                     f"row: {self._unconnected}"))
 
     def _ask(self, workers, now):
-        """Kills those that neither come nor answer. An answer stays good until the next meeting."""
+        """Kills workers that neither call init() nor respond. A response counts until the next rendezvous."""
         for worker in workers:
             if worker.phase is not Phase.RUNNING:
                 continue
@@ -440,7 +440,7 @@ class ElasticDriver:
                 self._kill(worker, why)
 
     def _exceeds_limit(self, changes):
-        """Ends the job where it has changed too often. Starts that fail while nobody runs are changes, too."""
+        """Ends the job if it has changed too often. Failed starts while no worker runs count as changes, too."""
         limit = self._settings.reset_limit
         if limit is None or changes + self._failed_starts <= limit:
             return False
@@ -448,7 +448,7 @@ class ElasticDriver:
         return True
 
     def _leave_out(self, host, error):
-        """A host that does not reach another one is not used; with too few left, the job ends."""
+        """Excludes a host that cannot reach another one; with too few left, the job ends."""
         for worker in self._live():
             if worker.host == host:
                 self._failed(worker, _NO_ROUTE, str(error), str(error))
@@ -458,7 +458,7 @@ class ElasticDriver:
         self.meetings += 1
         skip_sync = all(worker.skip_sync and worker.has_state for worker in members)
         for worker in self._workers.values():
-            if worker not in members:       # whatever it knows is out of date from now on
+            if worker not in members:       # its state is out of date from now on
                 worker.rank, worker.has_state = None, False
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
@@ -475,9 +475,9 @@ class ElasticDriver:
             self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(interfaces)}.")
 
     def _give_up(self, staying, hosts, now):
-        """Ends the job when nothing can come of it any more, or has not for too long."""
+        """Ends the job if it cannot continue, or has not for too long."""
         if any(worker.leave_by is not None and worker.rank is not None for worker in self._workers.values()):
-            return      # one that ends by itself may be the cause of it all
+            return      # a worker that ends by itself may be the cause of the failure
         live = self._live()
         if self._state_exists and not any(worker.has_state for worker in live):
             failure = _cause(self._failures)
@@ -510,7 +510,7 @@ class ElasticDriver:
                 f"longer --elastic-timeout.{self._lost_by}"))
         elif waited:
             missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
-            if len(staying) - len(missing) >= needed:       # they go on without the others
+            if len(staying) - len(missing) >= needed:       # the others continue without the missing ones
                 self._kill_after(0, missing, now, f"has not called init() for {timeout:g} s while others waited")
                 return
             where = ", ".join(dict.fromkeys(worker.host for worker in missing))
@@ -519,7 +519,7 @@ class ElasticDriver:
                 f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
 
     def _fail(self, error):
-        """Ends the job. In workers, init() raises now, or when they come to it; they may save what they have."""
+        """Ends the job. In workers, init() raises now or at the next call; they may save their work."""
         if not isinstance(error, WorkerFailed):
             error.__cause__ = _cause(self._failures)
         self.failure = error

@@ -1,13 +1,13 @@
-"""Ranks for the members of a meeting, and places for more workers.
+"""Ranks for the members of a rendezvous, and hosts for more workers.
 
-Old workers first: rank 0 gives its state to all others, so it must be one that has the state. The workers of a host
-have neighbouring ranks.
+Workers with the state come first: rank 0 broadcasts its state to all others, so it must have it. The workers of a host
+have consecutive ranks.
 """
 from bagua_hvd.runner.common.util.hosts import HostInfo, get_host_assignments
 
 
 def seniority(worker):
-    """Sorts workers: those with the job's state first, in the order of their last ranks; then in that of their start.
+    """Sort key of workers: first those with the job's state by their last ranks, then the others by their start.
 
     Args:
         worker: has has_state, rank (None: it never had one) and number.
@@ -17,13 +17,13 @@ def seniority(worker):
 
 
 def fit(workers, leaving, hosts, limit):
-    """Which workers stay, and where further ones are to be started.
+    """Decides which workers stay, and where further ones are started.
 
     Args:
-        workers: those that can go on. leaving: those that still take up room on their hosts.
-        hosts: {host: slots}, in order. limit: of ranks; None: none.
+        workers: those that can continue. leaving: those that still occupy slots on their hosts.
+        hosts: {host: slots}, in order. limit: maximum number of ranks; None: none.
     Returns:
-        (workers that stay, by seniority; list of hosts, once for each worker to start there)
+        (workers that stay, by seniority; list of hosts, one entry for each worker to start there)
     """
     room = dict(hosts)
     for worker in leaving:
@@ -45,7 +45,7 @@ def fit(workers, leaving, hosts, limit):
 
 
 def assign(members, hosts):
-    """{worker: SlotInfo} for the members of a meeting.
+    """{worker: SlotInfo} for the members of a rendezvous.
 
     Args:
         hosts: names in order; decides between hosts without the job's state.
@@ -54,7 +54,7 @@ def assign(members, hosts):
     for worker in sorted(members, key=seniority):
         by_host.setdefault(worker.host, []).append(worker)
     order = {host: i for i, host in enumerate(hosts)}
-    # By the most senior worker; without a rank, a worker's number says less than the order of the hosts.
+    # By the most senior worker. Among workers without a rank, the order of the hosts counts more than their numbers.
     ordered = sorted(by_host, key=lambda host: (*seniority(by_host[host][0])[:2], order.get(host, len(order))))
     infos = [HostInfo(host, len(by_host[host])) for host in ordered]
     slots = get_host_assignments(infos, len(members), len(members))

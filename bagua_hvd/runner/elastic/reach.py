@@ -1,4 +1,4 @@
-"""By which interface each host takes part, and where it meets the launcher: found out when a host is used first."""
+"""The interface of each host, and its address for the launcher: found by trying at a host's first use."""
 import concurrent.futures
 import threading
 import time
@@ -6,16 +6,16 @@ import time
 from bagua_hvd.runner.job import is_local
 from bagua_hvd.runner.ssh.network import LAUNCHER, Network, NoRoute, Place, local_place
 
-_PAUSE_SECONDS = 1      # after the first attempt; twice as long after each further one
+_PAUSE_SECONDS = 1      # after the first attempt; doubled after each further one
 
 
 class Reach:
-    """The Places of hosts. Hosts are connected to side by side, each once however many wait for it.
+    """The Places of hosts. Hosts are connected in parallel, each only once however many threads wait for it.
 
     Args:
         ssh: SshSpawner. options: HostOptions.
-        call: function that has the supervisor's loop call a function, and returns a Future.
-        on_connected: called with each RemoteHost before processes are started there. None: nothing is.
+        call: function that makes the supervisor's loop call a function, and returns a Future.
+        on_connected: called with each RemoteHost before processes are started there; or None.
     """
 
     def __init__(self, ssh, options, call, on_connected=None):
@@ -24,18 +24,18 @@ class Reach:
         self._call = call
         self._on_connected = on_connected
         self._lock = threading.Lock()
-        self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # those that are under way
+        self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # running attempts
         self._remotes = {}          # name -> RemoteHost
         self._network = Network(options.nics)
-        self._joined = {}           # those that the network knows, by name; guarded by _probing
+        self._joined = {}           # hosts in the network, by name; guarded by _probing
         self._probing = threading.Lock()
         self._here = local_place(options.nics)
 
     def find(self, host):
-        """The Place of a host with the launcher's, which is connected to if need be. Blocks.
+        """The Place of a host in relation to the launcher's; connects to the host if needed. Blocks.
 
         Raises:
-            RuntimeError, OSError: it cannot be used, not even after start_timeout; the sentence says why.
+            RuntimeError, OSError: it cannot be used, not even after start_timeout; the message says why.
         """
         if is_local(host):
             return self._here
@@ -56,13 +56,13 @@ class Reach:
         while True:
             began = time.monotonic()
             try:
-                # No limit: while nobody reads baguarun's output, its loop waits.
+                # No limit: while baguarun's output is not read, its loop waits.
                 remote = self._call(lambda: self._ssh.host(host)).result()
                 began = time.monotonic()
                 if self._remotes.get(host) is not remote:
                     self._use(remote, left)
                 return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
-            except OSError:     # its sshd is not up yet, or there are too few descriptors here
+            except OSError:     # its sshd is not running yet, or this process has too few descriptors
                 left -= time.monotonic() - began + pause
                 if left < 0:
                     raise
@@ -85,26 +85,26 @@ class Reach:
                           if other.name != remote.name and other.ready and other.name not in silent]
                 try:
                     self._network.join([remote], others, timeout)
-                    # Before the next host joins, or the two would never try each other.
+                    # Before the next host joins, or the two would never try to reach each other.
                     self._joined[remote.name] = remote
                     return
                 except ConnectionError:
                     if not remote.ready or all(other.ready for other in others):
                         raise
                 except NoRoute as error:
-                    # A new host is not to blame for an old one.
+                    # A failure between old hosts must not exclude the new one.
                     if not error.hosts <= {other.name for other in others}:
                         raise
                     silent |= error.hosts
 
     def remote(self, host):
-        """The RemoteHost on which find() was successful last; None: the host is this one."""
+        """The RemoteHost of the last successful find(); None: the host is this one."""
         return None if is_local(host) else self._remotes[host]
 
     def interface(self, host, hosts):
-        """The interface by which the workers of `host` connect with those of `hosts`. Never blocks.
+        """The interface by which the workers of `host` connect to those of `hosts`. Never blocks.
 
-        NoRoute: there is none; its `hosts` are names of other hosts than the launcher's.
+        NoRoute: there is none; its `hosts` are names of hosts other than the launcher's.
         """
         among = [LAUNCHER if is_local(name) else name for name in hosts]
         if set(among) == {LAUNCHER}:

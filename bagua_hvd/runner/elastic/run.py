@@ -1,4 +1,4 @@
-"""An elastic job from its beginning to its end: discovery, driver, connections and processes put together."""
+"""Runs an elastic job: combines discovery, driver, connections and processes."""
 import base64
 import queue
 import threading
@@ -27,12 +27,12 @@ from bagua_hvd.runner.workers import Workers
 
 _DISCOVERY_SECONDS = 1
 _GIVE_UP_SECONDS = 1
-# The rules know deadlines; so often they are looked at when nothing happens.
+# Interval at which the driver checks its deadlines when no event occurs.
 _STEP_SECONDS = 0.2
 
 
 class Search:
-    """Asks a HostDiscovery every second, in a thread of its own; a context manager.
+    """Queries a HostDiscovery every second, in a thread of its own; a context manager.
 
     Args:
         on_found: function of {name: slots}. say: prints a line.
@@ -64,19 +64,19 @@ class Search:
 
     def __exit__(self, *exception):
         self._ended.set()
-        for _ in range(2):      # the last search may begin only after the first close()
+        for _ in range(2):      # a last search may begin after the first close()
             self._discovery.close()
-            self._thread.join(_GIVE_UP_SECONDS)     # a search of the user's own may hang, and know no close()
+            self._thread.join(_GIVE_UP_SECONDS)     # a user's own discovery may hang, and have no close()
 
 
 def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
                  reset_limit=None):
-    """(HostDiscovery, ElasticSettings) from what a user says.
+    """(HostDiscovery, ElasticSettings) from a user's arguments.
 
     Args:
         env: for HOROVOD_ELASTIC_TIMEOUT and HOROVOD_START_TIMEOUT.
-        script: path of a discovery script, with `slots` for hosts that it prints without a number.
-        hosts_string: `h1:2,h2:2`, where there is no script.
+        script: path of a discovery script; `slots` applies to hosts that it prints without a number.
+        hosts_string: `h1:2,h2:2`, if there is no script.
     Raises:
         ValueError: the numbers contradict each other, or there are too few hosts.
     """
@@ -85,7 +85,7 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
         variables.read("HOROVOD_START_TIMEOUT", env), reset_limit, hosts_are_fixed=script is None)
     if script is not None:
         return HostDiscoveryScript(script, slots), settings
-    assert settings.num_proc is not None        # the settings have found it
+    assert settings.num_proc is not None        # guaranteed by ElasticSettings
     _, hosts = parse_hosts_and_slots(hosts_string or f"localhost:{settings.num_proc}")
     if len(hosts) < 2:
         raise ValueError("an elastic job needs two hosts or a discovery script, for a host is not used any more when a "
@@ -102,30 +102,30 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
 
     Args:
         command: list of arguments. discovery: HostDiscovery. settings: ElasticSettings.
-        env: the launcher's environment, with what its flags set.
+        env: the launcher's environment, including variables set by its flags.
         output: OutputOptions. console: Console; None: descriptors 1 and 2.
         cooldown_range: see HostManager. options: HostOptions.
-        dashboard: whether a live table stands below the ranks' output, on stdout.
-        files: as run_static's; receive() is called with each worker that has ended, its rank and its number.
+        dashboard: whether to show a live table below the ranks' output, on stdout.
+        files: as in run_static; receive() is called for each worker that has ended, with its rank and number.
     Raises:
-        WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
-        RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
-            Its cause is the WorkerFailed of a worker that failed before, if one did.
+        WorkerFailed: workers failed, and the job could not continue without them. Interrupted: a signal stopped the
+            job. RuntimeError: too few slots for too long, too many resets, no state left, or the first discovery
+            failed. Its cause is the WorkerFailed of a worker that failed before, if one did.
         ValueError: a variable in `env` is malformed.
         OSError: the output directory cannot be written, or no process can be started.
-        In all cases no process is left.
+        In all cases no process is left running.
     """
     output = output or OutputOptions()
     options = options or HostOptions()
     console = console or Console(Descriptor(1), Descriptor(2))
     survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     hosts = HostManager(discovery, cooldown_range)
-    # Before there is anything to clean up: a discovery that does not work at all is a mistake of the user's.
+    # Before there is anything to clean up: a discovery that fails at once is the user's mistake.
     first = discovery.find_available_hosts_and_slots()
     secret_key = make_secret_key()
     secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
-    # Other hosts may come; whoever connects must prove the job's secret.
+    # Other hosts may join; every connection is authenticated with the job's secret.
     address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else EVERY_INTERFACE
     with ExitStack() as stack:
         table = stack.enter_context(Dashboard()) if dashboard else None
@@ -156,12 +156,12 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
 
 
 def drive(driver, events, after_each_turn):
-    """The driver's thread: tells it what happens, until the job has ended.
+    """The driver's thread: passes it the events until the job has ended.
 
     Args:
-        events: queue of (event, number of the worker or None, data). after_each_turn: function; true: leave at once.
+        events: queue of (event, number of the worker or None, data). after_each_turn: function; true: return at once.
     Raises:
-        What the job ends with.
+        The exception that the job ends with.
     """
     while not driver.finished and driver.failure is None:
         try:

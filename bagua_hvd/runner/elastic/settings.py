@@ -1,4 +1,4 @@
-"""The flags of an elastic job, checked."""
+"""Validated settings of an elastic job."""
 from dataclasses import dataclass
 
 from bagua_hvd.core import variables
@@ -6,17 +6,17 @@ from bagua_hvd.core import variables
 
 @dataclass
 class ElasticSettings:
-    """How many ranks, how long to wait, when to give up.
+    """Number of ranks, waiting times and limits.
 
     Args:
-        num_proc: slots that must be there before the job begins. None: min_num_proc.
-        min_num_proc: fewer ranks never train. None: num_proc.
-        max_num_proc: nor do more. None: as many as there are slots.
-        elastic_timeout: seconds to wait for min_num_proc slots, or for workers that do not come to a meeting.
-        start_timeout: seconds that the first meeting waits for workers that are still starting; and that others wait
-            for a worker that does not answer.
-        reset_limit: meetings after the first one before the job is given up. None: no limit.
-        hosts_are_fixed: no host can appear that is not there at the start.
+        num_proc: slots that must be available before the job begins. None: min_num_proc.
+        min_num_proc: the job never trains with fewer ranks. None: num_proc.
+        max_num_proc: nor with more ranks. None: as many as there are slots.
+        elastic_timeout: seconds to wait for min_num_proc slots, or for workers that do not call init().
+        start_timeout: seconds that the first rendezvous waits for workers that are still starting; also seconds that
+            others wait for a worker that does not respond.
+        reset_limit: maximum number of rendezvous after the first one. None: no limit.
+        hosts_are_fixed: no host can be added after the start.
     Raises:
         ValueError: the numbers contradict each other.
     """

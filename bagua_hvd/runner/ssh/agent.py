@@ -1,8 +1,8 @@
-"""The end of a connection on the host: runs processes for the launcher, and ends them when the launcher is gone.
+"""A host's end of a connection: runs processes for the launcher, and stops them when the launcher is gone.
 
-sshd starts it with the launcher's frames as its input; its output carries frames back. When the input ends, or nothing
-came for longer than the launcher said at the beginning (a lost network), everything is stopped: SIGTERM, then SIGKILL.
-What kills the agent itself kills its processes, too: see processes.Guard. Needs nothing but Python's own modules.
+sshd starts it; its input and output carry frames from and to the launcher. When the input ends, or the launcher is
+silent for longer than it announced (a lost network), everything is stopped: SIGTERM, then SIGKILL. If the agent itself
+is killed, its processes are killed, too: see processes.Guard. Needs only Python's own modules.
 """
 import json
 import os
@@ -22,12 +22,12 @@ from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh.frames import MAGIC, PIECE_NBYTES, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
-_FIRST_SECONDS = 30.0        # until the launcher has said how long it may be silent
+_FIRST_SECONDS = 30.0        # until the launcher has announced how long it may be silent
 _READ_NBYTES = 1 << 16
 
 
 class _Stream:
-    """Sends what is fed to it as frames of a process."""
+    """Sends output of a process as frames."""
 
     def __init__(self, output, kind, number):
         self._output, self._kind, self._number = output, kind, number
@@ -40,7 +40,7 @@ class _Stream:
 
 
 class _Sayings:
-    """A sink for Console: what the supervisor says goes to the launcher."""
+    """A sink for Console that sends the supervisor's messages to the launcher."""
 
     is_terminal = False
 
@@ -79,15 +79,15 @@ class Agent:
         self._heard = time.monotonic()
         self._silence_seconds = _FIRST_SECONDS
         self._ended = False
-        self._processes = {}        # number -> process, ended or not: a signal is also for what it started
+        self._processes = {}        # number -> process, ended or not: signals also go to its descendants
         self._environment = {}
         self._requests = probe.Requests()
         self._folder: str | None = None
         self._folder_guard: Guard | None = None
-        self._not_stored = None     # why not, of the first file that could not be
+        self._not_stored = None     # the OSError of the first file that could not be stored
 
     def run(self):
-        """Returns when the launcher says so or is gone, and nothing runs any more."""
+        """Returns once the launcher has sent FINISH or is gone, and nothing runs any more."""
         try:
             self._output.write(MAGIC)
             self._supervisor.run([])
@@ -98,10 +98,10 @@ class Agent:
             if self._folder_guard is not None:
                 self._folder_guard.close()
 
-    # ---- what arrives -------------------------------------------------------------------------------------------
+    # ---- incoming frames ----------------------------------------------------------------------------------------
 
     def _pump(self):
-        """Reads what there is. Signals take effect here, because the loop may be waiting for the launcher to read."""
+        """Reads available input. Signals take effect here, since the loop may wait for the launcher to read."""
         while not self._ended:
             try:
                 data = os.read(self._source, _READ_NBYTES)
@@ -122,7 +122,7 @@ class Agent:
         self._pump()
         if not self._ended and time.monotonic() > self._heard + self._silence_seconds:
             self._ended = True
-            # Read when the network is back.
+            # The launcher reads this when the network is back.
             self._send(Kind.SAY, 0, f"nothing came from the launcher for {self._silence_seconds:g} s, so its ranks are "
                        "stopped: the network was cut, or baguarun suspended. The limit follows "
                        "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS and HOROVOD_GLOO_TIMEOUT_SECONDS".encode())
@@ -182,7 +182,7 @@ class Agent:
     def _on_signal_all(self, number, payload):
         signum = json.loads(payload)
         self._supervisor.signal_all(signum)
-        # Those that have not started yet would not get it.
+        # Processes that have not started yet would not receive it.
         for frame in [frame for frame in self._frames if frame[0] == Kind.START]:
             self._frames.remove(frame)
             self._send(Kind.EXIT, frame[1], 128 + signum)
@@ -234,8 +234,8 @@ class Agent:
 
 
 def main():
-    """Serves the launcher that is connected to standard input and output. Does not return."""
+    """Serves the launcher connected to standard input and output. Does not return."""
     sink = os.dup(1)
-    os.dup2(2, 1)       # what somebody prints must not get between the frames
+    os.dup2(2, 1)       # printed text must not mix with the frames
     Agent(0, sink).run()
     sys.exit(0)

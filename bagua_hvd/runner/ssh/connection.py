@@ -1,8 +1,8 @@
 """The launcher's end of the connection to a host, and the processes that run there.
 
-The ssh client is a process of this host. A thread reads what comes from it and passes the output of each process on
-through a pipe, so that the supervisor reads local and remote processes alike; another thread writes, so that a slow
-network keeps nobody waiting, and tells the host from time to time that the launcher lives.
+The ssh client is a process of this host. One thread reads from it and forwards each process's output through a pipe,
+so that the supervisor reads local and remote processes alike. Another thread writes, so that a slow network blocks no
+caller, and regularly tells the host that the launcher lives.
 """
 import fnmatch
 import json
@@ -29,13 +29,13 @@ from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.processes import Process
 from bagua_hvd.runner.ssh.frames import PIECE_NBYTES, Begin, Kind, Reader, Ready, Start, pack
 
-LOST = 255      # the exit code of processes whose connection was lost: ssh's own
+LOST = 255      # exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
 _READ_NBYTES = 1 << 16
 _WORDS_MAX_NBYTES = 1 << 16
 _ROOT = str(Path(__file__).resolve().parents[3])
 _AGENT = "import sys; sys.path[0] = {root!r}; from bagua_hvd.runner.ssh.agent import main; main()"
-# Of the launcher's host, or its process in another launcher's job, alone: patterns of names.
+# Variables that apply only to the launcher's host, or to its process in another launcher's job: patterns of names.
 _NOT_FORWARDED = (
     "BASH_FUNC_*", "SSH_*", "OLDPWD", "PWD", "HOSTNAME", "BAGUA_HVD_HOST_ID", "*CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
@@ -46,7 +46,7 @@ EXCLUDE = "BAGUA_HVD_EXCLUDE_ENV"
 
 
 def ssh_command():
-    """The program that stands for ssh, with its options. RuntimeError: there is no such program."""
+    """The ssh program with its options. RuntimeError: there is no such program."""
     text = variables.read("BAGUA_HVD_SSH_COMMAND")
     try:
         command = shlex.split(text)
@@ -59,17 +59,17 @@ def ssh_command():
 
 
 def flags(port, identity_file):
-    """Those of ssh for a port and a private key; none for None."""
+    """The ssh flags for a port and a private key; None adds no flag."""
     return [*(["-p", str(port)] if port else []), *(["-i", identity_file] if identity_file else [])]
 
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How hosts are reached: what the flags say. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may hold options.
+    """How hosts are reached, from the flags. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may include options.
 
     Attributes:
-        timeout_seconds: for the connection. silence_seconds: launcher and host that hear nothing of each other for so
-            long give each other up.
+        timeout_seconds: for connecting. silence_seconds: launcher and host give each other up after this time of
+            silence.
     """
 
     port: int | None = None
@@ -78,7 +78,7 @@ class SshOptions:
     silence_seconds: float = 70
 
     def command(self, host, remote_command=None):
-        """The arguments of the ssh client. What stands in BAGUA_HVD_SSH_COMMAND has precedence."""
+        """The arguments of the ssh client. Options in BAGUA_HVD_SSH_COMMAND take precedence."""
         command = ssh_command()
         for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ControlMaster=no",
                        "ClearAllForwardings=yes", f"ServerAliveInterval={_PING_SECONDS}",
@@ -89,12 +89,12 @@ class SshOptions:
         return command + ([remote_command] if remote_command else [])
 
     def trial(self, host):
-        """A command that a user may try."""
+        """A command for the user to try."""
         return shlex.join([*ssh_command(), *flags(self.port, self.identity_file), host, "true"])
 
 
 def forwarded(environment):
-    """What of the launcher's environment other hosts get: not what belongs to one host, nor what EXCLUDE names."""
+    """The variables of the launcher's environment for other hosts: without host-specific ones and those in EXCLUDE."""
     patterns = [*_NOT_FORWARDED, *(variables.read(EXCLUDE, environment) or [])]
     return {name: value for name, value in environment.items()
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
@@ -105,7 +105,7 @@ class RemoteProcess:
 
     def __init__(self, host, number, name):
         self.name = name
-        self.exit_code = None       # as the host said
+        self.exit_code = None       # as reported by the host
         self.note = None
         self._host, self._number = host, number
         self.stdout, stdout = os.pipe()
@@ -117,23 +117,23 @@ class RemoteProcess:
 
     @property
     def place(self):
-        """Where it runs, for messages."""
+        """Its location, for messages."""
         return f"on host {self._host.name}"
 
     def open_pidfd(self):
-        """A descriptor that becomes readable when the process ends; the caller's from now on."""
+        """A descriptor that becomes readable when the process ends; owned by the caller from now on."""
         return self._end_reader
 
     def poll(self):
-        """The exit code, None while it runs."""
+        """The exit code; None while it runs."""
         return self.exit_code
 
     def signal(self, signum):
-        """Sends the signal to the process and all that it started in its session."""
+        """Sends the signal to the process and its descendants in its session."""
         self._host.send(Kind.SIGNAL, self._number, signum)
 
     def release(self):
-        """Nothing is left to be freed."""
+        """Does nothing: there is nothing to free."""
 
     # Called by the host's reading thread.
 
@@ -161,15 +161,15 @@ class RemoteProcess:
 
 
 class RemoteHost:
-    """A host, connected to from construction to close().
+    """A host, connected from construction to close().
 
-    Create it in a thread that lasts: the kernel ends the ssh client with that thread.
+    Create it in a thread that lives long enough: the kernel ends the ssh client with that thread.
 
     Attributes:
         name: as ssh knows it.
-        error: a sentence, why there is no connection (any more); None: there is one, or it is being made.
-        ssh_failed: whether ssh did not reach the host, or lost it.
-        host_hash: tells machines apart; None before wait_ready().
+        error: a sentence that says why there is no connection (any more); None: it exists, or is being made.
+        ssh_failed: whether ssh could not reach the host, or lost it.
+        host_hash: identifies the machine; None before wait_ready().
 
     Args:
         environment: the launcher's.
@@ -185,13 +185,13 @@ class RemoteHost:
         self._environment = forwarded(environment)
         self._processes = {}
         self._requests = {}
-        self._contents = defaultdict(bytearray)     # request -> what has come of a file
+        self._contents = defaultdict(bytearray)     # request -> content of a file received so far
         self._lock = threading.Lock()
         self._count = 0
-        self._words = b""           # what ssh and the agent wrote to stderr
+        self._words = b""           # stderr output of ssh and the agent
         self._ready = threading.Event()
         self._say = say
-        # The quotes are for the login shell of the host, whichever that is.
+        # Quoted for the host's login shell, whichever that is.
         remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
         self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -207,22 +207,22 @@ class RemoteHost:
 
     @property
     def ready(self):
-        """Whether there is a connection now, to an agent that can start processes."""
+        """Whether there is a connection now to an agent that can start processes."""
         return self._ready.is_set() and self.error is None
 
     def send(self, kind, number=0, payload=None):
-        """Sends a frame, or drops it when the connection is lost. Any thread; never waits."""
+        """Sends a frame, or drops it if the connection is lost. Any thread; never blocks."""
         self._outbox.put(pack(kind, number, payload))
 
     def wait_ready(self, timeout):
-        """Whether the host can start processes; False: `error` says why not, after at most `timeout` seconds."""
+        """Whether the host can start processes. Waits at most `timeout` seconds; False: `error` says why not."""
         if not self._ready.wait(timeout):
             self.error = (f"host {self.name} did not answer within {self._options.timeout_seconds} s: check that "
                           f"`{self._options.trial(self.name)}` works, or raise --start-timeout")
         return self.error is None
 
     def start(self, task):
-        """The RemoteProcess of a supervisor.Task; where there is no connection, it has ended."""
+        """Starts a supervisor.Task and returns its RemoteProcess, which has ended if there is no connection."""
         wanted = forwarded(task.env)
         changes = {name: value for name, value in wanted.items() if self._environment.get(name) != value}
         changes.update(dict.fromkeys(self._environment.keys() - wanted.keys()))
@@ -230,7 +230,7 @@ class RemoteHost:
             self._count += 1
             number = self._count
             process = RemoteProcess(self, number, task.name)
-            error = self.error      # once: _lose() ends every process that is in the list
+            error = self.error      # read once: _lose() ends every process in the list
             if error is None:
                 self._processes[number] = process
         if error is not None:
@@ -241,23 +241,23 @@ class RemoteHost:
         return process
 
     def any_left(self):
-        """Whether a process that was started has not ended."""
+        """Whether a started process still runs."""
         with self._lock:
             return any(process.exit_code is None for process in self._processes.values())
 
     def request(self, function, **arguments):
-        """A Future of what the agent's function returns. Its exceptions, with a sentence: ConnectionError: the host was
-        lost; RuntimeError: the function failed there.
+        """A Future of the result of the agent's function. Its exceptions: ConnectionError: the host was lost;
+        RuntimeError: the function failed there.
         """
         return self._ask(Kind.REQUEST, [function, arguments])
 
     def put(self, name, content):
-        """Stores a file in a folder of the job on the host, BAGUA_HVD_RUN_FOLDER of what is started later."""
+        """Stores a file in a folder of the job on the host: BAGUA_HVD_RUN_FOLDER of processes started later."""
         for begin in range(0, len(content), PIECE_NBYTES):
             self.send(Kind.PUT, 0, name.encode() + b"\0" + content[begin:begin + PIECE_NBYTES])
 
     def get(self, name):
-        """A Future of the bytes of such a file; None: there is none, or it is empty."""
+        """A Future of the bytes of such a file; None: it does not exist or is empty."""
         return self._ask(Kind.GET, name)
 
     def _ask(self, kind, payload):
@@ -272,11 +272,11 @@ class RemoteHost:
         return future
 
     def finish(self):
-        """Asks the host to end when nothing runs any more, and to stop what is left in the background."""
+        """Tells the host to end when nothing runs any more, and to stop background processes."""
         self.send(Kind.FINISH)
 
     def close(self, timeout):
-        """Waits for the end after finish(), at most so many seconds; then ends the connection."""
+        """Waits for the end after finish(), at most `timeout` seconds; then ends the connection."""
         end = time.monotonic() + timeout
         while self._ssh.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -303,7 +303,7 @@ class RemoteHost:
                 while data:
                     data = data[self._ssh.stdin.write(data):]
             except OSError:
-                return      # ssh has ended: the other thread says why
+                return      # ssh has ended: the reading thread says why
 
     def _read(self):
         reader = Reader(after_magic=True)
@@ -356,7 +356,7 @@ class RemoteHost:
             self._ready.set()
 
     def _lose(self):
-        """The connection has ended: so have, as far as we know, all processes."""
+        """Called when the connection has ended: so have, as far as we know, all processes."""
         if self.error is None:
             self.error = self._explanation()
         self._ready.set()

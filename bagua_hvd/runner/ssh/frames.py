@@ -1,7 +1,7 @@
-"""What goes through a connection: frames of kind, number, length and payload.
+"""Frames of a connection: kind, number, length and payload.
 
-The first bytes from the host are MAGIC; what a login shell prints before them is skipped. JSON payloads may hold text
-with undecodable bytes (surrogates), as environments do.
+The host's first bytes are MAGIC; output of a login shell before them is skipped. JSON payloads may hold text with
+undecodable bytes (surrogates), as environments do.
 """
 import enum
 import json
@@ -11,18 +11,18 @@ from dataclasses import dataclass, is_dataclass
 MAGIC = b"\0bagua_hvd agent 1\n"
 _HEAD = struct.Struct("!BII")
 _PAYLOAD_MAX_NBYTES = 1 << 30
-PIECE_NBYTES = 1 << 24      # of a file
+PIECE_NBYTES = 1 << 24      # of a file, in one frame
 
 
 class Kind(enum.IntEnum):
-    """Who sends it, what the number is, and the payload."""
+    """Sender, meaning of the number, and payload of each kind."""
 
     BEGIN = 1           # launcher; Begin
     START = 2           # launcher, process; Start
     SIGNAL = 3          # launcher, process; signal number
     SIGNAL_ALL = 4      # launcher; signal number
     FINISH = 5          # launcher: end when no process runs any more
-    PING = 6            # launcher: is alive
+    PING = 6            # launcher: it lives
     REQUEST = 7         # launcher, request; [function's name, arguments]
     PUT = 8             # launcher; bytes: name, zero byte, the next piece of a file
     GET = 9             # launcher, request; name of a file
@@ -31,16 +31,16 @@ class Kind(enum.IntEnum):
     STDERR = 34         # agent, process; as STDOUT
     EXIT = 35           # agent, process; exit code
     SAY = 36            # agent; bytes for the launcher's stderr
-    ANSWER = 37         # agent, request; what the function returned
-    CONTENT = 38        # agent, request; bytes: the next piece of the file; none: it has ended
-    REFUSAL = 39        # agent, request; why there is no answer
+    ANSWER = 37         # agent, request; result of the function
+    CONTENT = 38        # agent, request; bytes: the next piece of the file; none: end of file
+    REFUSAL = 39        # agent, request; why there is no result
 
 
 @dataclass(frozen=True)
 class Begin:
     """The payload of BEGIN: the launcher's version, working directory and environment.
 
-    silence_seconds: a launcher of which nothing came for so long is given up.
+    silence_seconds: after this time of silence the launcher is given up.
     """
 
     version: str
@@ -51,7 +51,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Start:
-    """That of START. environment: what differs from BEGIN's; None: is not set."""
+    """The payload of START. environment: differences from BEGIN's; None: not set."""
 
     name: str
     command: list[str]
@@ -60,24 +60,24 @@ class Start:
 
 @dataclass(frozen=True)
 class Ready:
-    """That of READY. problem: why this host cannot start processes; None: it can. host_hash: tells machines apart."""
+    """The payload of READY. problem: why this host cannot start processes; None: it can. host_hash: of the machine."""
 
     problem: str | None
     host_hash: str
 
 
 def pack(kind, number=0, payload=None):
-    """The bytes of a frame. payload: bytes, one of the dataclasses above, or what JSON can hold."""
+    """The bytes of a frame. payload: bytes, one of the dataclasses above, or a JSON-serializable value."""
     if not isinstance(payload, bytes):
         payload = json.dumps(vars(payload) if is_dataclass(payload) else payload).encode()
     return _HEAD.pack(kind, number, len(payload)) + payload
 
 
 class Reader:
-    """Cuts what arrives into frames.
+    """Splits received bytes into frames.
 
     Args:
-        after_magic: frames come after MAGIC only.
+        after_magic: whether to skip everything up to MAGIC.
     """
 
     def __init__(self, after_magic=False):
@@ -85,7 +85,7 @@ class Reader:
         self._skipping = after_magic
 
     def feed(self, data):
-        """The frames that are complete now: (kind, number, payload as bytes). ValueError: these are no frames."""
+        """The frames that are now complete: (kind, number, payload as bytes). ValueError: not frames."""
         self._buffer += data
         if self._skipping:
             at = self._buffer.find(MAGIC)

@@ -1,7 +1,7 @@
-"""Which interface each host uses, and at which address it reaches the launcher: found by trying.
+"""Finds the interface of each host, and the address at which it reaches the launcher, by trying.
 
-A link opens between any two ranks, so every host tries the addresses of every other one, and of the launcher's host. A
-host uses its first interface, in its own order, whose address all others reach.
+Any two ranks may connect, so every host tries the addresses of every other one and of the launcher's host. A host uses
+its first interface, in its own order, whose address all others reach.
 """
 import base64
 import concurrent.futures
@@ -16,12 +16,12 @@ from bagua_hvd.job import probe
 from bagua_hvd.runner.job import LOOPBACK
 
 LAUNCHER = "launcher's host"
-# For the answer of a host, within the limit of all.
+# Time for a host's response, within the total limit.
 _ANSWER_SECONDS = 2
 
 
 class NoRoute(RuntimeError):
-    """Hosts do not reach each other; the sentence says which, and where it was tried. hosts: their names."""
+    """Hosts cannot reach each other; the message says which, and the addresses tried. hosts: their names."""
 
     def __init__(self, sentence, hosts):
         super().__init__(sentence)
@@ -30,11 +30,11 @@ class NoRoute(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """How the ranks of a host take part.
+    """The addresses of a host in the job.
 
     Attributes:
-        interface: for their data connections, as probe.addresses() names it.
-        rendezvous: the launcher's address as this host reaches it.
+        interface: for the ranks' data connections, named as by probe.addresses().
+        rendezvous: the launcher's address, as this host reaches it.
     """
 
     interface: str
@@ -42,7 +42,7 @@ class Place:
 
 
 def local_place(nics=None):
-    """The Place of this host in a job without others. NoRoute: it has none of the allowed interfaces."""
+    """The Place of this host in a job without other hosts. NoRoute: it has none of the allowed interfaces."""
     if not nics:
         return Place(LOOPBACK, "127.0.0.1")
     return Place(own_addresses(nics)[0][0], "127.0.0.1")
@@ -57,20 +57,20 @@ def own_addresses(nics=None):
 
 
 class _Here:
-    """The launcher's host, with the requests that an agent understands."""
+    """The launcher's host, with the same requests as an agent."""
 
     def __init__(self):
         self._requests = probe.Requests()
 
     def request(self, function, **arguments):
-        """A future, done."""
+        """A completed Future."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_result(getattr(self._requests, function)(**arguments))
         return future
 
 
 class Network:
-    """Which hosts reach each other at which addresses, as far as that was tried. Hosts may join.
+    """The addresses at which hosts reach each other, as far as tried. Hosts may join.
 
     Args:
         nics: names of allowed interfaces; None: all.
@@ -79,23 +79,23 @@ class Network:
     def __init__(self, nics=None):
         self._nics = nics
         self._addresses = {}        # host -> [(interface, address), ...] in the host's order
-        self._reached = {}          # (who tried, host) -> addresses; a pair that is missing was not tried
-        self._tried = set()         # (who tried, host, address)
+        self._reached = {}          # (source, host) -> addresses; missing pairs were not tried
+        self._tried = set()         # (source, host, address)
 
     def join(self, newcomers, others, timeout):
-        """Tries all pairs in which a newcomer takes part, and the launcher's host; IPv6 only where IPv4 does not do.
+        """Tries all pairs with a newcomer or the launcher's host; IPv6 only if IPv4 does not suffice.
 
         Args:
-            newcomers, others: RemoteHosts, ready; those that have joined before are others. One that is left out counts
+            newcomers, others: RemoteHosts, ready; hosts that joined before are others. A host that is left out counts
                 as reached until it takes part again.
-            timeout: seconds for all of it.
+            timeout: seconds in total.
         Raises:
-            NoRoute: a host did not say in time which addresses it has and reaches, or cannot, or has no allowed
-                interface. ConnectionError: a connection was lost.
+            NoRoute: a host did not report its addresses and results in time, or cannot, or has no allowed interface.
+                ConnectionError: a connection was lost.
         """
         deadline = time.monotonic() + timeout
         key = base64.b64encode(secrets.token_bytes(32)).decode()
-        # The launcher's own part blocks, so it comes last.
+        # The launcher's own requests block, so they come last.
         hosts = {**{host.name: host for host in [*newcomers, *others]}, LAUNCHER: _Here()}
         names = {host.name for host in newcomers}
         try:
@@ -111,7 +111,7 @@ class Network:
             reached = {pair: addresses for pair, addresses in self._reached.items() if not names & {*pair}}
             for pair in itertools.permutations(hosts, 2):
                 reached.setdefault(pair, set())
-            self._reached = reached     # at once: other threads read it
+            self._reached = reached     # in one assignment: other threads read it
             for by_6 in (False, True):
                 targets = {name: [[other, address, found[other]["port"]]
                                   for other in hosts if other != name for _, address in self._addresses[other]
@@ -131,7 +131,7 @@ class Network:
                 host.request("stop_listening", key=key)
 
     def _is_complete(self, hosts):
-        """Whether every host has an address that all others reach, as far as was tried."""
+        """Whether every host has an address that all others reach, as far as tried."""
         try:
             for name in hosts:
                 self.interface(name, hosts)
@@ -140,12 +140,12 @@ class Network:
         return True
 
     def interface(self, name, among):
-        """The first interface of a host whose address all hosts of `among`, names or LAUNCHER, reach.
+        """The first interface of host `name` whose address all hosts of `among`, names or LAUNCHER, reach.
 
         NoRoute: there is none.
         """
         reached = self._reached
-        others = [other for other in among if (other, name) in reached]     # name itself is not, either
+        others = [other for other in among if (other, name) in reached]     # this excludes name itself, too
         missed = {(interface, address): [other for other in others if address not in reached[other, name]]
                   for interface, address in self._addresses[name]}
         for (interface, _), by in missed.items():
@@ -160,12 +160,12 @@ class Network:
                       "network, and name its interface by --network-interfaces", {name, *others})
 
     def likely_interface(self, name):
-        """The interface of a host that most others reach, before it is known with which of them it will be in a job."""
+        """The interface of a host that most others reach, while the hosts of its job are not yet known."""
         reached = [by for (_, host), by in self._reached.items() if host == name]
         return max(self._addresses[name], key=lambda pair: sum(pair[1] in by for by in reached))[0]
 
     def rendezvous(self, name, among):
-        """The launcher's address for a host; for the launcher's own ranks, that of the first other host in `among`."""
+        """The launcher's address for a host; for the launcher's own ranks, that for the first other host in `among`."""
         if name == LAUNCHER:
             name = next(other for other in among if other != LAUNCHER)
         for _, address in self._addresses[LAUNCHER]:
@@ -194,7 +194,7 @@ def _answer(name, future, deadline, timeout):
         return future.result(max(0, deadline - time.monotonic()))
     except ConnectionError:
         raise
-    except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
+    except concurrent.futures.TimeoutError:     # not a TimeoutError before Python 3.11
         raise NoRoute(f"host {name} did not say within {timeout} s which addresses it has and reaches: see whether it "
                       "is overloaded, or raise --start-timeout", {name}) from None
     except RuntimeError as error:
@@ -202,12 +202,12 @@ def _answer(name, future, deadline, timeout):
 
 
 def find_places(remote, local, nics, timeout):
-    """({host: Place}, whether all hosts meet the launcher at one address) of a job that no host joins later.
+    """({host: Place}, whether all hosts reach the launcher at one address) of a job of fixed size.
 
     Args:
         remote: RemoteHosts, ready, in the order of the ranks.
-        local: names by which ranks of this host run.
-        nics, timeout, errors: as Network.
+        local: names of this host used by ranks.
+        nics, timeout, errors: as in Network.
     """
     network = Network(nics)
     network.join(remote, [], timeout)

@@ -6,21 +6,21 @@ from bagua_hvd.runner.ssh.connection import RemoteHost
 from bagua_hvd.runner.ssh.frames import Kind
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 
-# For the host's own stop of what is left in the background, and then for the connection.
+# Time for the host to stop background processes, and for the connection to end.
 _CLOSE_SECONDS = GRACE_SECONDS + 5
 
 
 class UnreachableHosts(RuntimeError):
-    """Hosts that cannot be used; a line for each."""
+    """Hosts that cannot be used; the message has a line for each."""
 
 
 class SshSpawner:
-    """Connects to hosts as they are named; leaving it ends all connections, and what still runs there.
+    """Connects to hosts when they are first named; its exit ends all connections, and all processes there.
 
     Args:
         options: SshOptions. environment: the launcher's.
     Attributes:
-        say: called in any thread with a line of a host's agent.
+        say: called in any thread with a line from a host's agent.
     """
 
     def __init__(self, options, environment):
@@ -40,7 +40,7 @@ class SshSpawner:
             host.close(max(0, end - time.monotonic()) if host.ready else 0)
 
     def host(self, name):
-        """The RemoteHost of this name, which is connected to now, unless it is already or was lost meanwhile."""
+        """The RemoteHost of this name; connects to it unless it is connected already."""
         host = self._hosts.get(name)
         if host is not None and host.error is not None and not host.any_left():
             host.close(0)
@@ -50,12 +50,12 @@ class SshSpawner:
         return host
 
     def connect(self, names, report=lambda text: None):
-        """The RemoteHosts of these names, ready to start processes. All are connected to at the same time.
+        """The RemoteHosts of these names, ready to start processes. Connects to all in parallel.
 
         Args:
             report: called with a line for each host that is ready.
         Raises:
-            UnreachableHosts: not all are ready within the timeout of the options.
+            UnreachableHosts: not all are ready within the options' timeout.
         """
         began = time.monotonic()
         hosts = [self.host(name) for name in names]
@@ -68,21 +68,21 @@ class SshSpawner:
         return hosts
 
     def start(self, task):
-        """The running process of a supervisor.Task, see RemoteHost.start. OSError: no more processes or descriptors."""
+        """Starts a supervisor.Task, see RemoteHost.start. OSError: no more processes or descriptors."""
         return self.host(task.host).start(task)
 
     def signal_all(self, signum):
-        """Sends the signal to everything on all hosts."""
+        """Sends the signal to all processes on all hosts."""
         for host in self._hosts.values():
             host.send(Kind.SIGNAL_ALL, 0, signum)
 
     def any_left(self):
-        """Whether a process that was started has not ended."""
+        """Whether a started process still runs."""
         return any(host.any_left() for host in self._hosts.values())
 
     def kill_all(self):
-        """SIGKILL where a process still runs; returns when the hosts have told of their ends, or after a while. What is
-        in the background ends with the connection.
+        """Sends SIGKILL where a process still runs; returns when the hosts have reported their ends, or after
+        _CLOSE_SECONDS. Background processes end with the connection.
         """
         for host in self._hosts.values():
             if host.any_left():

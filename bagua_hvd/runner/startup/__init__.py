@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: its sitecustomize.py is what `baguarun --as-horovod` runs in every Python of the job."""
+"""A folder for PYTHONPATH: `baguarun --as-horovod` makes every Python of the job run its sitecustomize.py."""

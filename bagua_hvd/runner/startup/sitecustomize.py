@@ -1,7 +1,7 @@
-"""Run by every Python of a `baguarun --as-horovod` job as it starts: makes `import horovod` give bagua_hvd.
+"""Run at the start of every Python of a `baguarun --as-horovod` job: makes `import horovod` give bagua_hvd.
 
-This folder is the first of PYTHONPATH then. It hides a sitecustomize of the installation, which is run afterwards.
-Pythons that ignore PYTHONPATH (-I, -E) or have no site (-S) do not come here.
+This folder is then first in PYTHONPATH. It hides a sitecustomize of the installation, which is run afterwards. Pythons
+that ignore PYTHONPATH (-I, -E) or have no site (-S) do not run this file.
 """
 import os
 import sys

@@ -5,10 +5,10 @@ import cloudpickle
 
 
 def dumps_base64(obj):
-    """The object, sent with cloudpickle, as base64 text."""
+    """The object, pickled by cloudpickle, as base64 text."""
     return base64.b64encode(cloudpickle.dumps(obj)).decode("ascii")
 
 
 def loads_base64(encoded):
-    """Undoes dumps_base64(). Only for text of one's own job: what is in it may run code."""
+    """Undoes dumps_base64(). Only for text of the caller's own job: unpickling may run code."""
     return cloudpickle.loads(base64.b64decode(encoded))

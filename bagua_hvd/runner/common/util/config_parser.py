@@ -1,4 +1,4 @@
-"""From a config file to flags, and from flags to the environment variables that the ranks read: by runner/flags.py."""
+"""Converts a config file to flags, and flags to the ranks' environment variables, by the table in runner/flags.py."""
 from bagua_hvd.core.variables import LOG_LEVELS as LOG_LEVELS
 from bagua_hvd.runner.flags import SWITCH, TABLE
 
@@ -13,9 +13,9 @@ def set_args_from_config(args, config, override_args):
         config: the file's mapping, as YAML reads it.
         override_args: names of attributes that keep their value.
     Returns:
-        Keys of the file that no flag has.
+        Keys of the file that match no flag.
     Raises:
-        ValueError: a value of a wrong type, or an unknown controller; the key is named.
+        ValueError: a value of a wrong type, or an unknown controller; the message names the key.
     """
     values = _flat(config)
     keys = {flag.key.lstrip("!"): flag for flag in TABLE.values() if flag.key}
@@ -45,7 +45,7 @@ def _flat(config):
 
 
 def _typed(flag, key, value):
-    # What YAML made of the text: true where the flag is a switch, and nowhere else.
+    # YAML must have parsed a bool for a switch, and for nothing else.
     if isinstance(value, bool) != (flag.kind is SWITCH) or not isinstance(value, (bool, int, float, str)):
         raise ValueError(f"config key {key}: {value!r}: expected {flag.kind.expected}")
     try:
@@ -55,7 +55,7 @@ def _typed(flag, key, value):
 
 
 def validate_config_args(args):
-    """ValueError, naming the flag and the remedy, for values that are wrong by themselves or together."""
+    """ValueError, naming the flag and the remedy, for values that are wrong by themselves or in combination."""
     for attribute, flag in TABLE.items():
         value = getattr(args, attribute, None)
         if value is None or flag.kind is SWITCH:
@@ -71,14 +71,14 @@ def validate_config_args(args):
                          "1 <= MIN <= MAX <= 3600")
     warning = getattr(args, "stall_check_warning_time_seconds", None)
     shutdown = getattr(args, "stall_check_shutdown_time_seconds", None)
-    # With one of them from the environment, init() judges.
+    # If one of them comes from the environment, init() checks them.
     if shutdown and warning is not None and shutdown < warning:
         raise ValueError(f"--stall-check-shutdown-time-seconds {shutdown} is below the warning time of {warning} s: "
                          "raise it, or lower --stall-check-warning-time-seconds")
 
 
 def set_env_from_args(env, args):
-    """Sets in `env` the variable of every flag that was given; returns `env`. Others keep what the user exported."""
+    """Sets in `env` the variable of every given flag; returns `env`. Other variables keep the user's values."""
     for attribute, flag in TABLE.items():
         value = getattr(args, attribute, None)
         if value is None or not flag.variable:

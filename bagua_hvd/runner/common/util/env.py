@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/job/env.py."""
+"""bagua_hvd/job/env.py under Horovod's path."""
 from bagua_hvd.job.env import *  # noqa: F403

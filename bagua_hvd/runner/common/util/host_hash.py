@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/job/host_hash.py."""
+"""bagua_hvd/job/host_hash.py under Horovod's path."""
 from bagua_hvd.job.host_hash import *  # noqa: F403

@@ -1,17 +1,17 @@
-"""Hosts with slots, and the plan that gives every rank its place."""
+"""Hosts with slots, and the plan that assigns the ranks to them."""
 import re
 from collections import Counter
 from dataclasses import dataclass
 
 _HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\da-fA-F]*:[\da-fA-F:.]+)\])(?::(?P<slots>\d+))?", re.ASCII)
-# As Open MPI's, whose max_slots says nothing to a job that names its number of ranks.
+# Open MPI's format; its max_slots has no meaning for a job with a given number of ranks.
 _HOST_FILE_LINE = re.compile(
     r"(?P<name>\S+?)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class HostInfo:
-    """A host and the number of processes it takes."""
+    """A host and its number of slots for processes."""
 
     hostname: str
     slots: int
@@ -35,7 +35,7 @@ class HostInfo:
 
 @dataclass
 class SlotInfo:
-    """The place of one rank: on which host, and its numbers there."""
+    """One rank's host, and its numbers there and in the job."""
 
     hostname: str
     rank: int
@@ -47,7 +47,7 @@ class SlotInfo:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that tell a process its place."""
+        """The environment variables that tell a process its rank."""
         return {f"HOROVOD_{name.upper()}": str(getattr(self, name))
                 for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")}
 
@@ -75,10 +75,10 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
 
 
 def parse_host_files(filename):
-    """`h1:2,h2:4` from a file with lines `h1 slots=2`. Empty lines and what follows a # are skipped.
+    """`h1:2,h2:4` from a file with lines `h1 slots=2`. Skips empty lines and comments after a #.
 
     Raises:
-        ValueError: a malformed line, with its number, no host, or no text. OSError: the file cannot be read.
+        ValueError: a malformed line (the message has its number), no host, or not text. OSError: cannot read the file.
     """
     hosts = []
     with open(filename, encoding="utf-8-sig") as file:
@@ -99,11 +99,11 @@ def parse_host_files(filename):
 
 
 def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
-    """The plan: SlotInfos in the order of their ranks, which fill the hosts in the given order.
+    """The plan: SlotInfos in the order of the ranks, which fill the hosts in the given order.
 
     Args:
         hosts: HostInfos.
-        max_num_proc: at most so many ranks; None: every slot is used.
+        max_num_proc: maximum number of ranks; None: every slot is used.
     Raises:
         ValueError: fewer than min_num_proc slots.
     """
@@ -115,12 +115,12 @@ def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
 
 
 def slots_on(hosts):
-    """SlotInfos of ranks that are somewhere already, in their order.
+    """SlotInfos, in rank order, of ranks that already have hosts.
 
     The cross rank of a slot is the index of its host among the hosts that have its local rank.
 
     Args:
-        hosts: that of each rank. The ranks of a host need not be neighbours.
+        hosts: the host of each rank. The ranks of a host need not be consecutive.
     """
     sizes: Counter = Counter(hosts)
     seen: Counter = Counter()

@@ -1,4 +1,4 @@
-"""Runs a shell command such that nothing of it is left behind."""
+"""Runs a shell command without leaving processes behind."""
 import signal
 import sys
 
@@ -9,16 +9,17 @@ GRACEFUL_TERMINATION_TIME_S = GRACE_SECONDS
 
 
 def execute(command, env=None, stdout=None, stderr=None, index=None, events=None, prefix_output_with_timestamp=False):
-    """Runs the command by /bin/sh, forwards its output, and returns its exit code, 128 + n when signal n ended it.
+    """Runs the command by /bin/sh, forwards its output, and returns its exit code: 128 + n if signal n ended it.
 
-    When it returns or raises (KeyboardInterrupt, say), all processes of the command have ended, background ones too.
+    When it returns or raises (for instance KeyboardInterrupt), all processes of the command have ended, including
+    background ones.
 
     Args:
-        command: text for the shell, or a list of arguments that needs none.
+        command: text for the shell, or a list of arguments that is run without a shell.
         env: the whole environment; None: this process's.
         stdout, stderr: text streams; None: sys.stdout, sys.stderr.
         index: the rank for the prefix `[rank]<stdout>:`; None: no prefix.
-        events: threading.Events; when one is set, the command is stopped, SIGTERM first, SIGKILL after 5 s.
+        events: threading.Events; when one is set, the command is stopped: SIGTERM, and after 5 s SIGKILL.
         prefix_output_with_timestamp: local time before the prefix.
     """
     console = Console(TextStream(stdout or sys.stdout), TextStream(stderr or sys.stderr))

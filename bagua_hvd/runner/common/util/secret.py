@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/job/secret.py."""
+"""bagua_hvd/job/secret.py under Horovod's path."""
 from bagua_hvd.job.secret import *  # noqa: F403

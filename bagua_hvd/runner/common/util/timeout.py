@@ -1,4 +1,4 @@
-"""A deadline that several steps share."""
+"""A deadline shared by several steps."""
 import time
 
 
@@ -7,11 +7,11 @@ class TimeoutException(Exception):
 
 
 class Timeout:
-    """Starts to run when created.
+    """The time starts at construction.
 
     Args:
         timeout: seconds.
-        message: what check_time_out_for says; `{activity}` and `{timeout}` in it are filled in.
+        message: text of check_time_out_for()'s exception; `{activity}` and `{timeout}` in it are filled in.
     """
 
     def __init__(self, timeout, message):
@@ -20,14 +20,14 @@ class Timeout:
         self._end = time.monotonic() + timeout
 
     def remaining(self):
-        """Seconds left, 0 when it is over."""
+        """Seconds left; 0 after the deadline."""
         return max(0, self._end - time.monotonic())
 
     def timed_out(self):
-        """Whether the time is over."""
+        """Whether the deadline has passed."""
         return time.monotonic() > self._end
 
     def check_time_out_for(self, activity):
-        """TimeoutException, naming the activity, when the time is over."""
+        """Raises TimeoutException, naming the activity, if the deadline has passed."""
         if self.timed_out():
             raise TimeoutException(self._message.format(activity=activity, timeout=self._timeout))
