@@ -1,7 +1,7 @@
-"""bagua_hvd on Ray, at Horovod's paths: executors, and what Ray Train needs (bagua_hvd.ray.train). docs/ray.md.
+"""bagua_hvd on Ray, under Horovod's paths: executors, and support for Ray Train (bagua_hvd.ray.train). docs/ray.md.
 
     worker.py      an actor that is a rank
-    placement.py   where the actors of a job of fixed size are
+    placement.py   placement of the actors of a job of fixed size
     runner.py      Coordinator, RayExecutor
     elastic.py     RayHostDiscovery, ElasticRayExecutor
     train.py       BaguaConfig, for Ray Train V2

@@ -1,4 +1,4 @@
-"""Elastic jobs on Ray: nodes come and go, actors die, the job goes on. The rules are runner/elastic/driver.py's."""
+"""Elastic jobs on Ray: nodes come and go, actors die, the job continues, by the rules of runner/elastic/driver.py."""
 import base64
 import queue
 import sys
@@ -28,12 +28,12 @@ from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import worker_environment
 
 _KILLED, _FAILED = 137, 1
-# Ray would show each rank its own GPUs alone, and local ranks change.
+# Otherwise Ray would show each rank only its own GPUs, but local ranks change.
 _ALL_GPUS = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 
 
 def _nodes():
-    """{name: ray.nodes()'s entry} of the living nodes: their address, or, where several have one, their id."""
+    """{name: entry of ray.nodes()} of the living nodes, named by address, or by id if several share the address."""
     living = [node for node in ray.nodes() if node["Alive"]]
     addresses = [node["NodeManagerAddress"] for node in living]
     return {node["NodeManagerAddress" if addresses.count(node["NodeManagerAddress"]) == 1 else "NodeID"]: node
@@ -41,12 +41,12 @@ def _nodes():
 
 
 class RayHostDiscovery(HostDiscovery):
-    """The nodes of the cluster, with as many slots as their resources have room for, used or not.
+    """The nodes of the cluster, with the number of slots that their total resources allow.
 
     Args:
-        use_gpu: whether a slot needs GPUs. cpus_per_slot, gpus_per_slot: what it needs.
+        use_gpu: whether a slot needs GPUs. cpus_per_slot, gpus_per_slot: resources of a slot.
     Raises:
-        ValueError: it needs nothing.
+        ValueError: a slot needs no resources.
     """
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: float | None = 1) -> None:
@@ -56,7 +56,7 @@ class RayHostDiscovery(HostDiscovery):
             raise ValueError("cpus_per_slot=0 without use_gpu: a node has no number of such slots; give 1 or more")
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """{node: slots}; a node is named by its address, or, where several have the same one, by Ray's id."""
+        """{node: slots}; nodes are named by address, or by Ray's id if several share the address."""
         found = {name: min(int(node["Resources"].get(kind, 0) // count) for kind, count in self._needed.items())
                  for name, node in _nodes().items()}
         return {name: slots for name, slots in found.items() if slots}
@@ -64,12 +64,12 @@ class RayHostDiscovery(HostDiscovery):
 
 @dataclass
 class ElasticParameters(ElasticSettings):
-    """ElasticSettings, and what only Ray needs.
+    """ElasticSettings, and settings that only Ray needs.
 
     Args:
-        nics: names of the interfaces that may be used; None: those that lead to the driver.
+        nics: names of the allowed interfaces; None: those towards the driver.
         discovery: HostDiscovery, for an executor with override_discovery=False.
-        cooldown_range: (low, high) seconds after which a node where a rank failed is used again; None: never.
+        cooldown_range: (low, high) seconds after which a node with a failed rank is used again; None: never.
     """
 
     nics: Any = None
@@ -78,15 +78,15 @@ class ElasticParameters(ElasticSettings):
 
 
 class ElasticRayExecutor:
-    """A job whose ranks, Ray actors, come and go with the nodes of the cluster.
+    """A job of Ray actors as ranks, which come and go with the nodes of the cluster.
 
-    A node where a rank failed is not used any more, or only after a cooldown; the ranks there end. The others go on,
-    as many as there are, at least min_num_proc.
+    A node where a rank failed is not used any more, or only after a cooldown; its ranks end. The others continue, as
+    long as there are at least min_num_proc.
 
     Args:
-        settings: of create_settings(); None: its defaults. use_gpu, cpus_per_slot, gpus_per_slot: what a rank needs.
-        env_vars: environment variables of the ranks.
-        override_discovery: False: settings.discovery says which nodes there are, else Ray does.
+        settings: from create_settings(); None: its defaults. use_gpu, cpus_per_slot, gpus_per_slot: resources of a
+            rank. env_vars: environment variables of the ranks.
+        override_discovery: False: the nodes come from settings.discovery; else from Ray.
     Raises:
         ValueError: gpus_per_slot without use_gpu, or no discovery.
     """
@@ -112,9 +112,9 @@ class ElasticRayExecutor:
         """The settings for the constructor.
 
         Args:
-            min_num_proc, max_num_proc: ranks (min_np, max_np: their old names). reset_limit: meetings after the first
-                before the job is given up. elastic_timeout: seconds to wait for enough slots.
-            timeout_s: seconds that the first meeting waits for ranks that are starting.
+            min_num_proc, max_num_proc: ranks (min_np, max_np: their old names). reset_limit: maximum number of
+                rendezvous after the first one. elastic_timeout: seconds to wait for enough slots.
+            timeout_s: seconds that the first rendezvous waits for ranks that are starting.
             kwargs: num_proc, cooldown_range, discovery: see ElasticSettings and ElasticParameters.
             ssh_identity_file: no effect; Ray starts the ranks.
         Raises:
@@ -125,22 +125,22 @@ class ElasticRayExecutor:
             elastic_timeout=elastic_timeout, start_timeout=timeout_s, nics=nics, **kwargs)
 
     def start(self) -> None:
-        """Looks whether Ray is there; ranks are started by run()."""
+        """Connects to Ray if needed; run() starts the ranks."""
         if not ray.is_initialized():
             ray.init()
         self._started = True
 
     def run(self, worker_fn: Callable[..., Any], callbacks: list[Callable[..., Any]] | None = None,
             with_executable: bool = False) -> list[Any]:
-        """worker_fn() on every rank, until one has returned, and with it the job; returns the results in their order.
+        """Runs worker_fn() on every rank until the job ends, when one has returned; returns the results in rank order.
 
         Args:
             worker_fn: trains in a function of @hvd.elastic.run, as in any elastic job.
-            callbacks: functions that are called here with what ranks give to ray_logger.log(), a dict.
-            with_executable: worker_fn(executable), see RayExecutor.
+            callbacks: functions called here with each dict that a rank passes to ray_logger.log().
+            with_executable: call worker_fn(executable) instead, see RayExecutor.
         Raises:
-            RuntimeError: start() was not called; the job failed: too few slots for too long, too many resets, or no
-                rank left that has the state. No rank is left.
+            RuntimeError: start() was not called; or the job failed: too few slots for too long, too many resets, or no
+                rank left that has the state. No rank is left running.
         """
         if not self._started:
             raise RuntimeError("call start() first")
@@ -173,12 +173,12 @@ class ElasticRayExecutor:
             return crew.results()
 
     def shutdown(self) -> None:
-        """Nothing is left after run(); start() may be called again."""
+        """Does nothing but allow another start(): run() leaves nothing behind."""
         self._started = False
 
 
 class _Crew:
-    """As runner/elastic/crew.py, with actors for processes.
+    """Like runner/elastic/crew.py, with actors instead of processes.
 
     Args:
         function: of the executable. environment: function of a SlotInfo. resources: Resources of a rank.
@@ -205,7 +205,7 @@ class _Crew:
         threading.Thread(target=self._run, args=(number, host, slot), name="elastic worker", daemon=True).start()
 
     def _run(self, number, host, slot):
-        """From the actor's beginning to its end."""
+        """Runs an actor from its start to its end."""
         code, note, because_of = _FAILED, None, None
         try:
             actor = self._begin(number, host)
@@ -221,7 +221,7 @@ class _Crew:
             note = f"{type(error.cause).__name__}: {error.cause}"
             because_of = getattr(error.cause, BECAUSE_OF, None)
             self.say(f"baguarun: {error}")
-        except Exception as error:      # whatever it is: a worker of which no end is told would be waited for
+        except Exception as error:      # of any kind: the driver waits until a worker's end is reported
             note = f"{type(error).__name__}: {error}"
         self.stop(number)
         self._on_end(number, code, note, because_of)
@@ -243,7 +243,7 @@ class _Crew:
             return actor
 
     def stop(self, number, grace_seconds=0):
-        """Kills the actor: Ray has no gentler way to end one whose method is running."""
+        """Kills the actor: Ray has no gentler method to end one whose method is running."""
         with self._lock:
             self._stopped.add(number)
             actor = self._actors.pop(number, None)
@@ -264,11 +264,11 @@ class _Crew:
         print(text.replace("baguarun:", "bagua_hvd.ray:", 1), file=sys.stderr, flush=True)
 
     def results(self):
-        """In the order of the ranks."""
+        """The results in rank order."""
         return [self._results[rank] for rank in sorted(self._results)]
 
     def close(self):
         with self._lock:
-            self._closed = True     # a thread may be about to make one more
+            self._closed = True     # a thread may be about to create one more
         for number in list(self._actors):
             self.stop(number)

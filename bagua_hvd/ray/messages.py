@@ -1,4 +1,4 @@
-"""Results of the ranks; callbacks get what ranks log while the results are waited for (ray_logger)."""
+"""Collects the ranks' results; while waiting, calls the callbacks with messages that ranks log (ray_logger)."""
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.1
 
 
 class Messages:
-    """A queue between ranks and callbacks; a context manager, after whose end the ranks' messages are lost.
+    """A queue from ranks to callbacks; a context manager. After its exit, messages of the ranks are lost.
 
     Args:
         callbacks: functions of a message; None or empty: there is no queue.
@@ -27,12 +27,12 @@ class Messages:
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]] | None) -> None:
         self._callbacks = list(callbacks or ())
         self.queue = None
-        if self._callbacks:     # on the node of the driver, for Ray may choose one that goes
+        if self._callbacks:     # on the driver's node, since Ray might choose one that is removed
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
 
     def deliver(self) -> None:
-        """Calls the callbacks with what has come since."""
+        """Calls the callbacks with the messages that have arrived."""
         while self.queue is not None:
             try:
                 message = self.queue.get_nowait()
@@ -45,8 +45,8 @@ class Messages:
         """Waits for the results of ranks 0, 1, ..., or until one fails; returns them.
 
         Raises:
-            What the first rank has raised that failed; or the rank of which that is a consequence, if it fails within
-            the grace (BAGUA_HVD_GRACE_SECONDS). The RayActorError of a rank that died names it.
+            The exception of the first failed rank; or of the rank that caused it, if that fails within the grace period
+            (BAGUA_HVD_GRACE_SECONDS). For a rank that died, a RayActorError that names it.
         """
         references = list(references)
         failed: dict[int, Exception] = {}
@@ -76,14 +76,14 @@ class Messages:
 
 
 def _cause(failed):
-    """(rank, whether nothing is known of another rank that failed before it). failed: {rank: error}, in their order."""
+    """(rank, whether no earlier failure of another rank is missing). failed: {rank: error}, in order of arrival."""
     because_of = {rank: getattr(getattr(error, "cause", None), BECAUSE_OF, None) for rank, error in failed.items()}
     rank = first_cause(next(iter(failed)), because_of)
     return rank, because_of[rank] is None or because_of[rank] in failed
 
 
 def _naming(rank, error):
-    """The error; that of a rank that died with a sentence more."""
+    """The error; if the rank died, with its number in the message."""
     if isinstance(error, RayActorError):
         error.error_msg = f"rank {rank} died. {error}"
     return error

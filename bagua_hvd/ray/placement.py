@@ -1,4 +1,4 @@
-"""Where the actors of a job of fixed size are: wherever there is room, or so many on each of so many nodes."""
+"""Placement of the actors of a job of fixed size: wherever there are resources, or a fixed number on each node."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,10 @@ from bagua_hvd.ray.worker import BaseHorovodWorker
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one rank.
+    """Resources of one rank.
 
     Args:
-        cpus: of Ray's, fractions allowed. use_gpu: whether it has any. gpus: how many; None: one if use_gpu.
+        cpus: number of Ray CPUs, fractions allowed. use_gpu: whether it has GPUs. gpus: number; None: 1 if use_gpu.
     Raises:
         ValueError: gpus without use_gpu.
     """
@@ -38,31 +38,31 @@ class Resources:
 
     @property
     def gpu_count(self) -> float:
-        """0 without use_gpu."""
+        """Number of GPUs; 0 without use_gpu."""
         return (self.gpus or 1) if self.use_gpu else 0
 
     def bundle(self, ranks: int = 1) -> dict[str, float]:
-        """What so many ranks take, for a placement group."""
+        """The resources of `ranks` ranks, for a placement group."""
         bundle = {"CPU": self.cpus * ranks}
         return {**bundle, "GPU": self.gpu_count * ranks} if self.use_gpu else bundle
 
     def options(self) -> dict[str, float]:
-        """For an actor's options()."""
+        """Arguments of an actor's options()."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpu_count}
 
 
 class Actors:
-    """The actors of a job, and the placement group that was made for them. close() ends all.
+    """The actors of a job, and the placement group created for them. close() ends all.
 
     Args:
-        counts: ranks of each bundle. resources: of each rank. spread: one bundle for each node, else as near to each
-            other as there is room.
-        use_current: the actors are put into the placement group that the caller is in, if it is in one.
-        timeout_s: seconds to wait for room.
+        counts: ranks of each bundle. resources: of each rank. spread: one bundle on each node; else as close to each
+            other as resources allow.
+        use_current: puts the actors into the caller's placement group, if there is one.
+        timeout_s: seconds to wait for resources.
     Raises:
-        TimeoutError: there was none.
+        TimeoutError: there were none in time.
     Attributes:
-        workers: the actors; those of a node are neighbours.
+        workers: the actors; those of a node are consecutive.
     """
 
     def __init__(self, counts: Sequence[int], resources: Resources, spread: bool, use_current: bool,
@@ -80,7 +80,7 @@ class Actors:
             self.workers = [
                 actor.options(**resources.options(), scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=place)).remote() for place in places]
-            # What the caller's group still holds is known when the actors are there.
+            # Whether the caller's group has enough free resources is known only once the actors run.
             nodes = ray.get([worker.node_id.remote() for worker in self.workers],
                             timeout=None if self._own else timeout_s)
         except GetTimeoutError:
@@ -96,7 +96,7 @@ class Actors:
         self.workers = [self.workers[i] for i in sorted(range(len(nodes)), key=lambda i: order[nodes[i]])]
 
     def close(self) -> None:
-        """Kills the actors, and gives back the room that was reserved for them. Idempotent."""
+        """Kills the actors, and releases the resources reserved for them. Idempotent."""
         for worker in self.workers:
             ray.kill(worker)
         self.workers = []

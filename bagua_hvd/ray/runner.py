@@ -1,4 +1,4 @@
-"""Jobs on Ray: actors are the ranks, and meet at the driver's rendezvous."""
+"""Jobs on Ray: the ranks are actors, and the driver hosts their rendezvous."""
 import base64
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from bagua_hvd.runner.common.util.timeout import Timeout
 
 @dataclass
 class MiniSettings:
-    """How ranks are started. What ssh would need is accepted for Horovod's sake: Ray starts the ranks.
+    """How ranks are started. Settings for ssh are accepted for compatibility with Horovod: Ray starts the ranks.
 
     Args:
-        nics: names of the interfaces that may be used; None: the one that leads to the rendezvous.
-        timeout_s: seconds until all ranks must have called init(). placement_group_timeout_s: to wait for room.
+        nics: names of the allowed interfaces; None: the one towards the rendezvous.
+        timeout_s: seconds until all ranks must have called init(). placement_group_timeout_s: to wait for resources.
     """
 
     nics: Any = None
@@ -43,10 +43,10 @@ class MiniSettings:
 
 
 class Coordinator:
-    """Places and meeting point of a job whose ranks somebody else starts.
+    """Numbers the ranks and hosts the rendezvous of a job whose ranks another component starts.
 
     Args:
-        settings: MiniSettings, or whatever has nics, key (the job's secret, base64; None: a new one) and timeout_s.
+        settings: MiniSettings, or an object with nics, key (the job's secret, base64; None: a new one) and timeout_s.
     """
 
     def __init__(self, settings: Any) -> None:
@@ -56,25 +56,25 @@ class Coordinator:
 
     @property
     def world_size(self) -> int:
-        """Ranks so far."""
+        """Number of ranks registered so far."""
         return len(self._hosts)
 
     @property
     def hostnames(self) -> set[str]:
-        """Names of the hosts that have ranks."""
+        """Names of the hosts with ranks."""
         return {hostname for hostname, _ in self._hosts.values()}
 
     def register(self, hostname: str, node_id: str, world_rank: int) -> None:
-        """A rank is on this node."""
+        """Registers a rank on a node."""
         self._hosts[world_rank] = hostname, node_id
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
-        """When all are registered, ranks 0, 1, ...: {rank: the variables of its place}."""
+        """Called once ranks 0, 1, ... are all registered: {rank: its environment variables}."""
         return {slot.rank: slot.environment
                 for slot in slots_on([self._hosts[rank][1] for rank in range(self.world_size)])}
 
     def establish_rendezvous(self) -> dict[str, str]:
-        """The variables of all ranks. The rendezvous lives in this process, until close() or its end."""
+        """The variables common to all ranks. The rendezvous lives in this process, until close() or its end."""
         key = getattr(self.settings, "key", None) or make_secret_key()
         key = key.decode() if isinstance(key, bytes) else key
         address = ray.util.get_node_ip_address()
@@ -95,7 +95,7 @@ class Coordinator:
         for rank, (hostname, node_id) in enumerate(places):
             self.register(hostname, node_id, rank)
         common = self.establish_rendezvous()
-        # Ray's nodes are hosts, also where two of them are one machine.
+        # Ray's nodes count as hosts, even if two of them are on one machine.
         return [{**common, **place, "HOROVOD_HOSTNAME": places[rank][1], "BAGUA_HVD_HOST_ID": places[rank][1]}
                 for rank, place in self.finalize_registration().items()]
 
@@ -107,16 +107,16 @@ class Coordinator:
 
 
 class RayExecutor:
-    """A job whose ranks are Ray actors: start() makes them, run() and execute() call functions there, shutdown().
+    """A job of Ray actors as ranks: start() creates them, run() and execute() call functions there; shutdown().
 
     Args:
-        settings: of create_settings(); None: its defaults.
-        num_workers: ranks, wherever there is room; or num_hosts: on so many nodes num_workers_per_host each.
-        cpus_per_worker, gpus_per_worker: what Ray reserves for each. use_gpu: whether they have GPUs, one by default.
-            A rank sees all GPUs of its node's ranks, and takes the one of hvd.local_rank().
-        use_current_placement_group: within a placement group, the actors are put there.
-        min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery: of an elastic job,
-            which min_workers makes it; see ElasticRayExecutor.
+        settings: from create_settings(); None: its defaults.
+        num_workers: ranks, wherever there are resources; or num_hosts: nodes with num_workers_per_host ranks each.
+        cpus_per_worker, gpus_per_worker: resources of each rank. use_gpu: whether they have GPUs, one by default.
+            A rank sees all GPUs of its node's ranks, and uses the one with number hvd.local_rank().
+        use_current_placement_group: puts the actors into the caller's placement group, if there is one.
+        min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery: of an elastic job;
+            min_workers makes the job elastic; see ElasticRayExecutor.
     Raises:
         ValueError: numbers that exclude each other.
     """
@@ -153,8 +153,8 @@ class RayExecutor:
         """The settings for the constructor.
 
         Args:
-            timeout_s: seconds until all ranks must have called init(). placement_group_timeout_s: to wait for room.
-            nics: names of the interfaces that may be used; None: the one that leads to the driver.
+            timeout_s: seconds until all ranks must have called init(). placement_group_timeout_s: to wait for
+                resources. nics: names of the allowed interfaces; None: the one towards the driver.
             ssh_identity_file, ssh_str: no effect; Ray starts the ranks.
         """
         return MiniSettings(timeout_s=timeout_s, ssh_identity_file=ssh_identity_file, nics=nics,
@@ -162,39 +162,39 @@ class RayExecutor:
 
     def start(self, executable_cls: Callable[..., Any] | None = None, executable_args: list[Any] | None = None,
               executable_kwargs: dict[str, Any] | None = None, extra_env_vars: dict[str, str] | None = None) -> None:
-        """Makes the actors, and in each of them executable_cls(*executable_args, **executable_kwargs).
+        """Creates the actors, and in each of them executable_cls(*executable_args, **executable_kwargs).
 
         Args:
-            executable_cls: a class whose object execute() hands to its functions; None: there is none.
+            executable_cls: class of the object that execute() passes to its functions; None: there is none.
             extra_env_vars: environment variables of the ranks.
         Raises:
-            TimeoutError: Ray has no room. What the class raises.
+            TimeoutError: Ray has not enough resources. Exceptions of the class.
         """
         self._job.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
 
     def run(self, fn: Callable[..., Any], args: list[Any] | None = None, kwargs: dict[str, Any] | None = None,
             callbacks: list[Callable[..., Any]] | None = None) -> list[Any]:
-        """fn(*args, **kwargs) on every rank; returns the results, in the order of the ranks.
+        """Calls fn(*args, **kwargs) on every rank; returns the results in rank order.
 
         Args:
-            callbacks: functions that are called here with what ranks give to ray_logger.log(), a dict.
+            callbacks: functions called here with each dict that a rank passes to ray_logger.log().
         Raises:
-            What fn raises on a rank (as ray.exceptions.RayTaskError); that rank leaves the job, and the others' next
+            Exceptions of fn on a rank (as ray.exceptions.RayTaskError); that rank leaves the job, and the others' next
             collective fails. RayActorError: a rank died; the text names it. RuntimeError: an elastic job failed.
         """
         return self._job.run(fn, args or [], kwargs or {}, callbacks)
 
     def run_remote(self, fn: Callable[..., Any], args: list[Any] | None = None,
                    kwargs: dict[str, Any] | None = None) -> list[Any]:
-        """As run(), but returns at once, with ray.ObjectRefs. NotImplementedError: the job is elastic."""
+        """Like run(), but returns ray.ObjectRefs at once. NotImplementedError: the job is elastic."""
         return self._job.run_remote(fn, args or [], kwargs or {})
 
     def execute(self, fn: Callable[[Any], Any], callbacks: list[Callable[..., Any]] | None = None) -> list[Any]:
-        """fn(executable) on every rank; returns the results, in the order of the ranks. As run()."""
+        """Calls fn(executable) on every rank; returns the results in rank order. See run()."""
         return self._job.execute(fn, callbacks)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """fn(executable) on rank 0; returns its result. NotImplementedError: the job is elastic."""
+        """Calls fn(executable) on rank 0; returns its result. NotImplementedError: the job is elastic."""
         return self._job.execute_single(fn)
 
     def shutdown(self) -> None:
@@ -235,7 +235,7 @@ class _FixedJob:
             raise
 
     def _share_gpus(self, environments):
-        """Each rank sees the GPUs of its node's ranks, in their order."""
+        """Lets each rank see the GPUs of all ranks on its node, in rank order."""
         of_node: dict[str, list] = {}
         nodes = self._started.nodes
         gpus = ray.get([worker.get_gpu_ids.remote() for worker in self._workers])

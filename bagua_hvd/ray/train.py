@@ -1,8 +1,8 @@
-"""For Ray Train V2: the ranks of any DataParallelTrainer find each other, whatever framework their loop uses.
+"""For Ray Train V2: connects the ranks of any DataParallelTrainer, whatever framework their loop uses.
 
     trainer = DataParallelTrainer(loop, backend_config=BaguaConfig(), scaling_config=ScalingConfig(num_workers=4))
 
-TorchTrainer needs none of it: hvd.init() joins the ranks of the torch.distributed group that it makes.
+TorchTrainer needs no backend_config: hvd.init() uses the torch.distributed group that it creates.
 """
 import os
 import socket
@@ -19,7 +19,7 @@ from bagua_hvd.ray.runner import Coordinator
 
 @contextmanager
 def _leaves_at_end():
-    """Around the loop of a rank: one that raises leaves the job, so that the others do not wait for it."""
+    """Wraps a rank's training loop: a rank whose loop raises leaves the job, so that the others do not wait for it."""
     try:
         yield
     finally:
@@ -28,10 +28,10 @@ def _leaves_at_end():
 
 @dataclass
 class BaguaConfig(BackendConfig):
-    """For the argument backend_config of a trainer.
+    """The backend_config of a trainer.
 
     Args:
-        nics: names of the interfaces that may be used; None: the one that leads to the trainer's controller.
+        nics: names of the allowed interfaces; None: the one towards the trainer's controller.
         timeout_s: seconds until all ranks must have called hvd.init().
     """
 
@@ -62,7 +62,7 @@ def _set(variables):
 
 
 class _BaguaBackend(Backend):
-    """Runs in the trainer's controller, which holds the rendezvous."""
+    """Runs in the trainer's controller, which hosts the rendezvous."""
 
     share_cuda_visible_devices = True       # as Horovod's scripts expect: hvd.local_rank() is the GPU's number
     _coordinator: Coordinator | None = None

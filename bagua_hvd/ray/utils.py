@@ -1,9 +1,9 @@
-"""What Ray's own HorovodTrainer (Ray Train V1) looks for here. Interfaces need no search: the rendezvous tells them."""
+"""Functions for Ray's own HorovodTrainer (Ray Train V1). No search for interfaces: the rendezvous shows them."""
 from typing import Any
 
 
 def detect_nics(settings: Any, all_host_names: Any = None, node_workers: Any = None) -> set[str]:
-    """Those that the settings name; empty: each rank takes the one that leads to the rendezvous."""
+    """The interfaces named by the settings; empty: each rank uses the one towards the rendezvous."""
     return set(settings.nics or ())
 
 

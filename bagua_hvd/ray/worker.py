@@ -15,12 +15,12 @@ BECAUSE_OF = "bagua_hvd_because_of"
 
 
 class BaseHorovodWorker:
-    """To be made an actor by ray.remote().
+    """A class for ray.remote() to make an actor of.
 
     Args:
-        world_rank, world_size: for HOROVOD_RANK and HOROVOD_SIZE; an executor sets them when all actors are there.
+        world_rank, world_size: for HOROVOD_RANK and HOROVOD_SIZE; an executor sets them once all actors exist.
     Attributes:
-        executable: what start_executable() made; None: nothing.
+        executable: the object created by start_executable(); or None.
     """
 
     def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
@@ -29,7 +29,7 @@ class BaseHorovodWorker:
                               "HOROVOD_SIZE": str(world_size)})
 
     def node_id(self) -> str:
-        """Ray's name of the node."""
+        """Ray's id of the node."""
         return ray.get_runtime_context().get_node_id()
 
     def hostname(self) -> str:
@@ -49,23 +49,23 @@ class BaseHorovodWorker:
         return dict(os.environ)
 
     def set_queue(self, queue: Any) -> None:
-        """Where ray_logger.log() of this process puts its messages; None: nowhere."""
+        """Sets the destination of this process's ray_logger.log(); None discards the messages."""
         ray_logger.configure(queue)
 
     def start_executable(self, executable_cls: Callable[..., Any] | None = None, executable_args: Any = None,
                          executable_kwargs: Any = None) -> None:
-        """Makes the object that execute() hands to its functions; a class of None: there is none."""
+        """Creates the object that execute() passes to its functions; class None: there is no object."""
         if executable_cls:
             self.executable = executable_cls(*(executable_args or []), **(executable_kwargs or {}))
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
-        """func(executable). As run()."""
+        """Calls func(executable). See run()."""
         return self.run(func, (self.executable,), {})
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """func(*args, **kwargs). When it raises, this rank leaves the job, so that the others do not wait for it.
+        """Calls func(*args, **kwargs). If it raises, this rank leaves the job, so that the others do not wait for it.
 
-        The exception gets an attribute `bagua_hvd_because_of`: the rank whose loss came before it; None: no rank's.
+        The exception gets an attribute `bagua_hvd_because_of`: the rank whose loss preceded it; None: there is none.
         """
         try:
             return func(*args, **kwargs)
@@ -76,11 +76,11 @@ class BaseHorovodWorker:
             raise
 
     def run_elastic(self, func: Callable[..., Any]) -> tuple[int, Any] | None:
-        """(rank, func(executable)); None: an elastic job has no slot for this rank any more. As run()."""
+        """Returns (rank, func(executable)); None: this rank has no slot in the elastic job any more. See run()."""
         try:
             result = self.execute(func)
         except RemovedFromJob:
             return None
         rank, _ = get_env_rank_and_size()
-        basics.shutdown()           # the process stays for a while, and the others may have to meet without it
+        basics.shutdown()           # the process stays for a while, and the others may need a rendezvous without it
         return rank, result
