@@ -1,8 +1,9 @@
-"""bagua_hvd on Spark, at Horovod's paths: run(), estimators for torch, Keras and Lightning, their store. docs/spark.md.
+"""bagua_hvd on Spark, under Horovod's paths: run(), estimators for torch, Keras and Lightning, their store.
+docs/spark.md.
 
     runner.py       run(): the driver's side
-    task.py         what a task of its barrier stage does: it starts the rank
-    common/         what the estimators share: parameters, store, Parquet in and out, the model that Spark gets back
+    task.py         a task of its barrier stage, which starts a rank
+    common/         shared by the estimators: parameters, store, reading and writing Parquet, models for Spark
     torch, keras, lightning     TorchEstimator, KerasEstimator, TorchEstimator
 """
 try:

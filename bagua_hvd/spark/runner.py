@@ -1,8 +1,8 @@
-"""run(): a function on every rank of a job whose ranks Spark starts, by a barrier stage; the driver's side.
+"""run(): calls a function on every rank of a job whose ranks Spark starts in a barrier stage; the driver's side.
 
-The driver holds the rendezvous, and a desk (runner/desk.py) where the ranks get the function and leave results. A task
-never fails when its rank does: Spark would repeat the whole stage. Instead the desk hears of it, the other ranks have a
-grace to end by themselves, and when the desk is closed what is left of them is killed.
+The driver hosts the rendezvous, and a desk (runner/desk.py) that sends the ranks the function and receives results. A
+task never fails when its rank does, because Spark would repeat the whole stage. Instead its task reports to the desk,
+the other ranks have a grace period to end by themselves, and when the desk closes, remaining ranks are killed.
 """
 import base64
 import io
@@ -31,9 +31,9 @@ from bagua_hvd.runner.run_files import with_report, write_function
 from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
 
 _POLL_SECONDS = 0.1
-_ARRIVAL_SECONDS = 5        # what ranks sent before they ended arrives, the next piece within this time
-_END_SECONDS = 20           # Spark's tasks end
-_NOTICE_SECONDS = 10        # the user is told what is waited for
+_ARRIVAL_SECONDS = 5        # time for messages of ended ranks to arrive, for each piece
+_END_SECONDS = 20           # time for Spark's tasks to end
+_NOTICE_SECONDS = 10        # until the user is told what the job waits for
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] = {},  # noqa: B006 (Horovod's)
@@ -43,25 +43,25 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
         prefix_output_with_timestamp: bool = False, executable: str | None = None) -> list[Any]:
     """Calls fn(*args, **kwargs) on every rank of a job, one for each task of a barrier stage.
 
-    The ranks are processes of their own on the executors' hosts, where bagua_hvd must be installed. What they print
-    comes here, prefixed by the rank.
+    The ranks are processes of their own on the executors' hosts, where bagua_hvd must be installed. Their output
+    appears here, prefixed by the rank.
 
     Args:
-        fn: may call hvd.init(), and need not. Sent by cloudpickle, as bagua_hvd.run() does.
+        fn: may call hvd.init(), but need not. Sent by cloudpickle, as by bagua_hvd.run().
         num_proc: number of ranks; None: spark.default.parallelism. Spark must have room for all at once.
         start_timeout: seconds to wait for that; None: HOROVOD_SPARK_START_TIMEOUT, or 600.
-        env: environment variables of the ranks, beside those that the executors have.
-        stdout, stderr: text streams for what the ranks print; None: sys.stdout, sys.stderr.
-        nics: names of the interfaces that may be used; None: those that lead to the driver.
+        env: environment variables of the ranks, in addition to the executors'.
+        stdout, stderr: text streams for the ranks' output; None: sys.stdout, sys.stderr.
+        nics: names of the allowed interfaces; None: those towards the driver.
         prefix_output_with_timestamp: local time before the prefix. executable: the Python of the ranks.
-        use_gloo, verbose: no effect. use_mpi, extra_mpi_args: refused, Spark starts the ranks.
+        use_gloo, verbose: no effect. use_mpi, extra_mpi_args: rejected, since Spark starts the ranks.
     Returns:
-        The list of what fn returned, in the order of the ranks.
+        The list of fn's results in rank order.
     Raises:
-        Exception: no SparkContext is active. TimeoutException: Spark had no room for all ranks in time.
+        Exception: no SparkContext is active. TimeoutException: Spark had no slots for all ranks in time.
         RuntimeError: a rank failed; the text names it, with its traceback if fn raised. ValueError: use_mpi, or no
             number of ranks.
-        In all cases no process of the job is left.
+        In all cases no process of the job is left running.
     """
     context = pyspark.SparkContext._active_spark_context
     if context is None:
@@ -90,7 +90,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
                   executable, ",".join(nics or ()))
         stage = _Stage(context, job, num_proc)
         stack.callback(stage.close)
-        stack.callback(desk.close)          # first: then what is left of the ranks is killed
+        stack.callback(desk.close)          # first: it makes the tasks kill remaining ranks
         stage.wait(desk, start_timeout, stderr or sys.stderr)
     if desk.failures:
         rank = desk.failures[0][0]
@@ -101,22 +101,22 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
 
 
 def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
-    """Refused: NotImplementedError. The tasks of a barrier stage begin and end together, none can be added."""
+    """Always raises NotImplementedError: the tasks of a barrier stage start and end together, and none can be added."""
     raise NotImplementedError(
         "bagua_hvd.spark.run_elastic: a barrier stage has a fixed number of tasks, which Spark starts and ends "
         "together; use bagua_hvd.spark.run with checkpoints, or an elastic job by baguarun --host-discovery-script")
 
 
 class _SparkDesk(Desk):
-    """A desk that tasks talk to, too.
+    """A desk that also talks to tasks.
 
         task to desk    task (its rank), later ended (exit_code, reason); or
-                        output (its rank, stream), then what the rank prints
-        desk to task    begin; or it hangs up, and the process is to be killed
+                        output (its rank, stream), then the rank's output
+        desk to task    begin; or it closes the connection, and the task kills its process
 
     Attributes:
-        exit_codes: {rank: of its process}. begun: ranks that have. printing: streams of ranks that have not ended.
-        heard: when something came from one last.
+        exit_codes: {rank: of its process}. begun: ranks that have begun. printing: number of open output streams.
+        heard: time of the last output.
     """
 
     def __init__(self, secret, function, host, console, timestamp, rank_ended):
@@ -125,7 +125,7 @@ class _SparkDesk(Desk):
         self._console = console
         self._timestamp = timestamp
         self._rank_ended = rank_ended
-        self._writers = set()       # of all connections but the streams
+        self._writers = set()       # of all connections but output streams
         self._ending = False
         self.printing = 0
         self.heard = 0.0
@@ -156,13 +156,13 @@ class _SparkDesk(Desk):
                 forwarder.close()
 
     def end(self):
-        """Hangs up on all but the streams: what is left of the ranks is killed, so that these end."""
+        """Closes all connections but output streams: the tasks kill remaining ranks, which ends the streams."""
         self._ending = True
         self.loop.call_soon_threadsafe(lambda: [writer.close() for writer in self._writers])
 
     async def _watch_task(self, rank, reader, writer):
         if rank in self.begun:
-            return      # Spark has lost an executor, and tries the stage again: a job that has begun is not repeated
+            return      # Spark lost an executor, and retries the stage: a job that has begun is not repeated
         self.begun.add(rank)
         writer.write(channel.encode(Begin()))
         line = await reader.readline()
@@ -181,13 +181,13 @@ class _SparkDesk(Desk):
             self.failed_process(rank)
 
     def failed_process(self, rank):
-        """A rank's process ended badly. What it said itself is better than that it ended."""
+        """A rank's process failed. A reason that the rank reported itself takes precedence."""
         if all(rank != other for other, _ in self.failures):
             self.fail(rank, None)
 
 
 class _Stage:
-    """The Spark job, begun by the constructor. close() ends what is left of it."""
+    """The Spark job, started by the constructor. close() ends it."""
 
     def __init__(self, context, job, num_proc):
         self._context = context
@@ -209,7 +209,7 @@ class _Stage:
         self._thread.start()
 
     def wait(self, desk, start_timeout, stderr):
-        """Returns when all tasks have ended, or a rank has failed and the others had their grace. As run()."""
+        """Returns when all tasks have ended, or a rank has failed and the grace period is over. As run()."""
         grace = variables.read("BAGUA_HVD_GRACE_SECONDS")
         begin, noticed = time.monotonic(), False
         while self._thread.is_alive() and not desk.failed_for(grace):
@@ -234,7 +234,7 @@ class _Stage:
             time.sleep(_POLL_SECONDS)
 
     def _reason(self):
-        """Of Spark's error, without the frames of Java."""
+        """The reason of Spark's error, without Java's stack frames."""
         text = "\n".join(line for line in str(self._error).splitlines() if not line.startswith("\tat "))
         missing = re.search(r"ModuleNotFoundError: No module named '([^']+)'", text)
         if missing or "PYTHON_VERSION_MISMATCH" in text:

@@ -1,8 +1,8 @@
-"""A task of the barrier stage: finds out with the others which rank is where, and starts its rank as a process.
+"""A task of the barrier stage: agrees with the others on the ranks, and starts its rank as a process.
 
-A process of its own, since Spark uses its Python workers again, and frameworks cannot be started twice. Three
-connections lead to the driver (runner.py): what the process prints goes there by itself; the third one carries its exit
-code, and when the driver hangs up, the process is killed with all that it started.
+The rank needs its own process, since Spark reuses its Python workers, and frameworks cannot be started twice. Three
+connections lead to the driver (runner.py): two carry the output of the process; the third carries its exit code. When
+the driver closes that one, the process is killed with its descendants.
 """
 import base64
 import json
@@ -23,19 +23,19 @@ from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions
 
 _CONNECT_SECONDS = 30
-_NOT_FOUND = 127        # the shell's code
+_NOT_FOUND = 127        # the shell's exit code
 
 
 @dataclass(frozen=True)
 class Task:
-    """The first word of a task. worker: its rank."""
+    """First message of a task. worker: its rank."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Output:
-    """What the rank writes to "stdout" or "stderr" follows, until its end."""
+    """The rank's output to "stdout" or "stderr" follows, until its end."""
 
     worker: int
     stream: str
@@ -43,12 +43,12 @@ class Output:
 
 @dataclass(frozen=True)
 class Begin:
-    """To a task: its process may be started. The driver hangs up: it is to be killed."""
+    """To a task: start the process. If the driver closes the connection instead, the process must be killed."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A task's process has; reason: it could not be started."""
+    """A task's process has ended. reason: it could not be started."""
 
     exit_code: int
     reason: str | None = None
@@ -56,13 +56,13 @@ class Ended:
 
 @dataclass(frozen=True)
 class Job:
-    """What a task must know.
+    """Data for a task.
 
     Attributes:
         address: of the driver. desk_port, rendezvous_port: there. secret_key: base64 bytes.
-        env: of the ranks, beside what the task's own environment holds. path: the driver's sys.path.
+        env: of the ranks, in addition to the task's own environment. path: the driver's sys.path.
         executable: the Python of the ranks; None: the task's.
-        interfaces: names with commas; "": those that lead to the driver.
+        interfaces: names separated by commas; "": those towards the driver.
     """
 
     address: str
@@ -76,7 +76,7 @@ class Job:
 
 
 def places(told):
-    """Ranks of the partitions, and SlotInfos of the ranks: the ranks of a host are neighbours.
+    """Ranks of the partitions, and SlotInfos of the ranks. The ranks of a host are consecutive.
 
     Args:
         told: the host of each partition.
@@ -87,10 +87,10 @@ def places(told):
 
 
 def run_task(job: Job, context: Any) -> tuple[int, int]:
-    """(rank, exit code of its process). context: the BarrierTaskContext.
+    """Starts the rank and waits for its end; returns (rank, exit code). context: the BarrierTaskContext.
 
     Raises:
-        RuntimeError: the driver has ended the job, or Spark tries the stage again.
+        RuntimeError: the driver has ended the job, or Spark retries the stage.
         OSError: the driver cannot be reached.
     """
     gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
@@ -100,7 +100,7 @@ def run_task(job: Job, context: Any) -> tuple[int, int]:
     env = worker_environment({**os.environ, **job.env}, slot, job.address, job.rendezvous_port, job.secret_key,
                              job.interfaces)
     env["PYTHONPATH"] = os.pathsep.join([*sys.path, *(path for path in job.path if os.path.isdir(path))])
-    if gpus:        # those of all ranks of the host, in their order: a rank takes the one of its local rank
+    if gpus:        # those of all ranks on the host, in rank order: a rank uses the one of its local rank
         by_rank = sorted(range(len(told)), key=ranks.__getitem__)
         env["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(
             gpu for i in by_rank if told[i][0] == slot.hostname for gpu in told[i][1]))
@@ -127,14 +127,14 @@ def _run(job, rank, env):
         told = Ended(_wait(process, task))
     for connection in (stdout, stderr):
         connection.close()
-    with suppress(OSError):     # the driver has hung up
+    with suppress(OSError):     # the driver has closed the connection
         task.send(told)
     task.close()
     return told.exit_code
 
 
 def _wait(process, task):
-    """The exit code. The process is killed when the driver hangs up."""
+    """Waits for the exit code. Kills the process when the driver closes the connection."""
     ended = threading.Event()
     watch = threading.Thread(target=_kill_with_driver, args=(task, process.pid, ended), daemon=True)
     watch.start()
@@ -142,11 +142,11 @@ def _wait(process, task):
         status = process.wait()
     finally:
         ended.set()
-        kill_sessions({process.pid})        # whatever it left behind, and itself when Spark interrupts this task
+        kill_sessions({process.pid})        # its background processes, and itself if Spark interrupts this task
     return status if status >= 0 else 128 - status
 
 
 def _kill_with_driver(task, session, ended):
-    task.receive()      # the driver says nothing: it has ended the job
+    task.receive()      # the driver sends nothing here, so it has ended the job
     if not ended.is_set():
         kill_sessions({session})

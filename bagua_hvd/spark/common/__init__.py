@@ -1,1 +1,1 @@
-"""What the estimators share: backend.py, store.py, params.py, saving.py, data.py (Parquet in and out), estimator.py."""
+"""Shared by the estimators: backend.py, store.py, params.py, saving.py, data.py (Parquet in and out), estimator.py."""

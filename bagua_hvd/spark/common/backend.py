@@ -1,4 +1,4 @@
-"""By what an estimator runs its ranks."""
+"""Backends that run an estimator's ranks."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,21 +8,20 @@ from bagua_hvd.spark.runner import run
 
 
 class Backend:
-    """Subclass it to train by something else than Spark's own tasks."""
+    """Subclass it to train by other means than Spark's own tasks."""
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] = {},  # noqa: B006
             env: dict[str, str] | None = None) -> list[Any]:
-        """fn(*args, **kwargs) on every rank, with these environment variables; the results, in the order of the ranks.
-        """
+        """Calls fn(*args, **kwargs) on every rank with these environment variables; returns the results by rank."""
         raise NotImplementedError
 
     def num_processes(self) -> int:
-        """How many ranks there will be."""
+        """The number of ranks."""
         raise NotImplementedError
 
 
 class SparkBackend(Backend):
-    """Ranks by bagua_hvd.spark.run().
+    """Runs the ranks by bagua_hvd.spark.run().
 
     Args:
         num_proc: None: spark.default.parallelism. env: environment variables of the ranks. kwargs: of run().

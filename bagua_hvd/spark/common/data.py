@@ -1,4 +1,4 @@
-"""Rows as Parquet: written by Spark, read by the ranks with pyarrow, each its own equal share."""
+"""Rows as Parquet: Spark writes them, and each rank reads an equal share of its own with pyarrow."""
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 
 _NUMBERS = ("boolean", "byte", "short", "integer", "long", "float", "double")
-_MARKED = re.compile("<bagua_hvd>(.*?)</bagua_hvd>", re.DOTALL)      # our words within an error of Spark's
+_MARKED = re.compile("<bagua_hvd>(.*?)</bagua_hvd>", re.DOTALL)      # our message within an error of Spark
 _MISSING = "the column has missing values: fill them in, or leave these rows out"
 
 
 class Source:
-    """The columns of a DataFrame that ranks read, Spark's vectors as arrays of float32.
+    """The columns of a DataFrame that the ranks read; Spark's vectors become arrays of float32.
 
     Args:
-        columns: {name: shape or None}, see column(). flag: the column that is true for validation; None: there is none.
+        columns: {name: shape or None}, see column(). flag: name of a column that is true for validation rows; or None.
     Raises:
-        ValueError: no such column, a type that is no number, no rows; the first row as column().
+        ValueError: no such column, a non-numeric type, or no rows; for the first row also the errors of column().
     Attributes:
         sample: the first row, {column: array}.
     """
@@ -50,11 +50,11 @@ class Source:
         self._lengths = {name: len(first[name]) for name in columns if isinstance(first[name], list)}
 
     def write(self, train: str, val: str | None, fraction: float, seed: int, parts: int) -> None:
-        """Writes Parquet; Spark checks each row meanwhile.
+        """Writes Parquet; Spark checks each row at the same time.
 
         Args:
-            train, val: folders, as Spark is told of them; val None: no rows for validation. fraction: of the rows for
-                validation, where no column tells. parts: files of each folder.
+            train, val: folders, as Spark names them; val None: no rows for validation. fraction: share of the rows for
+                validation, if no column decides. parts: number of files in each folder.
         Raises:
             ValueError: a row with a missing value, or an array of another length than the first row's.
         """
@@ -114,13 +114,13 @@ def _no_number(name, kind):
 
 
 def column(name: str, values: Any, shape: Any = None) -> np.ndarray:
-    """A column as an array, rows first: float64 as float32, lists of one length as rows.
+    """A column as an array with rows first: float64 becomes float32, lists of equal length become rows.
 
     Args:
-        name: for errors. values: pyarrow.ChunkedArray or Array. shape: of the result, its first number without effect;
-            None: as it is.
+        name: for errors. values: pyarrow.ChunkedArray or Array. shape: of the result; its first number is ignored.
+            None: unchanged.
     Raises:
-        ValueError: missing values, rows of different lengths or of another size than the shape's, or no numbers.
+        ValueError: missing values, rows of different lengths or of another size than the shape's, or not numeric.
     """
     import pyarrow as pa
     import pyarrow.compute
@@ -153,14 +153,14 @@ def column(name: str, values: Any, shape: Any = None) -> np.ndarray:
 
 
 class Rows:
-    """A rank's share of the rows of a folder of Parquet: as many for each rank, the remainder is left out.
+    """A rank's share of the rows of a Parquet folder: equally many for each rank; the remainder is left out.
 
     Args:
-        columns: {name: shape or None}, see column(). purpose: of the rows, for errors.
+        columns: {name: shape or None}, see column(). purpose: of the rows, for messages.
     Raises:
         ValueError: fewer rows than ranks.
     Attributes:
-        count: rows of this rank, the same for all.
+        count: rows of this rank, equal on all ranks.
     """
 
     def __init__(self, dataset: Any, columns: dict[str, Any], rank: int, size: int, purpose: str = "train") -> None:
@@ -172,7 +172,7 @@ class Rows:
         if self.count == 0:
             raise ValueError(f"{sum(lengths)} rows for {size} ranks to {purpose} with: take fewer ranks, or more rows")
         first, last = rank * self.count, (rank + 1) * self.count
-        self._parts = []        # (row group, its first row, its rows), of this rank
+        self._parts = []        # (row group, its first row, its number of rows), for this rank
         begin = 0
         for group, length in zip(groups, lengths, strict=True):
             low, high = max(first, begin), min(last, begin + length)
@@ -181,11 +181,11 @@ class Rows:
             begin += length
 
     def steps(self, batch_size: int) -> int:
-        """Batches of all rows, the last one smaller."""
+        """Number of batches of all rows; the last batch may be smaller."""
         return -(-self.count // batch_size)
 
     def batches(self, batch_size: int, seed: Any = None) -> Iterator[dict[str, np.ndarray]]:
-        """Batches of all rows, {column: array}. seed: of their order; None: as they lie."""
+        """Batches of all rows, {column: array}. seed: for their order; None: the stored order."""
         random = None if seed is None else np.random.default_rng(seed)
         parts = self._parts if random is None else [self._parts[i] for i in random.permutation(len(self._parts))]
         held: dict[str, np.ndarray] | None = None

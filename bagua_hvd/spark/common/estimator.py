@@ -1,4 +1,4 @@
-"""Estimator and model without a framework: data to the store, training on the ranks, a model that Spark can apply."""
+"""Framework-independent estimator and model: data to the store, training on the ranks, a model for Spark."""
 import uuid
 from typing import Any
 
@@ -11,9 +11,9 @@ from bagua_hvd.spark.common.params import Keywords
 
 
 class HorovodModel(Keywords, Model):
-    """What fit() returns: transform() adds a column `<label>__output` for each label.
+    """The result of fit(): transform() adds a column `<label>__output` for each label.
 
-    Subclasses give predictor().
+    Subclasses implement predictor().
 
     Args:
         history: of the training; see the estimators.
@@ -24,12 +24,12 @@ class HorovodModel(Keywords, Model):
         self.history = history
 
     def getHistory(self) -> Any:
-        """What training has measured."""
+        """The history of the training."""
         return self.history
 
     def predictor(self) -> Any:
-        """A function without arguments, sent to the executors, that returns there a function of a list of arrays (the
-        feature columns) to the list of the outputs' arrays."""
+        """A function without arguments, sent to the executors. There it returns a function that maps a list of arrays
+        (the feature columns) to a list of arrays (the outputs)."""
         raise NotImplementedError
 
     def _transform(self, dataset):
@@ -64,7 +64,7 @@ class HorovodModel(Keywords, Model):
 
 
 def _typed(predict, count):
-    """`predict` with the hints by which Spark knows how to call it."""
+    """`predict` with the type hints that tell Spark how to call it."""
     from collections.abc import Iterator
     from types import GenericAlias
 
@@ -84,22 +84,22 @@ def _array(name, series, shape):
 class HorovodEstimator(Keywords, Estimator):
     """fit() writes the rows to a folder of its own in the store, trains on the ranks, and removes the folder.
 
-    Subclasses give job() and made().
+    Subclasses implement job() and made().
     """
 
     def job(self) -> tuple[Any, dict[str, str]]:
-        """(what train() gets, environment variables of the ranks). ValueError: parameters are missing or wrong."""
+        """(argument of train(), environment variables of the ranks). ValueError: parameters are missing or wrong."""
         raise NotImplementedError
 
     def made(self, result: Any, run_id: str) -> HorovodModel:
-        """The model, from what rank 0 returned; its `content` goes to the store."""
+        """The model, made from rank 0's result; its `content` goes to the store."""
         raise NotImplementedError
 
     def check(self, sample: dict[str, np.ndarray]) -> None:
-        """ValueError: the model does not take this row. Does nothing, unless overridden."""
+        """ValueError if the model does not accept this row. Does nothing unless overridden."""
 
     def fit_on_parquet(self) -> HorovodModel:
-        """As fit(), with what lies in the store's folder already."""
+        """Like fit(), with data that is in the store's folder already."""
         store = self.value("store")
         validated = self.value("validation") is not None
         return self._train(self._backend(), store.get_train_data_path(),
@@ -125,7 +125,7 @@ class HorovodEstimator(Keywords, Estimator):
             raise ValueError(f"validation={validation!r}: give a fraction between 0 and 1, or the name of a column")
         source = data.Source(dataset, self._columns(), flag)
         self.check(source.sample)
-        fit = uuid.uuid4().hex      # several fits may use the store at the same time
+        fit = uuid.uuid4().hex      # several fits may use the store concurrently
         train, val = store.get_train_data_path(fit), store.get_val_data_path(fit) if validation is not None else None
         try:
             source.write(store.spark_path(train), val and store.spark_path(val), validation, self.value("random_seed"),
@@ -137,7 +137,7 @@ class HorovodEstimator(Keywords, Estimator):
                     store.remove(path)
 
     def _columns(self):
-        """{name: shape} of all that ranks read."""
+        """{name: shape} of all columns that the ranks read."""
         columns: dict[str, Any] = {}
         for names, shapes in (("feature_cols", "input_shapes"), ("label_cols", "label_shapes")):
             names, shapes = self.value(names), self.value(shapes)
@@ -151,8 +151,8 @@ class HorovodEstimator(Keywords, Estimator):
         train, env = self.job()
         task = Task(store, self._columns(), train_path, val_path, {
             name: self.value(name) for name in self.table if name not in ("store", "backend", "model", "run_id")})
-        task.rows(0, backend.num_processes())       # refuses too few rows before a rank starts
-        # One pickle, so that an optimizer keeps the model's own parameters.
+        task.rows(0, backend.num_processes())       # reports too few rows before a rank starts
+        # One pickle, so that the optimizer keeps the model's own parameters.
         result = backend.run(train, (task,), env=env)[0]
         model = self.made(result, run_id)
         store.write(store.get_checkpoint_path(run_id), result["content"])
@@ -160,7 +160,7 @@ class HorovodEstimator(Keywords, Estimator):
 
 
 class Task:
-    """What a rank trains with.
+    """Data and parameters for a rank's training.
 
     Args:
         store, columns: see Rows. train_path, val_path: folders of the store; val_path None: no validation.
@@ -179,7 +179,7 @@ class Task:
             raise AttributeError(name) from None
 
     def rows(self, rank: int, size: int) -> tuple[data.Rows, data.Rows | None]:
-        """(to train with, to validate with or None)."""
+        """(rows for training, rows for validation or None)."""
         def rows(path, purpose):
             return data.Rows(self._store.dataset(path), self._columns, rank, size, purpose)
 
@@ -193,9 +193,9 @@ class Task:
         return islice(rows.batches(self.batch_size, seed), self.steps(rows))
 
     def steps(self, rows: data.Rows) -> int:
-        """Batches of epoch()."""
+        """Number of batches of epoch()."""
         return min(rows.steps(self.batch_size), self.train_steps_per_epoch or rows.count)
 
     def validation_batches(self, rows: data.Rows) -> Any:
-        """All rows for validation."""
+        """Batches of all validation rows."""
         return rows.batches(self.val_batch_size or self.batch_size)

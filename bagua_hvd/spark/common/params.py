@@ -1,4 +1,4 @@
-"""Parameters of estimators and of the models they return, as Spark ML has them: each with a setter and a getter."""
+"""Parameters of estimators and of their models in the style of Spark ML: each with a setter and a getter."""
 from collections.abc import Callable
 from functools import partialmethod
 from typing import Any, TypeVar
@@ -44,14 +44,14 @@ ESTIMATOR = {
 
 
 def with_params(table: dict[str, tuple[Any, str]]) -> Callable[[_Class], _Class]:
-    """A class decorator: `batch_size` becomes a Param, setBatch_size() is setBatchSize(), and getBatchSize() reads it.
+    """Class decorator: makes `batch_size` a Param, with setBatchSize() and getBatchSize().
 
     Args:
         table: {name: (default, meaning)}.
     """
 
     def add(cls):
-        """The class, with the parameters."""
+        """Adds the parameters to the class."""
         for name, (_, meaning) in table.items():
             camel = "".join(word.capitalize() for word in name.split("_"))
             setattr(cls, name, Param(Params._dummy(), name, meaning))
@@ -68,10 +68,10 @@ def _assign(self, name, value):
 
 
 class Keywords(Saved):
-    """A constructor whose keywords are the parameters; a mixin before Spark ML's classes."""
+    """A mixin before Spark ML's classes whose constructor takes the parameters as keywords."""
 
     table: dict[str, tuple[Any, str]]
-    _setDefault: Any    # of Spark ML's Params
+    _setDefault: Any    # from Spark ML's Params
     getOrDefault: Any
 
     def __init__(self, **kwargs: Any) -> None:
@@ -85,5 +85,5 @@ class Keywords(Saved):
         self._set(**kwargs)
 
     def value(self, name: str) -> Any:
-        """A parameter's."""
+        """The value of a parameter."""
         return self.getOrDefault(name)

@@ -1,4 +1,4 @@
-"""Estimators and models as files, for save() and load() of them and of a Pipeline: Spark's metadata, and one pickle."""
+"""save() and load() of estimators and models, alone or in a Pipeline: Spark's metadata, and one pickle."""
 from typing import Any
 
 import cloudpickle
@@ -6,11 +6,11 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 
 class Saved(MLWritable, MLReadable):
-    """A mixin before Spark ML's classes: write().save(path), load(path). Pickle runs what load() reads."""
+    """A mixin before Spark ML's classes: write().save(path), load(path). load() unpickles, so the file can run code."""
 
     uid: str
-    history: Any = None         # models have one
-    _paramMap: Any              # of Spark ML's Params
+    history: Any = None         # only for models
+    _paramMap: Any              # from Spark ML's Params
     _set: Any
     _resetUid: Any
 
@@ -24,11 +24,11 @@ class Saved(MLWritable, MLReadable):
         return _Reader(cls)
 
     def packed(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters that are set, {name: value}, as they can be pickled."""
+        """The given parameters, {name: value}, in a form that can be pickled."""
         return params
 
     def unpacked(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The reverse of packed()."""
+        """The inverse of packed()."""
         return params
 
 
@@ -42,7 +42,7 @@ class _Writer(MLWriter):
         content = {**saved.packed({param.name: value for param, value in saved._paramMap.items()}),
                    "history": saved.history}
         try:
-            pickled = cloudpickle.dumps(content)        # one, so that an optimizer keeps the model's own parameters
+            pickled = cloudpickle.dumps(content)        # one, so that the optimizer keeps the model's own parameters
         except Exception:
             for name, value in content.items():
                 _pickle_alone(saved, name, value)

@@ -1,4 +1,4 @@
-"""Where estimators keep their data and what comes of a run: folders on a file system that driver and executors share.
+"""Stores of estimators for data and models: folders on a file system that driver and executors share.
 
     PREFIX/intermediate_train_data, intermediate_val_data     Parquet for fit_on_parquet()
     PREFIX/intermediate_train_data.ID, ...                    Parquet of one fit(), which removes it
@@ -12,11 +12,11 @@ from pyarrow import ArrowInvalid, fs
 
 
 class Store:
-    """The interface; Store.create() makes the right one."""
+    """The interface; Store.create() chooses the class."""
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> "FilesystemStore":
-        """A store below `prefix_path`: a folder, or a URI (`hdfs://`, `s3://`, `gs://`, `dbfs:/`, what fsspec knows).
+        """A store below `prefix_path`: a folder, or a URI (`hdfs://`, `s3://`, `gs://`, `dbfs:/`, or known to fsspec).
 
         Args:
             args, kwargs: of FilesystemStore.
@@ -28,12 +28,12 @@ class Store:
 
 
 class FilesystemStore(Store):
-    """Folders below a path or a URI, by pyarrow's file systems.
+    """Folders below a path or a URI, through pyarrow's file systems.
 
     Args:
-        prefix_path: all that is below. train_path, val_path, test_path, runs_path: other folders for these parts.
+        prefix_path: folder of the store. train_path, val_path, test_path, runs_path: other folders for these parts.
     Raises:
-        ValueError: a URI that neither pyarrow nor fsspec knows.
+        ValueError: a URI that neither pyarrow nor fsspec supports.
     """
 
     def __init__(self, prefix_path: str, train_path: str | None = None, val_path: str | None = None,
@@ -50,7 +50,7 @@ class FilesystemStore(Store):
 
     @staticmethod
     def _open(path):
-        """(pyarrow's file system, the path there)."""
+        """(pyarrow's file system, the path within it)."""
         if "://" not in path:
             return fs.LocalFileSystem(), path
         try:
@@ -66,15 +66,15 @@ class FilesystemStore(Store):
         return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), below
 
     def get_train_data_path(self, idx: Any = None) -> str:
-        """Parquet to train with; idx: of several data sets."""
+        """Parquet for training; idx: selects one of several data sets."""
         return self._data("train", idx)
 
     def get_val_data_path(self, idx: Any = None) -> str:
-        """Parquet to validate with."""
+        """Parquet for validation."""
         return self._data("val", idx)
 
     def get_test_data_path(self, idx: Any = None) -> str:
-        """Parquet to test with; nothing here writes it."""
+        """Parquet for tests; nothing here writes it."""
         return self._data("test", idx)
 
     def _data(self, part, idx):
@@ -97,39 +97,39 @@ class FilesystemStore(Store):
         return posixpath.join(self.get_run_path(run_id), "logs")
 
     def spark_path(self, path: str) -> str:
-        """As Spark is to be told of it."""
+        """The path in Spark's form."""
         return path if "://" in path else f"file://{path}"
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Whether the file or folder exists."""
         filesystem, below = self._open(path)
         return filesystem.get_file_info(below).type != fs.FileType.NotFound
 
     def read(self, path: str) -> bytes:
-        """A file's content. FileNotFoundError."""
+        """A file's content. FileNotFoundError if it is missing."""
         filesystem, below = self._open(path)
         with filesystem.open_input_stream(below) as file:
             return file.read()
 
     def write(self, path: str, content: bytes) -> None:
-        """Writes a file, its folder made if need be."""
+        """Writes a file; creates its folder if needed."""
         filesystem, below = self._open(path)
         filesystem.create_dir(posixpath.dirname(below))
         with filesystem.open_output_stream(below) as file:
             file.write(content)
 
     def remove(self, path: str) -> None:
-        """Removes a folder with all that is in it; none is no error."""
+        """Removes a folder with its content; does nothing if it is missing."""
         if self.exists(path):
             filesystem, below = self._open(path)
             filesystem.delete_dir(below)
 
     def write_text(self, path: str, text: str) -> None:
-        """As write(), in UTF-8."""
+        """Like write(), in UTF-8."""
         self.write(path, text.encode())
 
     def is_parquet_dataset(self, path: str) -> bool:
-        """Whether there is Parquet that can be read."""
+        """Whether there is readable Parquet."""
         try:
             return bool(self.dataset(path).schema)
         except (OSError, ArrowInvalid):
@@ -147,11 +147,11 @@ LocalStore = FilesystemStore
 
 
 class HDFSStore(FilesystemStore):
-    """A store on `hdfs://`; libhdfs must be found, see pyarrow's documentation."""
+    """A store on `hdfs://`; it needs libhdfs, see pyarrow's documentation."""
 
 
 class DBFSLocalStore(FilesystemStore):
-    """A store on Databricks' file system, by its mount: `dbfs:/x` and `/dbfs/x` are the same."""
+    """A store on Databricks' file system, through its mount: `dbfs:/x` and `/dbfs/x` are the same."""
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(posixpath.join("/dbfs", prefix_path.removeprefix("dbfs:").removeprefix("/dbfs").lstrip("/")),

@@ -1,4 +1,4 @@
-"""KerasEstimator: a Keras 3 model trained on the rows of a DataFrame, by `fit` with bagua_hvd's optimizer.
+"""KerasEstimator: trains a Keras 3 model on the rows of a DataFrame, by `fit` with bagua_hvd's optimizer.
 
     model = KerasEstimator(num_proc=4, store=Store.create("/shared"), model=net, optimizer=keras.optimizers.Adam(),
                            loss="mse", feature_cols=["features"], label_cols=["y"], epochs=3).fit(df)
@@ -32,7 +32,7 @@ def to_bytes(model: Any) -> bytes:
 
 
 def from_bytes(content: bytes, custom_objects: dict[str, Any] | None) -> Any:
-    """The model of to_bytes()."""
+    """Loads a model from the result of to_bytes()."""
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ def from_bytes(content: bytes, custom_objects: dict[str, Any] | None) -> Any:
 
 
 class _Packed:
-    """How save() and load() treat what is of Keras."""
+    """Converts Keras objects for save() and load()."""
 
     def packed(self, params: dict[str, Any]) -> dict[str, Any]:
         import keras
@@ -62,14 +62,14 @@ class _Packed:
 
 @with_params({**MODEL, **_OBJECTS})
 class KerasModel(_Packed, HorovodModel):
-    """A trained keras.Model; getModel() is it, getHistory() what `fit` returned as `history`."""
+    """A trained keras.Model: getModel() returns it, getHistory() the `history` of `fit`."""
 
     def predictor(self) -> Any:
         content, objects = to_bytes(self.value("model")), self.value("custom_objects")
         backend = _backend()
 
         def make():
-            os.environ["KERAS_BACKEND"] = backend       # Keras reads it when it is imported
+            os.environ["KERAS_BACKEND"] = backend       # Keras reads it at import
             module = from_bytes(content, objects)
 
             def predict(features):
@@ -85,7 +85,7 @@ class KerasModel(_Packed, HorovodModel):
 class KerasEstimator(_Packed, HorovodEstimator):
     """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
 
-    Ranks use the backend of Keras that the driver does. Several feature columns are a tuple of inputs.
+    Ranks use the driver's Keras backend. Several feature columns become a tuple of inputs.
     """
 
     required = ("optimizer", "loss")
@@ -117,8 +117,8 @@ def _backend():
 
 
 def _train(content, optimizer, task):
-    """A rank: returns history and, on rank 0, the weights."""
-    task.params.pop("optimizer")        # serialized apart; a model that is pickled with it would be another one
+    """Runs on a rank: returns the history and, on rank 0, the weights."""
+    task.params.pop("optimizer")        # serialized separately; a model pickled with it would be another object
     import keras
 
     import bagua_hvd.keras as hvd

@@ -1,10 +1,10 @@
-"""TorchEstimator for a LightningModule: Lightning's Trainer on the rows of a DataFrame, by bagua_hvd's strategy.
+"""TorchEstimator for a LightningModule: runs Lightning's Trainer on the rows of a DataFrame, by bagua_hvd's strategy.
 
     model = TorchEstimator(num_proc=4, store=Store.create("/shared"), model=module, feature_cols=["features"],
                            label_cols=["label"], epochs=3).fit(df)
     model.transform(df)                 # adds label__output
 
-Batches are dicts of tensors, by the columns' names.
+Batches are dicts of tensors by column name.
 """
 import io
 
@@ -21,7 +21,7 @@ _PARAMS = {
 
 
 def _train(module, task):
-    """A rank: returns the metrics that were logged and, on rank 0, the parameters."""
+    """Runs on a rank: returns the logged metrics and, on rank 0, the parameters."""
     import torch
 
     import bagua_hvd.torch as hvd
@@ -32,14 +32,14 @@ def _train(module, task):
     rows, validation = task.rows(hvd.rank(), hvd.size())
 
     class Epochs(torch.utils.data.IterableDataset):
-        """The batches of one epoch after the other."""
+        """The batches of consecutive epochs."""
 
         def __init__(self, batches):
             self._batches = batches
             self._epoch = -1
 
         def __iter__(self):
-            self._epoch += 1        # before the loop, whose end a Trainer with a limit of batches does not reach
+            self._epoch += 1        # before the loop: a Trainer with a limit of batches does not reach its end
             for batch in self._batches(self._epoch):
                 yield {name: torch.tensor(array) for name, array in batch.items()}
 

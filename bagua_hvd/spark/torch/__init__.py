@@ -1,4 +1,4 @@
-"""TorchEstimator: a PyTorch model trained on the rows of a DataFrame, by bagua_hvd's optimizer.
+"""TorchEstimator: trains a PyTorch model on the rows of a DataFrame, with bagua_hvd's optimizer.
 
     model = TorchEstimator(num_proc=4, store=Store.create("/shared"), model=net, optimizer=SGD(net.parameters(), 0.1),
                            loss=cross_entropy, feature_cols=["features"], label_cols=["label"], epochs=3).fit(df)
@@ -23,7 +23,7 @@ _PARAMS = {
 
 @with_params(MODEL)
 class TorchModel(HorovodModel):
-    """A trained torch.nn.Module; getModel() is it, getHistory() a dict for each epoch."""
+    """A trained torch.nn.Module: getModel() returns it, getHistory() a list with a dict for each epoch."""
 
     def predictor(self) -> Any:
         module = self.value("model")
@@ -47,7 +47,7 @@ class OfTorch(HorovodEstimator):
     """An estimator of a torch.nn.Module.
 
     Attributes:
-        _trains: function of (model, Task) that each rank calls: returns history and, on rank 0, the parameters.
+        _trains: function of (model, Task), called on each rank: returns the history and, on rank 0, the parameters.
     """
 
     _trains: Callable[[Any, Any], dict[str, Any]]
@@ -65,7 +65,7 @@ class OfTorch(HorovodEstimator):
 
 
 def refuse_integers(model: Any, features: dict[str, Any]) -> None:
-    """ValueError: the model does not take these columns, but would, if those of integers were floats.
+    """ValueError if the model rejects these columns, but would accept them with integers converted to floats.
 
     Args:
         features: {column: array of one row}.
@@ -103,7 +103,7 @@ def loaded(model: Any, content: bytes) -> Any:
 
 
 def _train(model, task):
-    """A rank: returns history and, on rank 0, the parameters."""
+    """Runs on a rank: returns the history and, on rank 0, the parameters."""
     import torch
 
     import bagua_hvd.torch as hvd
@@ -135,7 +135,7 @@ def _train(model, task):
         return loss, metrics
 
     def averages(measured):
-        """Means over all batches of all ranks; every rank has as many."""
+        """Means over all batches of all ranks; every rank has equally many batches."""
         means = {name: sum(each[name] for each in measured) / len(measured) for name in measured[0]}
         return {name: hvd.allreduce(torch.tensor(mean), name=f"mean.{name}").item() for name, mean in means.items()}
 
@@ -154,7 +154,7 @@ def _train(model, task):
             if len(measured) % task.backward_passes_per_step == 0:
                 update()
         if len(measured) % task.backward_passes_per_step:
-            update()        # of the batches that are left
+            update()        # for the remaining batches
         entry = {"epoch": epoch, "train": averages(measured)}
         if optimizer.algorithm.asynchronous:
             optimizer.algorithm.abort()
@@ -184,8 +184,8 @@ def _train(model, task):
 class TorchEstimator(OfTorch):
     """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
 
-    The model is called with the feature columns as tensors, in their order; doubles come as float32. Algorithms that
-    leave the models of the ranks different end with their mean.
+    The model is called with the feature columns as tensors, in order; doubles become float32. If the algorithm leaves
+    the models of the ranks different, the result is their mean.
     """
 
     required = ("optimizer", "loss")
