@@ -6,7 +6,7 @@ from bagua_hvd.core.version import __version__ as __version__
 
 
 def __getattr__(name):
-    # Late: most who import the package want a front end, not the launcher.
+    # Imported late: most importers of the package want a front end, not the launcher.
     if name == "run":
         from bagua_hvd.runner import run
 
@@ -16,14 +16,14 @@ def __getattr__(name):
 
 
 def register_with_torch() -> None:
-    """Registers the torch.distributed backend "bagua"; `import torch` calls it, by the entry point `torch.backends`."""
+    """Registers the torch.distributed backend "bagua"; `import torch` calls this by entry point `torch.backends`."""
     import torch.distributed
 
     if not torch.distributed.is_available() or "BAGUA" in torch.distributed.Backend._plugins:
         return
 
     def create(backend_options, options):
-        from bagua_hvd.torch.distributed import group  # late: most who import torch want none of it
+        from bagua_hvd.torch.distributed import group  # late: most importers of torch do not need it
 
         return group.create(backend_options, options)
 

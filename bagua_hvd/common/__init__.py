@@ -1,1 +1,1 @@
-"""Horovod's paths, for scripts and libraries that import from there. Nothing of bagua_hvd itself does."""
+"""Horovod's paths, for scripts and libraries that import from there. bagua_hvd itself does not use them."""

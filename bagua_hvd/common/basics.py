@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/job/basics.py."""
+"""bagua_hvd/job/basics.py under Horovod's path."""
 from bagua_hvd.job.basics import *  # noqa: F403

@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/job/elastic.py."""
+"""bagua_hvd/job/elastic.py under Horovod's path."""
 from bagua_hvd.job.elastic import *  # noqa: F403

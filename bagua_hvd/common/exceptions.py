@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/core/exceptions.py."""
+"""bagua_hvd/core/exceptions.py under Horovod's path."""
 from bagua_hvd.core.exceptions import *  # noqa: F403

@@ -1,2 +1,2 @@
-"""Horovod's path to what is in bagua_hvd/job/process_sets.py."""
+"""bagua_hvd/job/process_sets.py under Horovod's path."""
 from bagua_hvd.job.process_sets import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Horovod's path: small helpers, for scripts and libraries that import them from there."""
+"""Small helpers under Horovod's path, for scripts and libraries that import them from there."""
 import importlib.util
 import os
 import sysconfig
@@ -27,7 +27,7 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """ImportError unless the native core is there; it serves every framework, so the arguments only name things."""
+    """ImportError if the native core is missing. It serves every framework; arguments only matter in the message."""
     if not _core_available():
         raise ImportError(
             f"Extension {ext_name} has not been built: the native core bagua_hvd._native is missing. "
@@ -40,7 +40,7 @@ def _core_available():
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether front end `ext_base_name` ("torch", "tensorflow") can run: the core and the framework are there."""
+    """Whether front end `ext_base_name` ("torch", "tensorflow") can run: the core and the framework are installed."""
     available = _core_available() and importlib.util.find_spec(ext_base_name) is not None
     if verbose:
         print(f"bagua_hvd: front end {ext_base_name} is {'' if available else 'not '}available")
@@ -48,7 +48,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether front end `ext_base_name` finds GPUs whose tensors it can give the core: PyTorch's may."""
+    """Whether front end `ext_base_name` can use GPUs; only PyTorch's can."""
     if ext_base_name != "torch" or not _core_available():
         return False
     from bagua_hvd.core import device  # late: it needs the core
@@ -79,7 +79,7 @@ for _name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
-    """Compares the installed framework's version with `version`: warns, or raises when `exception` is given."""
+    """Compares the installed framework's version with `version`; warns, or raises if `exception` is given."""
     installed = importlib.import_module(name).__version__
     if installed == version:
         return
@@ -91,7 +91,7 @@ def check_installed_version(name: str, version: str, exception: BaseException | 
 
 @contextmanager
 def env(**kwargs: Any) -> Generator[None, None, None]:
-    """Sets environment variables for the time of the block; those given as None are left alone."""
+    """Sets environment variables within the block; those given as None are left unchanged."""
     saved = {}
     try:
         for name, value in kwargs.items():
@@ -113,7 +113,7 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Compares versions of the form x.y.z; what follows (`.dev0`, `+cpu`) is ignored. ValueError for other forms."""
+    """Compares versions of the form x.y.z, ignoring suffixes (`.dev0`, `+cpu`). ValueError for other forms."""
     return _version(ver) >= _version(target)
 
 
