@@ -1,6 +1,6 @@
-"""What a user measures on her own cluster.
+"""Benchmarks for a user's own cluster.
 
-    python -m bagua_hvd.bench           collectives beside gloo and MPI; in a job, too: baguarun -np 4 python -m ...
-    python -m bagua_hvd.bench.train     what communication adds to a training step
-    python -m bagua_hvd.bench.predict   what a step would take on another network
+    python -m bagua_hvd.bench           collectives, beside gloo and MPI; also in a job: baguarun -np 4 python -m ...
+    python -m bagua_hvd.bench.train     time that communication adds to a training step
+    python -m bagua_hvd.bench.predict   time of a training step on another network
 """

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 
-# Before anything imports torch: a job's ranks measure in this very process.
+# Before anything imports torch: a job's ranks measure in this process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms  # noqa: E402
@@ -27,7 +27,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class _Parser(argparse.ArgumentParser):
-    """One sentence instead of the whole usage; in a job, once."""
+    """Prints one sentence instead of the whole usage; in a job, only on rank 0."""
 
     def error(self, message):
         if job_rank() == 0:
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def job_rank():
-    """This process's rank in its job; 0 where it belongs to none."""
+    """This process's rank in its job; 0 outside a job."""
     return variables.read("HOROVOD_RANK")
 
 
@@ -54,7 +54,7 @@ def positive(text):
 
 
 def _listed(texts):
-    """Values given apart or with commas, each once."""
+    """Values given separately or with commas, without duplicates."""
     return list(dict.fromkeys(value for text in texts for value in text.split(",") if value))
 
 
@@ -91,11 +91,11 @@ def build_parser():
 
 
 def parse_options(arguments=None, parser=None, check=None):
-    """The options, checked. Wrong ones end the process with one sentence and exit code 2.
+    """Parses and checks the options. Wrong ones end the process with one sentence and exit code 2.
 
     Args:
-        parser: build_parser()'s with more options; None: as it is.
-        check: called with the options before everything else is checked; raises ValueError.
+        parser: build_parser()'s with more options; None: without more.
+        check: called with the options before all other checks; raises ValueError.
     """
     parser = parser or build_parser()
     options = parser.parse_args(arguments)
@@ -109,12 +109,12 @@ def parse_options(arguments=None, parser=None, check=None):
 
 
 def job_size():
-    """Ranks of the job that this process belongs to; None: it belongs to none."""
+    """Number of ranks of this process's job; None outside a job."""
     return variables.read("HOROVOD_SIZE") if variables.given("HOROVOD_SIZE") else None
 
 
 def set_ranks(options):
-    """Sets options.np where it is not given. ValueError: this is a job of another size."""
+    """Sets options.np if it is not given. ValueError: this job has another size."""
     size = job_size()
     if size and options.np not in (None, size):
         raise ValueError(f"-np {options.np}, but this is a job of {size} ranks: leave out -np, or baguarun")
@@ -151,12 +151,12 @@ def _check_relaxed(options):
 
 
 def _label(name, options):
-    """What a backend is called in the table."""
+    """The backend's name in the table."""
     return f"bagua:{options.algorithm}" if name == "bagua" and options.algorithm else name
 
 
 def _measure_fresh(options, where, guard):
-    """What interleaved() returns, each round in ranks of its own."""
+    """The result of rounds.interleaved(), with fresh ranks for each round."""
     names = []
     for name in options.backends:
         why = rounds.why_left_out(name, options)
@@ -169,11 +169,11 @@ def _measure_fresh(options, where, guard):
 
 
 def measure_and_print(options, where=None, described="", guard=None):
-    """Measures and prints the table. Returns what rounds.interleaved() returns, by the names in the table.
+    """Measures and prints the table. Returns the result of rounds.interleaved(), by the names in the table.
 
     Args:
-        where: what rounds.run_round() takes as hosts. described: of it, for the line above the table.
-        guard: see rounds.interleaved(); not in a running job, whose ranks must all make the same rounds.
+        where: the hosts argument of rounds.run_round(). described: its description, for the line above the table.
+        guard: see rounds.interleaved(); not in a running job, whose ranks must all measure the same rounds.
     """
     in_job = job_size() is not None
     speaks = job_rank() == 0
@@ -198,7 +198,7 @@ def _stop(signum, frame):
 
 
 def run(work, *arguments):
-    """Calls work(*arguments) as a program does. Returns the exit code; signals end the process."""
+    """Calls work(*arguments) as a program. Returns the exit code; signals end the process."""
     signal.signal(signal.SIGTERM, _stop)
     try:
         work(*arguments)

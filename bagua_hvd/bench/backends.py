@@ -21,7 +21,7 @@ def _name(tensor):
 
 
 class Bagua:
-    """The public interface of bagua_hvd.torch; with an algorithm, allreduce is its own, over a bucket."""
+    """The public interface of bagua_hvd.torch; with an algorithm, allreduce is the algorithm's, over a bucket."""
 
     def __init__(self, options):
         import bagua_hvd.torch as hvd
@@ -85,14 +85,14 @@ class Bagua:
         self.hvd.shutdown()
 
     def abort(self):
-        """After a failure: the launcher ends the other ranks."""
+        """Called after a failure. Does nothing: the launcher ends the other ranks."""
 
 
 class Gloo:
     """torch.distributed with the gloo backend, over loopback TCP when all ranks are on this host.
 
     Args:
-        store: where the ranks meet, a torch.distributed store.
+        store: a torch.distributed store, for the rendezvous.
     """
 
     def __init__(self, store, rank, size):
@@ -148,7 +148,7 @@ class Gloo:
         self.dist.destroy_process_group()
 
     def abort(self):
-        """After a failure: the launcher ends the other ranks."""
+        """Called after a failure. Does nothing: the launcher ends the other ranks."""
 
 
 class Mpi:
@@ -216,7 +216,7 @@ class Mpi:
 
 
 def create(name, options, folder):
-    """The backend in a rank of its own job; the ranks of gloo meet in a file in `folder`."""
+    """The backend in a rank of its own job; gloo's rendezvous is a file in `folder`."""
     if name == "bagua":
         return Bagua(options)
     if name == "mpi":
@@ -231,7 +231,7 @@ def create_gloo_within(bagua):
 
     store = None
     if bagua.rank == 0:
-        # In a job of one rank there is no address to listen at but this.
+        # A job of one rank has no other address to listen on.
         host = read_options().listen_host
         store = torch.distributed.TCPStore(host, 0, bagua.size, is_master=True, wait_for_workers=False)
     meeting_point = bagua.hvd.broadcast_object(store and (host, store.port), root_rank=0)

@@ -22,7 +22,7 @@ GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "be
 LATE = "until the next step's end"
 EXACT, LAYERS = "gradient_allreduce", 50
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-# How far test losses were from that of full gradients, after as many steps: docs/results/quality.md, 4 ranks.
+# Differences of the test loss from full gradients after equally many steps: docs/results/quality.md, 4 ranks.
 LOSSES = {"gradient_allreduce": "the reference", "bytegrad": "-5 to +1 %", "rotated": "-1 to +5 %",
           "powersgd": "-1 to +4 %", "onebit_adam": "-3 to +1 %", "diloco": "-3 to +15 %",
           "async": "-3 to +13 %; not equivalent: images, sgd"}
@@ -30,7 +30,7 @@ COLUMNS = ("algorithm", "ms per step", "speed", "MB sent per step and rank", "te
 
 
 def bytes_per_s(rate: str) -> float:
-    """Of a rate such as 10gbit; 0: "none". Raises ValueError."""
+    """Bytes per second of a rate such as 10gbit; 0 for "none". Raises ValueError."""
     if rate == "none":
         return 0.0
     if rate[-4:] not in UNITS:
@@ -40,7 +40,7 @@ def bytes_per_s(rate: str) -> float:
 
 @dataclass(eq=False)
 class Profile:
-    """Of one step on one rank; seconds. gradients: (name, shape, when it is ready), the first ready first."""
+    """Times of one step on one rank, in seconds. gradients: (name, shape, time when it is ready), by that time."""
 
     model: str
     forward_s: float
@@ -67,8 +67,8 @@ class Network:
 
 
 class Sends(NamedTuple):
-    """Of one way to train: bytes a rank sends for `count` elements of n ranks, rounds of messages, when; every how many
-    steps."""
+    """Communication of an algorithm: bytes that a rank sends for `count` elements of n ranks, rounds of messages, when
+    they are sent, and every how many steps."""
 
     nbytes: float
     rounds: int
@@ -77,12 +77,12 @@ class Sends(NamedTuple):
 
 
 def sends(name: str, n: int, count: float, thin: float = 0) -> Sends:
-    """Of an algorithm of the menu with its defaults; of Adam with gradients_untouched=True.
+    """The Sends of an algorithm in LOSSES with its defaults; for Adam with gradients_untouched=True.
 
     Args:
-        thin: rows and columns of all matrices.
+        thin: total rows and columns of all matrices.
     Raises:
-        KeyError: it is not of the menu.
+        KeyError: another algorithm.
     """
     log = max(1, math.ceil(math.log2(n)))
     exact = 8 * count * (n - 1) / n
@@ -92,7 +92,7 @@ def sends(name: str, n: int, count: float, thin: float = 0) -> Sends:
         "rotated": Sends(exact * ROTATED2, 2),
         "powersgd": Sends(8 * (n - 1) / n * 4 * thin, 4 * log),
         "onebit_adam": Sends(exact / 32, 2),
-        # A quarter of the model in 4 bits every second step, which may travel for one step.
+        # A quarter of the model in 4 bits every second step; it may take one step to arrive.
         "diloco": Sends(exact * BLOCK4 / 4, 2, LATE, 2),
         "async": Sends(0, 0, HIDDEN),
     }[name]
@@ -100,7 +100,7 @@ def sends(name: str, n: int, count: float, thin: float = 0) -> Sends:
 
 @functools.cache
 def _buckets(profile: Profile, nbytes: int) -> list[tuple[int, float]]:
-    """(elements, seconds until the last gradient of it is there)."""
+    """(elements, seconds until the last gradient of the bucket is ready)."""
     found: list[tuple[int, float]] = []
     count, moment = 0, 0.0
     for _, shape, ready in profile.gradients:
@@ -114,12 +114,12 @@ def _buckets(profile: Profile, nbytes: int) -> list[tuple[int, float]]:
 
 @functools.cache
 def thin(profile: Profile) -> int:
-    """Rows and columns of all its matrices."""
+    """Total rows and columns of all matrices."""
     return sum(shape[0] + math.prod(shape[1:]) for _, shape, _ in profile.gradients if len(shape) > 1)
 
 
 def step_s(said: Sends, profile: Profile, network: Network, bucket_nbytes: int = BUCKET_NBYTES) -> float:
-    """Seconds of a step."""
+    """Predicted seconds of a step."""
     if said.when == HIDDEN:
         return profile.computing_s
     wait = (said.rounds + 2) * network.latency_s
@@ -137,7 +137,7 @@ def step_s(said: Sends, profile: Profile, network: Network, bucket_nbytes: int =
 
 
 def even_profile(parameters: float, computing_s: float, layers: int = LAYERS) -> Profile:
-    """Of a model of equal square layers, whose backward pass takes 60 % of the time of a step."""
+    """The Profile of a model of equal square layers, whose backward pass takes 60 % of a step."""
     width = math.isqrt(round(parameters / layers))
     return Profile(f"{layers} layers", 0.3 * computing_s, 0.6 * computing_s, 0.1 * computing_s,
                    [(f"layer{i}", (width, width), 0.6 * computing_s * (i + 1) / layers) for i in range(layers)])

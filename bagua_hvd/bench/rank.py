@@ -1,11 +1,11 @@
-"""What one rank does: runs the cases one after the other, checks every result, takes the times.
+"""One rank of a benchmark: runs the cases one after the other, checks every result, measures the times.
 
-A sample is the mean of a batch of calls made back to back after a barrier. The tensor is refilled before each batch,
-since sums in place grow by a factor of n a call. Sizes are nccl-tests': the larger of what a rank gives and gets,
-so allgather's is that of the output, on all ranks the same.
+A sample is the mean of a batch of consecutive calls after a barrier. The tensor is refilled before each batch, since
+sums in place grow by a factor of n with each call. Sizes are those of nccl-tests: the larger of a rank's input and
+output, so allgather's is the output's, equal on all ranks.
 
-As a program, `python -m bagua_hvd.bench.rank BACKEND FOLDER OPTIONS`: one rank of one round. It leaves its times in
-FOLDER/rank<r>.json, or the reason why there are none in FOLDER/rank<r>.error.
+As a program, `python -m bagua_hvd.bench.rank BACKEND FOLDER OPTIONS`: one rank of one round. It writes its times to
+FOLDER/rank<r>.json, or the reason why there are none to FOLDER/rank<r>.error.
 """
 import argparse
 import json
@@ -21,18 +21,18 @@ from bagua_hvd.job.env import get_env_rank_and_size
 KIB, MIB = 1 << 10, 1 << 20
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
 ITEM_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
-# Sums of the pattern are exact in the others.
+# Sums of the pattern are exact in all other dtypes.
 RELATIVE_ERROR = {"float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
-# Values of the pattern are whole numbers in (rank + 1) + [0, PATTERN): small, so that sums are exact.
+# Values of the pattern are integers in (rank + 1) + [0, PATTERN): small, so that sums are exact.
 PATTERN = 7
 SETTLE_SECONDS = 0.1
 
 
 class Case(NamedTuple):
-    """One line of the table. count: elements of the larger buffer of a rank."""
+    """One line of the table. count: elements of the larger of a rank's buffers."""
 
     op: str
-    count: int          # type: ignore[assignment]  # not the method of tuples
+    count: int          # type: ignore[assignment]  # hides the method of tuples
     nbytes: int
 
     @property
@@ -48,7 +48,7 @@ def human_nbytes(nbytes):
 
 
 def resnet50_counts():
-    """Elements of ResNet-50's 161 parameter tensors, 25 557 032 in all, in the order their gradients arrive."""
+    """Elements of ResNet-50's 161 parameter tensors, 25 557 032 in total, in the order of their gradients."""
     counts = [64 * 3 * 49, 64, 64]
     width_in = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -62,7 +62,7 @@ def resnet50_counts():
 
 
 def cases(options, size):
-    """The Cases, in the order of the table. Sizes are rounded up to whole elements, and rows for every rank."""
+    """The Cases in the order of the table. Sizes are rounded up to whole elements, and to a row for every rank."""
     item = ITEM_NBYTES[options.dtype]
     found = []
     for op in options.op:
@@ -76,12 +76,12 @@ def cases(options, size):
     return list(dict.fromkeys(found))
 
 
-# Up to this size: so many timed calls in a round, so many of them back to back in a sample.
+# (size limit, timed calls in a round, consecutive calls in a sample)
 CALLS = ((KIB, 500, 25), (64 * KIB, 300, 20), (MIB, 60, 4), (16 * MIB, 8, 1), (math.inf, 5, 1))
 
 
 def plan(nbytes, iterations, largest_batch):
-    """(samples, calls in a sample): by size, unless `iterations` says how many calls there are in all."""
+    """(samples, calls in a sample): by size, unless `iterations` sets the total number of calls."""
     calls, batch = next((calls, batch) for limit, calls, batch in CALLS if nbytes <= limit)
     calls = iterations or calls
     batch = max(1, min(batch, calls, largest_batch))
@@ -89,7 +89,7 @@ def plan(nbytes, iterations, largest_batch):
 
 
 def _largest_batch(dtype, size):
-    """Calls until sums in place could overflow."""
+    """Number of calls after which sums in place could overflow."""
     import torch
 
     dtype = getattr(torch, dtype)
@@ -98,10 +98,10 @@ def _largest_batch(dtype, size):
 
 
 class Checker:
-    """Knows what every rank puts in and what must come out.
+    """Generates every rank's input, and checks results against the expected output.
 
     Args:
-        relaxed: the result went through an 8-bit codec twice. average: it is the mean.
+        relaxed: the result was encoded twice by an 8-bit codec. average: it is the mean.
     """
 
     def __init__(self, rank, size, dtype, relaxed=False, average=False):
@@ -111,12 +111,12 @@ class Checker:
         self.rank, self.size, self.dtype = rank, size, getattr(torch, dtype)
         self.relative = RELATIVE_ERROR.get(dtype, 0.0)
         self.divisor = size if average else 1
-        # Each rank's encoding errs by range / 510, that of their sum, whose range is `size` times as large, again.
+        # Each rank's encoding has an error of range / 510; so has that of the sum, whose range is `size` times larger.
         span = PATTERN - 1
         self.absolute = 1.05 * 2 * size * span / 510 / self.divisor if relaxed else 0.0
 
     def pattern(self, count, rank=None):
-        """What the rank (default: this one) puts in."""
+        """The input of a rank (default: this one)."""
         rank = self.rank if rank is None else rank
         cycle = self.torch.arange(rank + 1, rank + 1 + PATTERN).to(self.dtype)
         return cycle.repeat(-(-count // PATTERN))[:count]
@@ -141,7 +141,7 @@ class Checker:
         return total[mine] if op == "reducescatter" else total
 
     def check(self, op, count, result):
-        """Raises WrongResult, naming the first element that is wrong."""
+        """Raises WrongResult, naming the first wrong element."""
         expected = self.expected(op, count)
         where = f"{op} of {human_nbytes(count * result.element_size())}"
         if result.shape != expected.shape or result.dtype != expected.dtype:
@@ -182,7 +182,7 @@ def _timed(backend, call, refill, samples, batch):
 
 
 def _prepare(backend, case, options, checks):
-    """(call, refill, check of what the call returned)"""
+    """(call, refill, check of the call's result)"""
     if case.op == "many":
         sources = [checks.pattern(count) for count in resnet50_counts()]
         tensors = [source.clone() for source in sources]
@@ -203,14 +203,14 @@ def _prepare(backend, case, options, checks):
 
 
 def _settle():
-    """Keeps the core busy: ranks that have begun on the same one take turns there until the kernel parts them."""
+    """Keeps the core busy: ranks that started on the same core take turns until the kernel separates them."""
     until = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < until:
         pass
 
 
 def measure(name, backend, options):
-    """Seconds a call on this rank, by Case.key, one number for each sample. Raises WrongResult."""
+    """Seconds per call on this rank, by Case.key, one number for each sample. Raises WrongResult."""
     import torch
 
     torch.set_num_threads(1)
@@ -219,7 +219,7 @@ def measure(name, backend, options):
     _settle()
     for case in cases(options, backend.size):
         call, refill, check = _prepare(backend, case, options, checks)
-        # Twice: the first call of a name is negotiated, later ones may come from a cache. And it warms up.
+        # Twice: the first call with a name is negotiated, later ones may be cached. It is also a warm-up.
         for _ in range(2):
             refill()
             check(call())
@@ -229,11 +229,11 @@ def measure(name, backend, options):
 
 
 def main(name, folder, options):
-    """One rank of one round. Returns the exit code."""
+    """Runs one rank of one round. Returns the exit code."""
     from bagua_hvd.bench import backends
 
     backend = None
-    # Until the backend knows better; MPI's launcher says it in other variables.
+    # Until the backend sets it; MPI's launcher uses other variables.
     rank = get_env_rank_and_size()[0]
     try:
         backend = backends.create(name, options, folder)

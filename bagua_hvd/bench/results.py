@@ -1,11 +1,11 @@
-"""What a rank leaves for the program that started it: a file with its times, or with the reason why there are none."""
+"""Results that a rank leaves for the program that started it: a file with its times, or with an error."""
 import json
 import os
 import sys
 
 
 class WrongResult(Exception):
-    """A collective returned something else than its definition says."""
+    """The result of a collective is wrong."""
 
 
 def describe(error):
@@ -17,14 +17,14 @@ def describe(error):
 
 
 def write(path, content):
-    # Never half a file: the ranks may be killed at any time.
+    # Never an incomplete file: the ranks may be killed at any time.
     with open(path + ".part", "w") as file:
         json.dump(content, file)
     os.rename(path + ".part", path)
 
 
 def leave(folder, rank, work):
-    """Leaves what work() returns in the rank's file, or why it failed. Returns the exit code."""
+    """Writes work()'s result, or its error, to the rank's file. Returns the exit code."""
     try:
         write(os.path.join(folder, f"rank{rank}.json"), work())
         return 0

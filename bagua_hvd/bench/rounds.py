@@ -1,6 +1,6 @@
-"""Starts the ranks: the backends in turn (A B C A B C ...), fresh processes for every round, nothing left at the end.
+"""Starts the ranks: the backends in turn (A B C A B C ...), fresh processes for every round; none remain at the end.
 
-baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Either dies with this process, and its ranks with it.
+baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Both end with this process, and so do their ranks.
 """
 import functools
 import importlib.util
@@ -19,23 +19,23 @@ from bagua_hvd.core import variables
 from bagua_hvd.runner import exec_worker
 
 ROUND_TIMEOUT_SECONDS = 900
-# Longer than baguarun itself gives its ranks to end.
+# Longer than baguarun's own limit for its ranks to end.
 STOP_SECONDS = 20
 MPI_DTYPES = ("float32", "float64", "int32", "int64")
 
 
 class RoundFailed(RuntimeError):
-    """A round gave no times; the sentence says which, and why."""
+    """A round gave no times; the message says which, and why."""
 
 
 def find_mpiexec():
-    """The mpiexec that was installed with this Python, else one in PATH, else None."""
+    """The mpiexec installed with this Python, else one in PATH, else None."""
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     return beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
 
 def why_left_out(backend, options):
-    """Why this backend cannot be measured here, or None."""
+    """The reason why this backend cannot be measured here, or None."""
     if importlib.util.find_spec("torch") is None:
         return "no module named torch"
     if backend == "mpi":
@@ -56,7 +56,7 @@ def _command(program, backend, options, folder, hosts):
         launcher = [find_mpiexec(), "-n", str(options.np)]
     else:
         launcher = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.np)]
-    # Dies with this process.
+    # Is killed with this process.
     return [sys.executable, "-I", "-S", exec_worker.__file__, str(os.getpid()), *launcher, *rank]
 
 
@@ -71,10 +71,10 @@ def _environment():
 
 
 def _reason(folder, output):
-    """The first error that a rank left behind, and the launcher's last word."""
+    """The first error that a rank left, and the launcher's last line of output."""
     errors = sorted(Path(folder).glob("rank*.error"), key=lambda path: path.stat().st_mtime_ns)
     sentences = [json.loads(path.read_text()) for path in errors]
-    # A rank that found a wrong result explains what the others saw; they may have been quicker to say so.
+    # A rank with a wrong result explains the errors of the others, which may have been reported sooner.
     sentences.sort(key=lambda sentence: "WRONG RESULT" not in sentence)
     last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
     return " | ".join(sentences[:1] + last) or "no output"
@@ -82,7 +82,7 @@ def _reason(folder, output):
 
 @contextmanager
 def _job_on(hosts, backend, options):
-    """The variables that put one job on the hosts."""
+    """Prepares one job on the hosts; yields its environment variables."""
     if hosts is None:
         yield {}
         return
@@ -101,13 +101,13 @@ def _stop(process):
 
 
 def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
-    """One round: a list over ranks of {Case.key: [seconds]}.
+    """Runs one round; returns a list over ranks of {Case.key: [seconds]}.
 
     Args:
-        hosts: hosts.Hosts, to spread the ranks over; None: all on this host.
+        hosts: hosts.Hosts, for the ranks; None: all on this host.
         program: module that a rank runs, with backend, folder and options as its arguments.
     Raises:
-        RoundFailed: a rank failed, or the round took too long. Nothing of it is left running.
+        RoundFailed: a rank failed, or the round took too long. None of its processes remains.
     """
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder, _job_on(hosts, backend, options) as variables:
         with open(os.path.join(folder, "output"), "w+", errors="replace") as output:
@@ -131,9 +131,9 @@ def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
 
 
 class OthersCpu:
-    """Attribute used: the cores that other programs kept busy inside the `with`; None where there is no /proc.
+    """Attribute used: average number of cores that other programs used within the `with`; None without /proc.
 
-    What our own processes used is known once they are waited for.
+    The time of our own processes is known once they have been waited for.
     """
 
     def _now(self):
@@ -158,7 +158,7 @@ class OthersCpu:
 
 
 def slowest(by_rank):
-    """{Case.key: [seconds]}: of each sample the rank that took longest."""
+    """{Case.key: [seconds]}: for each sample, the time of the slowest rank."""
     return {key: [max(sample) for sample in zip(*(times[key] for times in by_rank), strict=True)] for key in by_rank[0]}
 
 
@@ -169,13 +169,13 @@ def _watched(run, name):
 
 
 def interleaved(names, options, run, guard=None):
-    """Measures every backend once a round.
+    """Measures every backend once in each round.
 
     Args:
-        run: from a backend's name to what slowest() returns.
-        guard: runs a round, a function without arguments, and may repeat it; None: each round once.
+        run: function of a backend's name that returns the result of slowest().
+        guard: runs a round, a function without arguments, and may repeat it; None: each round runs once.
     Returns:
-        {backend: {Case.key: [round: [seconds]]}}, and {backend: [round: cores that other programs used]}.
+        {backend: {Case.key: [round: [seconds]]}}, and {backend: [round: cores used by other programs]}.
     """
     results: dict[str, dict] = {name: {} for name in names}
     others: dict[str, list[float]] = {name: [] for name in names}
@@ -192,10 +192,10 @@ def interleaved(names, options, run, guard=None):
 
 
 def in_job(options, measure):
-    """What interleaved() returns, from the ranks of this job, of which this process is one.
+    """The result of interleaved(), from the ranks of this job, which this process is one of.
 
     Args:
-        measure: function of a backend's name and the backend; {Case.key: [seconds]} of this rank.
+        measure: function of a backend's name and the backend that returns {Case.key: [seconds]} of this rank.
     """
     from bagua_hvd.bench import backends
 
@@ -209,5 +209,5 @@ def in_job(options, measure):
     if gloo:
         gloo.close()
     bagua.close()
-    # The other ranks are programs too: what is not ours is not known.
+    # The other ranks are other programs, too: their share of the CPU time is unknown.
     return results, {}

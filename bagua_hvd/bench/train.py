@@ -26,7 +26,7 @@ from bagua_hvd.core import variables
 
 MODELS = ("mlp", "cnn")
 BACKENDS = ("none", "bagua", "gloo", "late", "barrier")
-WITHOUT = ("none", "barrier")        # communication of the training
+WITHOUT = ("none", "barrier")        # without communication in training
 OURS = ("bagua", "late")
 COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
 
@@ -46,7 +46,7 @@ def _cnn(nn):
 
 
 def _wrapped(name, model, optimizer, options):
-    """(what computes the loss, what steps)."""
+    """(model for the forward pass, optimizer)."""
     if name in OURS:
         import bagua_hvd.torch as hvd
 
@@ -131,7 +131,7 @@ def build_parser():
 
 
 def parse_options(parser):
-    """The options, checked. Wrong ones end the process with one sentence and exit code 2."""
+    """Parses and checks the options. Wrong ones end the process with one sentence and exit code 2."""
     options = parser.parse_args()
     try:
         set_ranks(options)
@@ -142,8 +142,8 @@ def parse_options(parser):
 
 
 def measure_and_print(options, where=None, guard=None):
-    """As that of bagua_hvd.bench.__main__."""
-    os.environ["BAGUA_FULL_STEPS"] = "0"       # what is timed are relaxed steps
+    """See measure_and_print() in bagua_hvd.bench.__main__."""
+    os.environ["BAGUA_FULL_STEPS"] = "0"       # measure relaxed steps only
     speaks = job_rank() == 0
     if speaks:
         print(report.machine_line(report.machine()), flush=True)
