@@ -1,8 +1,8 @@
 """`import bagua_hvd.as_horovod` makes `import horovod` and every `import horovod.X` give bagua_hvd and bagua_hvd.X.
 
-For scripts that nobody wants to edit; `baguarun --as-horovod` does it in every rank. The modules are the very objects,
-so that exceptions, constants and process sets are the same by both names. An installed Horovod is hidden for the time
-of the process. Idempotent.
+For scripts that should stay unedited; `baguarun --as-horovod` does this in every rank. Both names give the same module
+objects, so exceptions, constants and process sets are the same. An installed Horovod is hidden while the process lives.
+Idempotent.
 
 Raises:
     ImportError: a real horovod has been imported already.
@@ -41,10 +41,10 @@ class _AsHorovod(MetaPathFinder):
 
 
 class _Loader(InspectLoader):
-    """Loads a horovod module; `python -m` runs the code of the one that it stands for.
+    """Loads a horovod module; `python -m` runs the code of the bagua_hvd module.
 
     Args:
-        real: that one's spec.
+        real: the spec of the bagua_hvd module.
     """
 
     def __init__(self, real):
@@ -66,7 +66,7 @@ class _Loader(InspectLoader):
         return self._real.origin
 
     def exec_module(self, module):
-        # The import system takes what stands in sys.modules now, not the empty module that it made.
+        # The import system takes the entry in sys.modules, instead of the empty module that it made.
         sys.modules[module.__name__] = importlib.import_module(_real_name(module.__name__))
 
 

@@ -1,11 +1,11 @@
-"""`python -m bagua_hvd.as_horovod FOLDER` writes a wheel, named horovod, that makes bagua_hvd answer to that name.
+"""`python -m bagua_hvd.as_horovod FOLDER` writes a wheel named horovod, whose modules and commands are bagua_hvd's.
 
     python -m bagua_hvd.as_horovod wheels && pip install wheels/horovod-*.whl
 
-For code, images and clusters that nobody can edit: with it installed `import horovod.X` gives bagua_hvd.X in every
-Python of the environment, `horovodrun` is baguarun, and importlib.metadata.version("horovod") answers. It takes the
-place of a real Horovod, as any other version would. Not on a package index, and not to be put on a public one: that
-name is Horovod's.
+For code, images and clusters that cannot be edited: once it is installed, `import horovod.X` gives bagua_hvd.X in every
+Python of the environment, `horovodrun` is baguarun, and importlib.metadata.version("horovod") works. It replaces a real
+Horovod like any other version. It is on no package index; do not upload it to a public one: the name belongs to
+Horovod.
 """
 import argparse
 import base64
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from bagua_hvd.core.version import __version__
 
-# The release whose interface this is. The part after + is ours: "horovod==0.28.1" and "horovod>=0.21" are content.
+# The release with this interface. The part after + is ours: requirements such as "horovod==0.28.1" accept it.
 VERSION = f"0.28.1+bagua.hvd.{__version__}"
 _DIST_INFO = f"horovod-{VERSION}.dist-info"
-_DATE = (1980, 1, 1, 0, 0, 0)       # zip's first: the same wheel each time
+_DATE = (1980, 1, 1, 0, 0, 0)       # zip's first date, so that the wheel is always the same
 
 _FILES = {
     "horovod/__init__.py": '''\
@@ -46,7 +46,7 @@ Requires-Dist: bagua_hvd
 
 
 def write_wheel(folder: Path) -> Path:
-    """Writes the wheel into the folder, which is made if there is none; returns its path. OSError: it cannot be."""
+    """Writes the wheel into the folder, which is created if missing; returns its path. OSError: that is impossible."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"horovod-{VERSION}-py3-none-any.whl"
     record = ""
