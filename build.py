@@ -1,10 +1,10 @@
 """Builds bagua_hvd._native: the C core as a static library, and the cffi module over the one public header.
 
 `setup.py` reads `ffibuilder` and `LIBRARIES` from here; the C tests read `SOURCES` and `FLAGS`, so the files are listed
-nowhere else. A `_<isa>` suffix on a C file selects its compiler flags; a file of the suffix `_vectors`
-is compiled for each instruction set, with its name as ISA.
+nowhere else. A suffix `_<isa>` of a C file selects its compiler flags; a file with the suffix `_vectors` is compiled
+for each instruction set, with its name as ISA.
 
-In this folder this file hides the package `build` from `python -m build`, so run as a program it says what to write.
+In this folder this file shadows the package `build` of `python -m build`, so run as a program it says what to type.
 """
 import os
 import re
@@ -31,7 +31,7 @@ INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 VERSION_FILE = Path("bagua_hvd") / "core" / "version.py"
 VERSION = re.search(r'__version__ = "(.*)"', (ROOT / VERSION_FILE).read_text())[1]
 # -ffp-contract=off: a fused multiply-add would make SIMD and scalar kernels, CPU and GPU, differ in the last bit.
-# -fno-trapping-math: nobody asks for the exceptions of what a vector computes and does not choose.
+# -fno-trapping-math: floating-point exceptions of unused vector lanes do not matter.
 FLAGS = [
     "-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-math-errno", "-fno-trapping-math", "-Werror=implicit-function-declaration",
@@ -45,7 +45,7 @@ LINK_LIBRARIES = ["pthread", "m", "dl"]
 
 
 def _is_gcc():
-    if sys.platform != "linux":     # where nothing is built: see require_linux()
+    if sys.platform != "linux":     # nothing is built there: see require_linux()
         return False
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     try:
@@ -55,9 +55,9 @@ def _is_gcc():
     return "Free Software Foundation" in about
 
 
-# A small operation crosses twenty files of the core, which GCC optimizes as one: 4 % of its time. Objects hold code for
-# every linker as well. Not by other compilers: what they call LTO asks for a linker and an archiver of their own.
-# BHVD_BUILD_LTO=0 spares the time that it takes.
+# A small operation runs through twenty files of the core; with LTO, GCC saves 4 % of its time. The objects also hold
+# code for linkers without LTO. Only GCC: LTO of other compilers needs their own linker and archiver. BHVD_BUILD_LTO=0
+# saves the build time of LTO.
 LTO = ["-flto", "-ffat-lto-objects"] if os.environ.get("BHVD_BUILD_LTO") != "0" and _is_gcc() else []
 LTO_LINK = [*LTO, "-flto-partition=one", *FLAGS] if LTO else []
 
@@ -69,9 +69,9 @@ def _isas(path):
 
 
 def _sources():
-    """All C files by instruction set; None is the portable code. Without x86 there is only that.
+    """All C files by instruction set; None is the portable code. Without x86 there is only portable code.
 
-    The machine is the one that is built for: a cross-compiling build says it in _PYTHON_HOST_PLATFORM.
+    The target machine decides: a cross-compiling build names it in _PYTHON_HOST_PLATFORM.
     """
     x86 = sysconfig.get_platform().endswith("-x86_64")
     sources = {None: []}
@@ -95,14 +95,14 @@ LIBRARIES = [
             "sources": files,
             "include_dirs": INCLUDE_DIRS,
             "cflags": FLAGS + ISA_FLAGS.get(isa, []) + LTO,
-            "obj_deps": {"": [*HEADERS, str(VERSION_FILE)]},  # one of these changed: compile again
+            "obj_deps": {"": [*HEADERS, str(VERSION_FILE)]},  # compile again if one of these changes
         },
     )
     for isa, files in SOURCES.items()
 ]
 
-# The ops for TensorFlow: a library, no Python module, so that one file serves all versions of Python. No header and no
-# library of TensorFlow is needed, so it is always built.
+# The ops for TensorFlow: a library, not a Python module, so that one file serves all versions of Python. It needs no
+# headers or libraries of TensorFlow, so it is always built.
 TENSORFLOW_OPS = {
     "name": "bagua_hvd.tensorflow._ops",
     "sources": [*sorted(str(path.relative_to(ROOT)) for path in (ROOT / TENSORFLOW).glob("*.c")),
@@ -111,7 +111,7 @@ TENSORFLOW_OPS = {
     "py_limited_api": True,
 }
 
-# What the ops of TensorFlow call in Python; see native/tensorflow/core.h.
+# Python functions that the ops of TensorFlow call; see native/tensorflow/core.h.
 CALLBACKS = """
 extern "Python" int bhvd_python_put(int64_t, int64_t, const struct bhvd_tensor *, void *, struct bhvd_error *);
 extern "Python" int bhvd_python_wait(int64_t, struct bhvd_error *);
@@ -119,16 +119,16 @@ extern "Python" int bhvd_python_wait(int64_t, struct bhvd_error *);
 
 
 def declarations():
-    """The public header as cffi wants it: without preprocessor lines."""
+    """The public header in the form that cffi accepts: without preprocessor lines."""
     return re.sub(r"^#.*$", "", (ROOT / HEADER).read_text(), flags=re.MULTILINE)
 
 
-# What CuPy compiles when a GPU is found: bagua_hvd/core/device_kernels.py reads it.
+# CuPy compiles this source when a GPU is found: bagua_hvd/core/device_kernels.py reads it.
 DEVICE_SOURCE = Path("bagua_hvd") / "core" / "device_kernels.cu"
 
 
 def device_source():
-    """native/device/kernels.cu with the headers that it shares with C, as one text: NVRTC reads no files."""
+    """native/device/kernels.cu with the headers that it shares with C, as one text: NVRTC does not read files."""
     seen = set()
 
     def lines(path):
@@ -204,7 +204,7 @@ def stub():
             return "CData" if result else "Pointer"
         if isinstance(node, c_ast.ArrayDecl):
             return "Pointer"
-        names = getattr(node.type, "names", ["int"])    # an enum has none
+        names = getattr(node.type, "names", ["int"])    # an enum has no names
         if isinstance(node.type, c_ast.Struct):
             return "CData"
         return {"void": "None", "double": "float", "float": "float"}.get(names[-1], "int")
@@ -212,7 +212,7 @@ def stub():
     constants, functions = [], []
     for declared in CParser().parse(C_TYPES + re.sub(r"/\*.*?\*/", "", declarations(), flags=re.DOTALL)).ext:
         if isinstance(declared.type, c_ast.FuncDecl):
-            parameters = [each for each in declared.type.args.params if each.name]     # (void) has none
+            parameters = [each for each in declared.type.args.params if each.name]     # (void) has no parameters
             arguments = "".join(f"{each.name}{'_' * iskeyword(each.name)}: {python_type(each.type, False)}, "
                                 for each in parameters)
             functions.append(f"    def {declared.name}(self, {arguments + '/' if arguments else ''}) -> "
@@ -230,7 +230,7 @@ def write_stub():
 
 
 def require_linux():
-    """Ends the build elsewhere: what follows would be a page of the compiler's errors."""
+    """Ends the build on other systems, where a page of compiler errors would follow."""
     if sys.platform != "linux":
         sys.exit(f"bagua_hvd runs on Linux; this is {sys.platform}. Its engine stands on futexes and memfd. "
                  "On macOS use a Linux container or virtual machine, on Windows also WSL 2.")
@@ -244,5 +244,5 @@ ffibuilder.set_source(
     include_dirs=[str(NATIVE / "include")],
     libraries=LINK_LIBRARIES,
     extra_link_args=LTO_LINK,
-    depends=HEADERS + [path for files in SOURCES.values() for path in files],  # any of them changed: link again
+    depends=HEADERS + [path for files in SOURCES.values() for path in files],  # link again if any of them changes
 )

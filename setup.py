@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the cffi module, the C libraries under it, TensorFlow's ops, kernels for GPUs.
+"""The parts of the build that pyproject.toml cannot state: the cffi module, C libraries, TensorFlow's ops, GPU kernels.
 
 See build.py.
 """
@@ -15,12 +15,12 @@ build = runpy.run_path(str(Path(__file__).parent / "build.py"))
 build["require_linux"]()
 build["write_device_source"]()
 build["write_stub"]()
-# One wheel serves every Python from this one on; those without the GIL have no limited API.
+# One wheel serves every Python from this one on; free-threaded Pythons have no limited API.
 wheel = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"py_limited_api": "cp310"}
 
 
 class BuildInParallel(build_clib):
-    """Compiles as many files at a time as there are processors; setuptools compiles one after the other."""
+    """Compiles one file per processor in parallel; setuptools compiles sequentially."""
 
     def build_libraries(self, libraries):
         compile_one, archive, jobs = self.compiler._compile, self.compiler.create_static_lib, []
@@ -34,7 +34,7 @@ class BuildInParallel(build_clib):
             self.compiler._compile = lambda *args: jobs.append(pool.submit(compile_one, *args))
             self.compiler.create_static_lib = archive_what_is_compiled
             objects = self.build_temp
-            for library in libraries:               # some files are in several, with other flags
+            for library in libraries:               # some files are in several libraries, with other flags
                 self.build_temp = os.path.join(objects, library[0])
                 super().build_libraries([library])
 
