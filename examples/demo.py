@@ -1,4 +1,4 @@
-"""What `make demo` shows: one network trained on two ranks over a slow network, with three algorithms.
+"""The program of `make demo`: one network trained on two ranks over a slow network, with three algorithms.
 
     python examples/demo.py
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 64, 12      # of the picture, in characters
 
 
 def train(algorithm, steps):
-    """One rank's whole training; returns what the table and the picture show."""
+    """Trains on one rank; returns the data of the table and the picture."""
     import torch
     from torch import nn
     from torch_digits import accuracy, digits
@@ -35,7 +35,7 @@ def train(algorithm, steps):
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     losses, seconds = [], []
-    hvd.statistics()            # what follows is counted from here
+    hvd.statistics()            # reset: counts from here
     started = time.perf_counter()
     for step in range(steps):
         chosen = torch.randint(len(labels), (BATCH,), generator=torch.Generator().manual_seed(step))
@@ -50,7 +50,7 @@ def train(algorithm, steps):
 
 
 def train_all(steps):
-    """On every rank: each algorithm after the other, so that processes start once."""
+    """Runs on every rank: trains with each algorithm in turn, so that processes start only once."""
     import bagua_hvd.torch as hvd
 
     hvd.init()
@@ -71,7 +71,7 @@ def table(results):
 
 
 def picture(results):
-    """The curves of the loss over the seconds, smoothed, on a logarithmic axis; '#' where they lie on each other."""
+    """The smoothed loss over time, on a logarithmic axis; '#' where curves overlap."""
     longest = max(r["seconds"][-1] for r in results.values())
 
     def curve(r):
@@ -99,7 +99,7 @@ def picture(results):
 
 def main(steps=STEPS, mbits=MBITS):
     os.environ |= {"OMP_NUM_THREADS": "1", "BAGUA_HVD_TRANSPORT": "tcp", "BAGUA_HVD_EMULATED_MBITS": str(mbits)}
-    sys.path.insert(0, str(Path(__file__).parent))      # the ranks find torch_digits where this process does
+    sys.path.insert(0, str(Path(__file__).parent))      # so that the ranks find torch_digits
     import bagua_hvd
 
     print(f"A small network learns to read digits on {RANKS} ranks, over an emulated network of {mbits} Mbit/s.\n",

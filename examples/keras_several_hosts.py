@@ -3,7 +3,7 @@
     baguarun -np 4 -H host1:2,host2:2 python examples/keras_several_hosts.py --folder /shared/digits
     KERAS_BACKEND=torch baguarun -np 2 python examples/keras_several_hosts.py --folder /tmp/digits
 
-Started again with the same folder, which all hosts must see, an interrupted training goes on.
+Run it again with the same folder, which all hosts must share, to resume an interrupted training.
 docs/keras-several-hosts.md explains it.
 """
 import argparse
@@ -17,7 +17,7 @@ import bagua_hvd.keras as hvd
 
 
 class Backup(keras.callbacks.BackupAndRestore):
-    """All ranks restore, rank 0 saves: two ranks must not write one file."""
+    """All ranks restore, only rank 0 saves: two ranks must not write one file."""
 
     def on_epoch_end(self, epoch, logs=None):
         if hvd.rank() == 0:
@@ -29,13 +29,13 @@ class Backup(keras.callbacks.BackupAndRestore):
 
 
 def shard(images, labels):
-    """This rank's part; as many images on every rank, so that all make the same number of steps."""
+    """This rank's share; equally many images on every rank, so that all make the same number of steps."""
     count = len(labels) // hvd.size() * hvd.size()
     return images[hvd.rank():count:hvd.size()], labels[hvd.rank():count:hvd.size()]
 
 
 def digits():
-    """1437 images to train with and 360 to test with, shuffled alike on all ranks."""
+    """1437 images for training and 360 for testing, shuffled alike on all ranks."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = images[order].reshape(-1, 8, 8, 1).astype("float32") / 16, labels[order].astype("int32")
@@ -50,7 +50,7 @@ def main():
     args = parser.parse_args()
 
     hvd.init()
-    keras.utils.set_random_seed(42)                                     # the same first weights on every rank
+    keras.utils.set_random_seed(42)                                     # the same initial weights on every rank
     keras.mixed_precision.set_global_policy("mixed_bfloat16")           # before the layers are made
     model = keras.Sequential([
         keras.Input((8, 8, 1)),
@@ -67,7 +67,7 @@ def main():
     callbacks = [
         Backup(args.folder / "backup", double_checkpoint=True),
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        hvd.callbacks.MetricAverageCallback(),                          # before all that looks at metrics
+        hvd.callbacks.MetricAverageCallback(),                          # before all callbacks that read metrics
     ]
     if hvd.rank() == 0:
         callbacks.append(keras.callbacks.ModelCheckpoint(

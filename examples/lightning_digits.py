@@ -3,7 +3,7 @@
     python examples/lightning_digits.py --devices 2 --strategy bagua_bytegrad       Lightning starts the processes
     baguarun -np 2 python examples/lightning_digits.py --devices 2                  baguarun does
 
-Beside a script for strategy="ddp" there is one import, and the name.
+Compared with a script for strategy="ddp", it only has one more import, and the strategy's name.
 """
 import argparse
 
@@ -33,7 +33,7 @@ class Digits(pl.LightningModule):
         self.log("accuracy", (self.layers(images).argmax(1) == labels).float().mean(), sync_dist=True)
 
     def on_train_epoch_end(self):
-        if hvd.is_initialized():            # by the strategy: others than ours need no bagua_hvd
+        if hvd.is_initialized():            # by our strategies only
             self.log("bagua_hvd/bytes_sent", float(hvd.statistics().recent.bytes_sent), sync_dist=True)
 
     def configure_optimizers(self):
@@ -41,7 +41,7 @@ class Digits(pl.LightningModule):
 
 
 def digits():
-    """Loaders of 1437 images to train with, 360 to test with."""
+    """Loaders of 1437 images for training and 360 for testing."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images, labels = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]

@@ -56,7 +56,7 @@ def main():
     torch.set_num_threads(1)
     train_set, test_set = digits()
     images, labels = train_set.tensors
-    mine = labels % hvd.size() == hvd.rank()            # every rank sees other digits
+    mine = labels % hvd.size() == hvd.rank()            # every rank has other digits
     images, labels = images[mine], labels[mine]
 
     torch.manual_seed(0)

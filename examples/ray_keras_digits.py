@@ -2,8 +2,8 @@
 
     python examples/ray_keras_digits.py --num-workers 2
 
-Keras has no data parallelism of its own on several hosts: BaguaConfig lets the ranks find each other, and the optimizer
-is bagua_hvd's. For torch: examples/ray_torch_digits.py.
+Keras has no data parallelism of its own over several hosts: BaguaConfig connects the ranks, and the optimizer is
+bagua_hvd's. For torch: examples/ray_torch_digits.py.
 """
 import argparse
 import os
@@ -17,7 +17,7 @@ from bagua_hvd.ray.train import BaguaConfig
 
 
 def train(config):
-    """The loop of a rank."""
+    """The training loop of a rank."""
     import keras
     from sklearn.datasets import load_digits
 
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--storage", default=None, help="a folder that all nodes share; default: Ray's")
     args = parser.parse_args()
 
-    # The backend of Keras is chosen when it is imported, on the workers.
+    # Keras chooses its backend at import, on the workers.
     ray.init(runtime_env={"env_vars": {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "tensorflow")}})
     result = DataParallelTrainer(
         train, train_loop_config={"algorithm": args.algorithm, "epochs": args.epochs, "seed": 42},

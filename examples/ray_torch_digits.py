@@ -2,7 +2,7 @@
 
     python examples/ray_torch_digits.py --num-workers 2 --algorithm bytegrad
 
-The trainer starts the ranks and makes their torch.distributed group; hvd.init() joins its ranks.
+The trainer starts the ranks and creates their torch.distributed group; hvd.init() uses its ranks.
 """
 import argparse
 import tempfile
@@ -13,7 +13,7 @@ from ray.train.torch import TorchTrainer
 
 
 def train(config):
-    """The loop of a rank."""
+    """The training loop of a rank."""
     import torch
     from sklearn.datasets import load_digits
     from torch import nn

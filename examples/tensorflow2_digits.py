@@ -32,7 +32,7 @@ def make_model():
 
 
 def digits():
-    """The data, shuffled alike everywhere: 1437 images to train with, 360 to test with."""
+    """The data, shuffled alike on all ranks: 1437 images for training, 360 for testing."""
     images, labels = load_digits(return_X_y=True)
     images = images.astype("float32").reshape(-1, 8, 8, 1) / 16
     order = np.random.default_rng(0).permutation(len(labels))
@@ -60,7 +60,7 @@ def main():
 
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.keras.utils.set_random_seed(args.seed + hvd.rank())   # different weights everywhere, until rank 0 gives its own
+    tf.keras.utils.set_random_seed(args.seed + hvd.rank())   # different weights, until rank 0's are broadcast
     train_set, (test_images, test_labels) = digits()
     dataset = tf.data.Dataset.from_tensor_slices(train_set).shard(hvd.size(), hvd.rank())
     steps_per_epoch = len(train_set[0]) // (args.batch_size * hvd.size())
@@ -82,7 +82,7 @@ def main():
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    hvd.statistics()        # what follows is counted from here
+    hvd.statistics()        # reset: counts from here
     started = time.perf_counter()
     for _ in tqdm(range(args.epochs), desc="epochs", disable=hvd.rank() != 0):
         for images, labels in dataset:

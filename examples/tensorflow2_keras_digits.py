@@ -31,7 +31,7 @@ def make_model():
 
 
 def digits():
-    """The data, shuffled alike everywhere: 1437 images to train with, 360 to test with."""
+    """The data, shuffled alike on all ranks: 1437 images for training, 360 for testing."""
     images, labels = load_digits(return_X_y=True)
     images = images.astype("float32").reshape(-1, 8, 8, 1) / 16
     order = np.random.default_rng(0).permutation(len(labels))
@@ -57,7 +57,7 @@ def main():
     args = parser.parse_args()
 
     hvd.init()
-    keras.utils.set_random_seed(args.seed + hvd.rank())     # different weights everywhere, until rank 0's are broadcast
+    keras.utils.set_random_seed(args.seed + hvd.rank())     # different weights, until rank 0's are broadcast
     (images, labels), test_set = digits()
     images, labels = images[hvd.rank()::hvd.size()], labels[hvd.rank()::hvd.size()]
     steps_per_epoch = 1437 // (args.batch_size * hvd.size())
@@ -73,7 +73,7 @@ def main():
         hvd.callbacks.LearningRateWarmupCallback(args.lr * hvd.size(), warmup_epochs=3),
     ]
 
-    hvd.statistics()        # what follows is counted from here
+    hvd.statistics()        # reset: counts from here
     started = time.perf_counter()
     model.fit(images, labels, args.batch_size, epochs=args.epochs, callbacks=callbacks,
               verbose=2 if hvd.rank() == 0 else 0)

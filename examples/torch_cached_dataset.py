@@ -2,8 +2,8 @@
 
     baguarun -np 2 python examples/torch_cached_dataset.py --cache /dev/shm/spectra
 
-The samples are compressed text files, made when the example starts. Ranks of a host share the cache: what one has
-loaded is there for the other in the next epoch.
+The samples are compressed text files, made when the example starts. Ranks of a host share the cache: samples that one
+rank has loaded are there for the others in the next epoch.
 """
 import argparse
 import sys
@@ -20,7 +20,7 @@ from bagua_hvd.data import CachedDataset
 
 
 class Spectra:
-    """Files of 64 x 64 numbers; the label says which half has more in it."""
+    """Files of 64 x 64 numbers; the label says which half has the larger sum."""
 
     def __init__(self, folder, count):
         self.paths = [Path(folder, f"{i}.txt.gz") for i in range(count)]

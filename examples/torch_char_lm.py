@@ -2,7 +2,7 @@
 
     baguarun -np 2 python examples/torch_char_lm.py --model transformer --algorithm bytegrad
 
-Shows clipping of reduced gradients, a learning-rate schedule, and an evaluation that is shared among the ranks.
+Shows clipping of reduced gradients, a learning-rate schedule, and an evaluation shared among the ranks.
 """
 import argparse
 import hashlib
@@ -32,7 +32,7 @@ class LSTM(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Characters -> logits of the next one; each place sees itself and those before."""
+    """Characters -> logits of the next one; each position sees itself and those before."""
 
     def __init__(self, vocabulary, context, width=96, layers=2):
         super().__init__()
@@ -51,12 +51,12 @@ class Transformer(nn.Module):
 MODELS = {"lstm": LSTM, "transformer": Transformer}
 # About a minute on two cores.
 STEPS = {"lstm": 1500, "transformer": 900}
-# For one rank; Adam's moves are normalized, so for n ranks the square root of n is the usual factor.
+# For one rank. Adam normalizes its steps, so for n ranks the square root of n is the usual factor.
 RATES = {"lstm": 6e-3, "transformer": 2e-3}
 
 
 def characters():
-    """The text as numbers: nine tenths to train with, the rest held out; and the size of the vocabulary."""
+    """The text as numbers: nine tenths for training, the rest held out; and the size of the vocabulary."""
     text = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
     vocabulary = {character: number for number, character in enumerate(sorted(set(text)))}
     data = torch.tensor([vocabulary[character] for character in text])
@@ -65,13 +65,13 @@ def characters():
 
 
 def unigram_bits(train_data, held_out, vocabulary):
-    """Bits per character of the held-out part for one who knows only how frequent each character was in training."""
+    """Bits per character of the held-out part for a model that knows only the character frequencies in training."""
     counts = torch.bincount(train_data, minlength=vocabulary).double() + 1
     return F.cross_entropy((counts / counts.sum()).log().expand(len(held_out), -1), held_out).item() / math.log(2)
 
 
 def train(model, optimizer, data, args):
-    """Each rank reads windows of its own choice."""
+    """Trains; each rank draws its own windows."""
     choice = torch.Generator().manual_seed(args.seed + hvd.rank())
     warmup = max(1, args.steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -97,7 +97,7 @@ def train(model, optimizer, data, args):
 
 @torch.no_grad()
 def bits_per_character(model, data, context):
-    """The mean over all windows of the held-out part; every n-th is this rank's."""
+    """The mean over all windows of the held-out part; each rank evaluates every n-th window."""
     model.eval()
     windows = data[:(len(data) - 1) // context * context + 1].unfold(0, context + 1, context)
     total = torch.zeros(2, dtype=torch.float64)
@@ -128,7 +128,7 @@ def main():
 
     hvd.init()
     torch.set_num_threads(1)
-    torch.manual_seed(args.seed + hvd.rank())       # different weights everywhere, until rank 0's are broadcast
+    torch.manual_seed(args.seed + hvd.rank())       # different weights on each rank, until rank 0's are broadcast
     train_data, held_out, vocabulary = characters()
 
     model = MODELS[args.model](vocabulary, args.context)

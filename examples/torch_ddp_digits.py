@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/torch_ddp_digits.py --hook bytegrad --backend gloo     a hook, over gloo
     baguarun -np 2 python examples/torch_ddp_digits.py --wrap decentralized                     weights instead
 
-Beside a script for torch.distributed there is one import and one line more.
+Compared with a script for torch.distributed, it has one more import and one more line.
 """
 import argparse
 import os
@@ -23,7 +23,7 @@ from bagua_hvd.torch import ddp
 
 
 def digits():
-    """1437 images to train with, 360 to test with."""
+    """1437 images for training, 360 for testing."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images, labels = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
@@ -31,7 +31,7 @@ def digits():
 
 
 def start(backend):
-    """torchrun sets what torch needs; baguarun sets what bagua_hvd needs, which then tells torch."""
+    """torchrun sets torch's variables; baguarun sets bagua_hvd's, from which torch then gets rank and size."""
     if "RANK" in os.environ:
         dist.init_process_group(backend)
         return

@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 def digits():
-    """The data, shuffled alike everywhere: 1437 images to train with, 360 to test with."""
+    """The data, shuffled alike on all ranks: 1437 images for training, 360 for testing."""
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
@@ -87,7 +87,7 @@ def main():
 
     hvd.init()
     torch.set_num_threads(1)
-    torch.manual_seed(args.seed + hvd.rank())       # different weights everywhere, until rank 0's are broadcast
+    torch.manual_seed(args.seed + hvd.rank())       # different weights on each rank, until rank 0's are broadcast
     train_set, test_set = digits()
     sampler = DistributedSampler(train_set, num_replicas=hvd.size(), rank=hvd.rank(), seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler)
@@ -100,7 +100,7 @@ def main():
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    hvd.statistics()        # what follows is counted from here
+    hvd.statistics()        # reset: counts from here
     steps, seconds = train(model, optimizer, loader, sampler, args.epochs)
     spent = hvd.statistics().recent
 

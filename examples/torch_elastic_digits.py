@@ -26,7 +26,7 @@ def make_model():
 
 
 def digits():
-    """The data, shuffled alike everywhere: 1437 images to train with, 360 to test with."""
+    """The data, shuffled alike on all ranks: 1437 images for training, 360 for testing."""
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.03, help="for one rank; multiplied by their number")
     args = parser.parse_args()
 
-    # All that takes long comes before init(): the others go on training until this process is there.
+    # Do slow preparations before init(): the other ranks continue training until this process is ready.
     torch.set_num_threads(1)
     torch.manual_seed(42)
     train_set, test_set = digits()
@@ -72,7 +72,7 @@ def main():
 
     @hvd.elastic.run
     def train(state):
-        # Also for those that joined later, whose optimizer has just been synchronized.
+        # Also for ranks that joined later, whose optimizer has just been synchronized.
         scale_learning_rate()
         while state.epoch < args.epochs:
             for images, labels in loader:

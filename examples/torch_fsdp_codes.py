@@ -3,12 +3,12 @@
     baguarun -np 2 python examples/torch_fsdp_codes.py
     baguarun -np 2 python examples/torch_fsdp_codes.py --gradients none --weights none
 
-FSDP2 lets go of both collectives: `set_custom_reduce_scatter` and `set_custom_all_gather`, tried with PyTorch 2.13.
-Everything else stays PyTorch's: process group, shards, optimizer. Each rank steps its own shard in full precision; what
-others see of it is rounded.
+FSDP2 lets scripts replace both collectives: `set_custom_reduce_scatter` and `set_custom_all_gather`, tried with PyTorch
+2.13. Everything else stays PyTorch's: process group, shards, optimizer. Each rank steps its own shard in full
+precision; the other ranks get rounded values.
 
-What stands in the way of more: FSDP2 asks nothing of its reduce-scatter but that it is done when it returns, or ordered
-on a GPU's stream. So on CPUs the backward pass waits for each; a handle to wait for later has no place there.
+Limit: FSDP2 requires that its reduce-scatter is done when it returns, or ordered on a GPU's stream. So on CPUs the
+backward pass waits for each one; there is no handle to wait for later.
 """
 import argparse
 import os
@@ -32,7 +32,7 @@ CONTEXT, BATCH = 48, 16
 
 
 class Coded:
-    """What both have in common: memory, and a name and random numbers for each call.
+    """Shared by both collectives: memory allocation, and a name and random seed for each call.
 
     FSDP2 makes the same calls in the same order on all ranks.
     """
@@ -113,7 +113,7 @@ _modules = {}
 
 
 def id_of(module):
-    """Counts them, in the same order on all ranks."""
+    """Numbers the modules, in the same order on all ranks."""
     return _modules.setdefault(id(module), len(_modules))
 
 

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/torch_fsdp_islands.py
     torchrun --nproc-per-node 4 examples/torch_fsdp_islands.py --algorithm gradient_allreduce
 
-Of an island the ranks hold one model together, each a part of every parameter. Ranks of different islands that hold the
-same part agree on it. bagua_hvd finds them by the mesh; all else is a script for FSDP2.
+The ranks of an island hold one model together, each a part of every parameter. Ranks of different islands with the same
+part synchronize it. bagua_hvd finds them by the mesh; everything else is an ordinary script for FSDP2.
 """
 import argparse
 
@@ -18,7 +18,7 @@ from torch_char_lm import Transformer, characters
 import bagua_hvd.torch as hvd
 from bagua_hvd.algorithms import DiLoCo
 
-# full_steps=0: no gradients between islands, not even at first.
+# full_steps=0: no gradients between islands, not even in the first steps.
 ALGORITHMS = {"gradient_allreduce": "gradient_allreduce", "diloco": DiLoCo(full_steps=0)}
 CONTEXT, BATCH = 48, 16
 
@@ -34,7 +34,7 @@ def main():
     hvd.init()
     mesh = init_device_mesh("cpu", (args.islands, hvd.size() // args.islands), mesh_dim_names=("island", "shard"))
     train_data, held_out, vocabulary = characters()
-    torch.manual_seed(0)                # all islands begin with one model
+    torch.manual_seed(0)                # all islands begin with the same model
     model = Transformer(vocabulary, CONTEXT, width=64, layers=2)
     for module in (*model.layers.layers, model):
         fully_shard(module, mesh=mesh["shard"])

@@ -5,7 +5,7 @@
 Learns to predict the next character of Python's own help texts, paragraph by paragraph; these have from 3 to 6,005
 characters, half of them fewer than 115. Paragraphs of a batch are padded to the longest.
 
-    plain      torch's DistributedSampler: each rank takes what comes
+    plain      torch's DistributedSampler: each rank takes its paragraphs regardless of length
     balanced   LoadBalancingDistributedSampler: the ranks' paragraphs in a step are about equally long
     bounded    LoadBalancingDistributedBatchSampler: so are those of a batch, and all batches are about equally large
 """
@@ -27,7 +27,7 @@ PADDING = 0         # the number of no character
 
 
 def paragraphs(longest):
-    """As numbers, cut to `longest` + 1 characters: nine of ten; every tenth, held out; and the vocabulary's size."""
+    """The texts as numbers, cut to `longest` + 1 characters: nine of ten; every tenth, held out; vocabulary size."""
     texts = [text for topic in sorted(pydoc_data.topics.topics) for text in
              re.split(r"\n\s*\n", pydoc_data.topics.topics[topic]) if len(text) > 1]
     numbers = {character: number for number, character in enumerate(sorted(set("".join(texts))), PADDING + 1)}
@@ -40,7 +40,7 @@ def pad(batch):
 
 
 def loader(data, args):
-    """Batches of this rank; and what takes set_epoch()."""
+    """Batches of this rank; and the object for set_epoch()."""
     if args.sampler == "plain":
         sampler = DistributedSampler(data, hvd.size(), hvd.rank(), seed=args.seed)
         return DataLoader(data, args.batch_size, sampler=sampler, collate_fn=pad), sampler
@@ -53,14 +53,14 @@ def loader(data, args):
 
 
 def loss_of(model, batch):
-    """The sum over the characters of a padded batch, and their number."""
+    """The sum of the loss over the characters of a padded batch, and their number."""
     loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten(), ignore_index=PADDING,
                            reduction="sum")
     return loss, (batch[:, 1:] != PADDING).sum()
 
 
 def train_epoch(model, optimizer, batches):
-    """The seconds that this rank computed in each step: of its own CPU time, whoever else is on the machine."""
+    """Returns the CPU seconds that this rank computed in each step, which other processes do not affect."""
     spent = []
     for batch in batches:
         started = time.thread_time()

@@ -19,7 +19,7 @@ CLASSES = 10
 
 
 class Block(nn.Module):
-    """Two convolutions and the way around them."""
+    """Two convolutions and a shortcut."""
 
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -100,7 +100,7 @@ def main():
     labels = torch.randint(CLASSES, (args.batch_size,))
 
     def run_batches(count):
-        """Returns the seconds that `count` steps took."""
+        """Runs `count` steps; returns their seconds."""
         started = time.perf_counter()
         for _ in range(count):
             optimizer.zero_grad()

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 3 --max-restarts 10 examples/torch_torchrun.py
 
-A worker that hears of the loss has changed no weight in the step that failed. It writes its state to a file of this
-host; the workers that follow begin with the state of one that was ahead. While all is well nothing is written.
+A worker that notices the loss has changed no weight in the failed step. It writes its state to a file on this host; the
+new workers begin with the newest state. Without failures nothing is written.
 """
 import argparse
 import os
@@ -26,7 +26,7 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="on each host")
     args = parser.parse_args()
-    # torchrun's would end this worker while it writes; the loss of a rank ends it anyway.
+    # torchrun's SIGTERM would end this worker while it writes; the loss of a rank ends it anyway.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hvd.init()
     torch.set_num_threads(1)
