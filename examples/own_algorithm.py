@@ -2,7 +2,7 @@
 
     baguarun -np 4 python examples/own_algorithm.py --algorithm own
 
-With step_i what the user's optimizer takes from the weights, and h_i = x_i - step_i the weights after it,
+With step_i for the update that the user's optimizer subtracts, and h_i = x_i - step_i for the weights after it,
 
     x_i^(t+1) = sum_j W_ij (h_j^t + x_j^t - h_j^(t-1))          first step: sum_j W_ij h_j
 

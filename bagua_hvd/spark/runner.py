@@ -48,7 +48,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
 
     Args:
         fn: may call hvd.init(), but need not. Sent by cloudpickle, as by bagua_hvd.run().
-        num_proc: number of ranks; None: spark.default.parallelism. Spark must have room for all at once.
+        num_proc: number of ranks; None: spark.default.parallelism. Spark must have free slots for all at once.
         start_timeout: seconds to wait for that; None: HOROVOD_SPARK_START_TIMEOUT, or 600.
         env: environment variables of the ranks, in addition to the executors'.
         stdout, stderr: text streams for the ranks' output; None: sys.stdout, sys.stderr.

@@ -14,7 +14,7 @@ from bagua_hvd.runner.workers import JobStopped
 
 
 class _RankOutput:
-    """One stream of a worker whose rank may change; otherwise like LineForwarder.
+    """One output stream of a worker. Like LineForwarder, but the rank may change.
 
     The forwarding thread calls feed() and close(); another thread may set rank.
     """

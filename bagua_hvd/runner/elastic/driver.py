@@ -17,8 +17,8 @@ continue wait for it, and there are enough: then every member gets its rank and 
                              the others, although it calls init()
     a worker does not call   while others wait for the next rendezvous, it is sent a Ping. It is killed if it does not
     init()                   respond within start_timeout, since it is suspended; and after elastic_timeout in any case,
-                             if there are enough others. The same holds for a worker on whose state.sync() they wait
-                             after the rendezvous
+                             if there are enough others. So is a worker that keeps the others waiting for its
+                             state.sync() after the rendezvous
     a host is taken away     rank 0 is notified; at the next commit all call init()
     a host is added          workers are started there; when they wait in init(), rank 0 is notified; at the next commit
                              all call init(). No worker waits for a process that is still starting, unless too few run
