@@ -181,7 +181,7 @@ def wait_for_gpus() -> None:
     checkpoint; elastic states do so when they save. Without tensors on GPUs it does nothing.
 
     Raises:
-        HorovodInternalError: a rank was lost, or a GPU failed; results of operations since the last successful call are
+        HorovodInternalError: a rank was lost, or a GPU failed; results of operations since the last such call are
             undefined.
     """
     current = runtime.context
