@@ -3,8 +3,8 @@
     menu            auto, gradient_allreduce, bytegrad, rotated, powersgd, onebit_adam, diloco, async
     specialists     decentralized, low_precision_decentralized, choco, local_sgd, qadam, topk, doublesqueeze
 
-docs/choose.md leads to one of the menu by three questions; docs/algorithms.md says what each does and costs. Your own:
-subclass Algorithm, and register() it or pass an instance.
+docs/choose.md selects from the menu by three questions; docs/algorithms.md states what each algorithm does and costs.
+To add your own, subclass Algorithm, then register() the class or pass an instance.
 """
 from bagua_hvd.algorithms.async_average import Async
 from bagua_hvd.algorithms.auto import Auto

@@ -1,31 +1,31 @@
-"""Async: ranks train by themselves, and in the background their weights are averaged, as they are or by codes.
+"""Async: each rank trains by itself; weights are averaged in the background, in full precision or compressed.
 
-A round begins after a step when sync_interval_ms have passed since the last one ended, and takes a snapshot s_i of the
-weights. Training goes on. After the first step that finds the round ended, x_i += A(s)_i - s_i, so local steps made in
-between are kept. A(s)_i - s_i is
+A round begins after a step, once sync_interval_ms have passed since the previous round ended, with a snapshot s_i of
+the weights. Training continues. After the first step that finds the round complete, x_i += A(s)_i - s_i, which keeps
+the local steps made in between. A(s)_i - s_i is
 
     all             (1/n) sum_j s_j - s_i                       mean
     pairs           (s_i + s_p) / 2 - s_i                       peers; p: the peer of this round (decentralized.py)
     ring            (s_i + s_left + s_right) / 3 - s_i          peers
 
-With a codec Q the ranks send how far they are from where they were last, d_i = s_i - y:
+With a codec Q, ranks send their difference from the last average y, d_i = s_i - y:
 
     all             y += mean_i D(Q(d_i))                       coded_mean; y is equal everywhere
-                    x_i += y - s_i + (d_i - D(Q(d_i)))          what Q loses of d_i stays in x_i
+                    x_i += y - s_i + (d_i - D(Q(d_i)))          the residual of Q stays in x_i
     ring            W += D(Q(s_i - W)), R and L alike           coded_ring; W, R, L: replicas as in choco.py, gamma = 1
                     x_i += (L + R - 2 W) / 3
 
-The thread that trains takes the snapshot and adds, between a step and the next forward pass: weights never change
-between forward and backward, and there is no lock. Rounds of all ranks are in rounds.py. In pairs each rank goes from
-peer to peer at its own pace, and does not stay with one that is late (meetings.py). In a ring a rank waits for both
-neighbours. hierarchical: hosts take the place of ranks, with the mean of their ranks' s, and what Q loses of a host's
-sum stays in the rank that has encoded it; then a late rank delays the next round, but not the training.
+The training thread takes the snapshot and adds the result between a step and the next forward pass: weights never
+change between forward and backward, and no lock is needed. Rounds of all ranks are in rounds.py. In pairs, each rank
+moves from peer to peer at its own pace, and past a late one (meetings.py). In a ring, a rank waits for both neighbours.
+hierarchical: hosts act as ranks, with the mean of their ranks' s; the residual of a host's sum stays in the rank that
+encoded it. A late rank then delays the next round, but not the training.
 
-What rounds leave behind (replicas, say) is in no checkpoint: ranks that save at different moments would not fit
-together. After a resume it begins anew, by one exchange in full precision.
+The state of rounds (such as replicas) is not checkpointed, since ranks save at different moments and their states would
+not match. After a resume, one exchange in full precision rebuilds it.
 
-For the first warmup_steps steps gradients are averaged as in full steps (full_steps.py); for at least 3/2 full_steps,
-since ranks that step when they like can make none later.
+In the first warmup_steps steps, at least 3/2 full_steps, gradients are averaged as in full steps (full_steps.py). Later
+full steps are impossible, since ranks no longer step together.
 
 Wire per round, N elements: all 2 N (n-1)/n, pairs N, ring 2 N; with minmax_uint8 a quarter of that.
 Memory: 2 N elements during a round, and for each peer that is late; with a codec N more always, in a ring 3 N float32.
@@ -71,7 +71,7 @@ def mean(bucket: Bucket, group: ProcessSet) -> Steps:
 @exchange
 def peers(group: ProcessSet, topology: str, bucket: Bucket, round: int, place: int,
           hierarchical: bool = False) -> Steps:
-    """The average with this round's peers - s_i; place: of the memory."""
+    """The average with this round's peers, minus s_i. place: number of the buffers."""
     s = bucket.read(workspace=f"snapshot.{place}")
     average = bucket.workspace(f"average.{place}", s.size, s.dtype)
     yield d_fp_s(s, group, topology=topology, round=round, out=average, hierarchical=hierarchical,
@@ -82,7 +82,7 @@ def peers(group: ProcessSet, topology: str, bucket: Bucket, round: int, place: i
 
 @exchange
 def coded_mean(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bool, number: int, state: State) -> Steps:
-    """y - s_i + (d_i - D(Q(d_i))); in two levels, what Q loses of a host's sum for the member that has encoded it."""
+    """y - s_i + (d_i - D(Q(d_i))); hierarchical: the residual of a host's sum, on the rank that encoded it."""
     y: np.ndarray = state.keep("y", lambda: Mean(bucket, group, f"{bucket.name}.first").wait().copy())
     error = ErrorState(bucket.count, group.size(), hierarchical)
     error.server = state.keep("server_error", lambda: error.server)
@@ -90,7 +90,7 @@ def coded_mean(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bo
     d -= y
     found = bucket.workspace("mean of differences", bucket.count, d.dtype)
     hosts = host_count(group) if hierarchical else 1
-    ranks_per_host = group.size() / hosts if hosts > 1 else 1       # what is encoded is a host's sum, divided by this
+    ranks_per_host = group.size() / hosts if hosts > 1 else 1       # codes are of a host's sum divided by this
     yield c_lp_s(d, group, codec=codec, error=error, out=found, name=bucket.name, seed=bucket.seed(number),
                  hierarchical=hierarchical)
     for part in blocks(found.size):
@@ -102,7 +102,7 @@ def coded_mean(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bo
 
 @exchange
 def coded_ring(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bool, number: int, state: State) -> Steps:
-    """(L + R - 2 W) / 3; of hosts h - s_i + (L + R - 2 W) / 3, where h is the mean of a host's ranks."""
+    """(L + R - 2 W) / 3; hierarchical: h - s_i + (L + R - 2 W) / 3, where h is the mean of a host's ranks."""
     replicas = replicas_of(bucket, group, hierarchical, state)
     delta = bucket.workspace("delta", bucket.count, np.float32)
     d = bucket.read(workspace="difference")
@@ -117,23 +117,23 @@ def coded_ring(bucket: Bucket, group: ProcessSet, codec: Codec, hierarchical: bo
 class Async(LocalSteps):
     """Averages weights in the background.
 
-    Ranks may make different numbers of steps. When one leaves the job, the others go on without
-    averaging. Before evaluation, a checkpoint, or the end, on all ranks:
+    Ranks may make different numbers of steps. When one leaves the job, the others continue without
+    averaging. Before evaluation, a checkpoint, or the end of training, call on all ranks:
 
-        optimizer.algorithm.abort()         rounds under way end, none begins
+        optimizer.algorithm.abort()         finishes rounds in flight, starts none
         hvd.consensus(model)                the mean of the models
         optimizer.algorithm.resume()
 
     Args:
-        peer_selection_mode: "all"; in pairs "shift_one", "exponential" or "random"; or "ring".
-        sync_interval_ms: from the end of a round to the beginning of the next, 0 or more.
-        warmup_steps: steps with averaged gradients before; at least 3/2 full_steps. full_steps: see FullSteps.
-        codec: of bagua_hvd.codecs, for differences instead of weights; None: full precision. Not with pairs.
-        max_staleness: steps after which a round that is still on its way is waited for, however long that takes: then
-            all ranks must make as many steps, or end with abort(). None: see Patience (rounds.py). In pairs it is a
-            bound for each pair: a round is of two ranks, counts its own steps, and other ranks do not wait for it.
-        hierarchical: full precision within hosts, and hosts as the peers; for all without codec it changes nothing but
-            the way that the bytes take.
+        peer_selection_mode: "all"; pairs: "shift_one", "exponential" or "random"; or "ring".
+        sync_interval_ms: milliseconds from the end of a round to the start of the next, 0 or more.
+        warmup_steps: initial steps with averaged gradients; at least 3/2 full_steps. full_steps: see FullSteps.
+        codec: from bagua_hvd.codecs, to send differences instead of weights; None: full precision. Not with pairs.
+        max_staleness: steps after which training blocks on a round still in flight, without a timeout: then all ranks
+            must make the same number of steps, or end with abort(). None: see Patience (rounds.py). In pairs the bound
+            holds for each pair: a round has two ranks and counts its own steps, and other ranks do not wait for it.
+        hierarchical: full precision within hosts, and hosts as the peers; with "all" and no codec, it only changes the
+            path of the bytes.
     """
 
     safety = Safety.E4
@@ -204,7 +204,7 @@ class Async(LocalSteps):
 
     @contextmanager
     def _peers_may_leave(self, model: Model) -> Iterator[None]:
-        """Ranks end when they like: those that are left go on, without rounds. Elastic jobs begin anew instead."""
+        """When a rank leaves the job, the others train on without rounds. Elastic jobs restart instead."""
         try:
             yield
         except HorovodInternalError as error:
@@ -216,15 +216,15 @@ class Async(LocalSteps):
                 "call optimizer.algorithm.abort() on all ranks when they have made their steps", stacklevel=2)
 
     def abort(self) -> None:
-        """Ends the rounds of all ranks, with a last one together; none begins until resume().
+        """Finishes the rounds, on all ranks together; none starts until resume().
 
-        Collective; ranks that have not called it yet go on training meanwhile. Again: nothing happens.
+        Collective; ranks that have not called it yet continue training meanwhile. A second call does nothing.
         """
         for model in sorted(self._models, key=lambda model: model.name):
             with self._peers_may_leave(model):
                 self._rounds(model).stop()
 
     def resume(self) -> None:
-        """Rounds begin again. To be called on all ranks."""
+        """Starts rounds again. Call it on all ranks."""
         for model in self._models:
             self._rounds(model).resume()

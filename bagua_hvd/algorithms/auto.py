@@ -1,10 +1,10 @@
-"""Auto: the quickest of the algorithms that the user allows, for this network, model and processor, at this time.
+"""Auto: selects the fastest algorithm that the user allows, for the current network, model and processor.
 
-    opt = hvd.DistributedOptimizer(opt, algorithm="auto")                          exact gradients, whatever is chosen
-    hvd.algorithms.Auto(up_to="E1")                                                and codes without memory
-    hvd.algorithms.Auto(allow=["bytegrad", hvd.algorithms.DoubleSqueeze()])        and these
+    opt = hvd.DistributedOptimizer(opt, algorithm="auto")                          only exact gradients
+    hvd.algorithms.Auto(up_to="E1")                                                also codecs without memory
+    hvd.algorithms.Auto(allow=["bytegrad", hvd.algorithms.DoubleSqueeze()])        also these
 
-Every hook is the chosen algorithm's. How it is chosen: tuning/tuner.py; docs/decisions/algorithms.md.
+All hooks are those of the chosen algorithm. Selection: tuning/tuner.py; docs/decisions/algorithms.md.
 
 Wire: that of the algorithm chosen; besides at most 416 bytes in some 25 steps, and what measuring takes: some
 allreduces of up to 8 MiB at first, and again as often as makes 1 % of the run.
@@ -33,7 +33,7 @@ from bagua_hvd.tuning.record import Record
 from bagua_hvd.tuning.tuner import Plan, Tuner
 
 EXACT = "gradient_allreduce"
-# What each class adds that needs no argument of the user's.
+# The algorithms that each class adds. They need no argument from the user.
 DEFAULTS: dict[Safety, dict[str, dict[str, Any]]] = {
     Safety.E1: {"float16": {"codec": float16}, "block(8)": {"codec": block(8)},
                 "rotated(2)": {"codec": rotated(2)}},
@@ -53,14 +53,14 @@ class Auto(Algorithm):
     """Chooses among algorithms, and revises its choice.
 
     Args:
-        allow: names or Algorithms that may be chosen beside exact averages of gradients.
-        up_to: "E0", "E1" or "E2": algorithms of these classes, in their defaults.
-        plan: a file that save_plan() has written, or what is in it: that is used, and nothing is measured.
-        log: a file for what is known at each decision, lines of JSON, on the first rank. None: BAGUA_AUTO_LOG.
+        allow: names or Algorithms that may be chosen besides exact gradient averaging.
+        up_to: "E0", "E1" or "E2": also allows the default algorithms up to this class.
+        plan: a file written by save_plan(), or its contents: this plan is used, and nothing is measured.
+        log: a file, to which the first rank writes one line of JSON for each decision. None: BAGUA_AUTO_LOG.
         average: False for the sum.
         window: steps between decisions, 1 or more. None: HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE, else 25.
     Raises:
-        ValueError: an algorithm that cannot be chosen, and why; a plan of others than are allowed.
+        ValueError: an algorithm cannot be chosen (the message says why), or the plan's algorithm is not allowed.
     """
 
     counts_steps = True
@@ -86,7 +86,7 @@ class Auto(Algorithm):
             why = _why_not(algorithm)
             if why:
                 raise ValueError(NOT_KNOWN.format(name=name, why=why))
-        # The mildest first: of equally quick ones that is taken.
+        # The mildest first: it wins among equally fast ones.
         named[1:] = sorted(named[1:], key=lambda pair: pair[1].safety)
         self.algorithms = dict(named)
         self._pinned = None if plan is None else self._read(plan)
@@ -125,12 +125,12 @@ class Auto(Algorithm):
                 for size in (BUCKET_BYTES[:1] if fixed else BUCKET_BYTES)]
 
     def plan(self, model: Model) -> dict[str, Any]:
-        """What is in use for a model, as Auto(plan=...) takes it."""
+        """The plan in use for a model, as a dict for Auto(plan=...)."""
         used = self._tuner(model).plan
         return {"algorithm": used.name, "bucket_bytes": used.bucket_bytes}
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
-        """Writes what is in use, for the first of this process's models, to a file that Auto(plan=path) takes."""
+        """Writes the plan in use for this process's first model to a file for Auto(plan=path)."""
         model = min(self._tuners, key=lambda model: model.name, default=None)
         if model is None:
             raise ValueError("no optimizer uses this Auto: make a DistributedOptimizer with it first")
@@ -169,7 +169,7 @@ class Auto(Algorithm):
 
 
 def _why_not(algorithm: Algorithm) -> str:
-    """Why Auto cannot choose an algorithm; "": it can."""
+    """Why Auto cannot choose an algorithm; "" if it can."""
     if isinstance(algorithm, Auto):
         return "it chooses itself"
     if algorithm.uses_adam or algorithm.replaces_step:

@@ -1,4 +1,4 @@
-"""The mean of weights over the ranks: what several algorithms are made of."""
+"""The mean of weights over the ranks, a building block of several algorithms."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,14 +11,14 @@ from bagua_hvd.training.buckets import Bucket
 
 
 class Mean:
-    """(1/n) sum_i x_i on its way, x_i the values of a bucket when this was made. One at a time for each bucket.
+    """(1/n) sum_i x_i in flight; x_i: the values of a bucket at construction. One at a time for each bucket.
 
-    n is the number of ranks that take part: each adds a 1 behind its values, and one that is in join() a zero.
+    n is the number of participating ranks: each appends a 1 to its values, and a rank in join() adds 0.
 
     Args:
-        name: ranks match it by this; None: the bucket's.
+        name: by which ranks match the operation; None: the bucket's name.
     Attributes:
-        operation: whose end wait() waits for.
+        operation: the operation that wait() waits for.
     """
 
     def __init__(self, bucket: Bucket, group: ProcessSet, name: str | None = None) -> None:
@@ -29,14 +29,14 @@ class Mean:
         self._values = values[:-1]
 
     def wait(self) -> np.ndarray:
-        """Blocks until it is there; flat, bit-equal on all ranks, until the bucket's next Mean is made."""
+        """Blocks; returns the mean: flat, bit-equal on all ranks, valid until the bucket's next Mean is made."""
         self.operation.wait()
         mean, ranks = self._sum[:-1], self._sum[-1]
         mean /= ranks
         return mean
 
     def difference(self) -> np.ndarray:
-        """In place of wait(), when the operation has ended: the mean less x_i."""
+        """The mean minus x_i. Call it instead of wait(), once the operation has ended."""
         difference, ranks = self._sum[:-1], self._sum[-1]
         for part in blocks(difference.size):
             difference[part] /= ranks

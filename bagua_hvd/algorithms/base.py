@@ -1,7 +1,7 @@
-"""What an algorithm is, and the names under which scripts choose one.
+"""The base class of algorithms, and the registry of the names under which scripts choose them.
 
-An algorithm says what is communicated, when and by which primitive. It sees a model's buckets and a process set, never
-a framework's tensor, so every front end has it on the day it is written. A user's own takes ten lines:
+An algorithm determines what is communicated, when, and by which primitive. It sees a model's buckets and a process set,
+never a framework's tensor, so it works in every front end. A user's own takes ten lines:
 
     class Halved(Algorithm):
         "Sends the mean of half the gradients."
@@ -10,15 +10,15 @@ a framework's tensor, so every front end has it on the day it is written. A user
 
     opt = hvd.DistributedOptimizer(opt, algorithm=Halved())
 
-One step of training, and where an algorithm may act:
+An algorithm may act at these points of a training step:
 
-    backward_begins(model)     the first gradient is there; weights are read until the step and must not be written
-    communicate(bucket, group) a bucket of gradients is complete; while the backward pass goes on
+    backward_begins(model)     the first gradient is ready; until the step, weights are read and must not be written
+    communicate(bucket, group) a bucket of gradients is complete; the backward pass may still be running
     before_step(model)         all buckets have been communicated; the optimizer has not read gradients or weights yet
-    step(model)                instead of the optimizer
-    after_step(model)          the weights are new
+    step(model)                replaces the optimizer's step
+    after_step(model)          the weights have been updated
 
-What it looks at there it declares, for to show it may cost something: in TensorFlow weights are copied.
+It must declare the state that it reads there, since access may be costly: TensorFlow copies the weights.
 """
 import copy
 import difflib
@@ -41,10 +41,10 @@ HOOKS = ("backward_begins", "communicate", "before_step", "step", "after_step")
 
 
 class Safety(enum.IntEnum):
-    """What an algorithm does to a training, the mildest first; by this users allow (algorithms/auto.py).
+    """How far an algorithm departs from exact training, mildest first; users set a limit (algorithms/auto.py).
 
-    E0: nothing: the exact mean or sum, but for the order of additions. E1: codes without memory. E2: codes whose errors
-    are kept, a frozen variance, low rank. E3: models differ between ranks. E4: and ranks step when they like.
+    E0: exact mean or sum, up to the order of additions. E1: codecs without memory. E2: codecs with error feedback, a
+    frozen variance, low rank. E3: models differ between ranks. E4: ranks also step independently.
     """
 
     E0 = 0
@@ -55,27 +55,27 @@ class Safety(enum.IntEnum):
 
 
 class Algorithm:
-    """How the ranks of a job keep their models together. One instance may serve several optimizers.
+    """Keeps the models of a job's ranks together. One instance may serve several optimizers.
 
-    What must be kept from step to step lies in `model.state` and `bucket.state` (training/state.py), never in the
-    instance: so it is in the optimizer's checkpoint. All hooks but `communicate` are called alike on all ranks of the
-    group, in the same steps: what they post, they may wait for.
+    State kept between steps belongs in `model.state` and `bucket.state` (training/state.py), which are in the
+    optimizer's checkpoint, and never in the instance. All hooks except `communicate` are called in the same steps on
+    all ranks of the group, so they may wait for the operations that they post.
 
     Attributes:
-        safety: what it does to a training. A class that does not say is taken for the wildest.
+        safety: see Safety. Default: E4.
         average: whether gradients become the mean over the ranks, or their sum.
         relaxed: whether results differ, by design, from the exact mean or sum.
         models_differ: whether ranks' models differ between communications; hvd.consensus makes them one.
         asynchronous: whether ranks' weights change at moments that differ between ranks.
         dense_only: whether it cannot serve sparse gradients.
-        counts_steps: whether what it does depends on model.step, which then belongs into a checkpoint.
-        remembers_gradients: whether it keeps anything in the gradients' unit, which has to know of loss scaling.
-        uses_weights: the hooks, by name, that look at weights; what before_step and after_step write there counts.
-        uses_adam: whether it looks at model.adam().
-        replaces_step: whether step() may update the weights. Else it is never called.
-        shares_variance: whether an Adam's variance is to be that of full steps (training/variance.py); see full_step().
+        counts_steps: whether it depends on model.step, which must then be in checkpoints.
+        remembers_gradients: whether it keeps state in the gradients' unit, which must follow the loss scale.
+        uses_weights: names of the hooks that read weights; before_step and after_step may also write them.
+        uses_adam: whether it reads model.adam().
+        replaces_step: whether step() may update the weights; if not, it is never called.
+        shares_variance: whether Adam's variance is that of full steps (training/variance.py); see full_step().
     Raises:
-        TypeError: where a class declares hooks that there are not, or has a step() that would never be called.
+        TypeError: a subclass declares unknown hooks, or has a step() that would never be called.
     """
 
     safety: Safety = Safety.E4
@@ -100,75 +100,75 @@ class Algorithm:
 
     @property
     def gradients_only(self) -> bool:
-        """Whether it communicates gradients in every step, and does nothing else: then they may be a step late."""
+        """Whether it only communicates gradients, in every step: then they may be applied one step late."""
         return type(self).gradients_travel is Algorithm.gradients_travel and not (
             self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
 
     @property
     def repeatable(self) -> bool:
-        """Whether all that a step communicates ends before it changes weights: one that fails has changed nothing."""
+        """Whether all communication of a step ends before weights change, so that a failed step can be repeated."""
         hooks = ("before_step", "after_step")
         return self.gradients_only and all(getattr(type(self), hook) is getattr(Algorithm, hook) for hook in hooks)
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it changes the training of a single rank, too: it replaces the step, or has a momentum of its own."""
+        """Whether it also affects training on a single rank: it replaces the step, or has its own momentum."""
         return self.replaces_step
 
     def prepare(self, model: Model) -> None:
-        """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise."""
+        """Called when an optimizer adopts it: raises ValueError for an unsupported model, warns of a poor setup."""
 
     def gradients_travel(self, model: Model) -> bool:
-        """Whether this step communicates gradients; asked once at its beginning, the same answer on all ranks."""
+        """Whether this step communicates gradients; asked once at its beginning, must be equal on all ranks."""
         return True
 
     def full_step(self, model: Model | None) -> bool:
-        """Whether gradients of this step become their mean over the ranks, nothing withheld; the same on all ranks."""
+        """Whether this step applies the mean gradient with nothing withheld; must be equal on all ranks."""
         return False
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        """Begins the communication of a bucket that is ready; returns its Operation, or whatever has wait().
+        """Starts the communication of a ready bucket; returns its Operation, or any object with wait().
 
         Called from within the backward pass, in an order that may differ between ranks: it must not block.
-        What takes several operations is written as an Exchange (exchange.py).
+        Several operations in sequence are written as an Exchange (exchange.py).
         """
         raise NotImplementedError
 
     def takes(self, dtype: int) -> bool:
-        """Whether it can communicate buckets of the native dtype. Others go by gradient_allreduce."""
+        """Whether it can communicate buckets of the native dtype. Others are sent by gradient_allreduce."""
         return True
 
     def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost | None:
-        """What communicating a bucket takes, after any warm-up; None: nobody knows, and Auto cannot choose it."""
+        """The cost of communicating a bucket after any warm-up; None: unknown, so Auto cannot choose it."""
         return None
 
     def leave(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        """As communicate(), for the last time before another algorithm: what is kept of gradients is sent as well."""
+        """The last communicate() before a switch to another algorithm: also sends the residuals of gradients."""
         return self.communicate(bucket, group)
 
     def bucket_bytes(self, model: Model) -> int | None:
-        """How many bytes of gradients are to travel together from the next step on; None: BAGUA_DEFAULT_BUCKET_SIZE.
+        """The size of gradient buckets in bytes from the next step on; None: BAGUA_DEFAULT_BUCKET_SIZE.
 
-        Asked after each step; the same answer on all ranks. Buckets are cut anew when it is another, and begin without
-        state. Not asked where something else says what travels together (model.cut_by_user).
+        Asked after each step; must be equal on all ranks. When the size changes, buckets are rebuilt without state.
+        Not asked if the user's groups or another setting determine the buckets (model.cut_by_user).
         """
         return None
 
     def takes_more(self, model: Model) -> bool:
-        """Whether weights may be added to the model now: all ranks must communicate as many of them at a time."""
+        """Whether weights may be added now: in any operation, all ranks must communicate the same number of weights."""
         return not self.asynchronous or model.step == 0
 
     def agreed(self, model: Model) -> None:
-        """The ranks have agreed on the step and on what they keep: in the first step, after init(), join(), loading."""
+        """Called when the ranks have agreed on step and state: in the first step, after init(), join() and loading."""
 
     def backward_begins(self, model: Model) -> None:
-        """A backward pass has begun; what it communicates of the weights may overlap the rest of it."""
+        """A backward pass has begun; communication of weights that starts here may overlap the rest of it."""
 
     def before_step(self, model: Model) -> None:
         """Gradients are complete, and the optimizer is about to read them and the weights."""
 
     def step(self, model: Model) -> bool:
-        """Updates the weights in the optimizer's place and returns True; False: the optimizer does it."""
+        """Updates the weights instead of the optimizer and returns True; False: the optimizer does it."""
         return False
 
     def after_step(self, model: Model) -> None:
@@ -176,14 +176,14 @@ class Algorithm:
 
 
 def checked(name: str, value: float, fits: Callable[[float], bool], expected: str) -> float:
-    """The value of a constructor's argument; ValueError: it is not a number, or not one that fits."""
+    """Returns a constructor's argument; raises ValueError unless it is a number that fits."""
     if not isinstance(value, (int, float, np.integer, np.floating)) or not fits(value):
         raise ValueError(f"{name}={value!r}: expected {expected}")
     return value
 
 
 def positive(name: str, value: float) -> int:
-    """The same, of one that counts something, 1 or more."""
+    """As checked(), for an integer of 1 or more."""
 
     def counts(value: float) -> bool:
         return not isinstance(value, bool) and 1 <= value < float("inf") and int(value) == value
@@ -192,17 +192,17 @@ def positive(name: str, value: float) -> int:
 
 
 def not_negative(name: str, value: float) -> int:
-    """The same, 0 or more."""
+    """As checked(), for an integer of 0 or more."""
     return 0 if value == 0 else positive(name, value)
 
 
 def fraction(name: str, value: float) -> float:
-    """The same, 0 or more and below 1."""
+    """As checked(), for a number from 0 to below 1."""
     return checked(name, value, lambda part: 0 <= part < 1, f"0 <= {name} < 1")
 
 
 def valid_codec(codec: Codec) -> Codec:
-    """The value of a constructor's argument `codec`; ValueError: it is not a codec."""
+    """Returns a constructor's argument `codec`; raises ValueError unless it is a Codec."""
     if not isinstance(codec, Codec):
         raise ValueError(f"codec={codec!r}: expected a codec, such as codecs.sign")
     return codec
@@ -215,9 +215,9 @@ def blocks(count: int, size: int = 1 << 16) -> list[slice]:
 
 def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: bool = True,
                 name: str = "error", count: int | None = None) -> ErrorState:
-    """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed.
+    """The bucket's error-feedback state; zeros at first, and after a change of the number of ranks.
 
-    scaled: what is encoded is the gradient as it is, loss scaling included. count: of the elements; None: all.
+    scaled: the encoded values include loss scaling, as gradients do. count: number of elements; None: all.
     """
     shape = bucket.count if count is None else count, group.size(), hierarchical
     state: ErrorState = bucket.state.keep(name, lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape),
@@ -226,14 +226,14 @@ def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, s
 
 
 def without_loss(bucket: Bucket) -> Codec:
-    """A codec that loses nothing of a bucket."""
+    """A lossless codec for a bucket."""
     return float32 if float32.takes(bucket.dtype) else topk(1.0)        # which takes every dtype
 
 
 _registry: dict[str, type[Algorithm]] = {}
-# What a first page shows, the mildest first.
+# The names to choose from first, mildest first.
 _MENU = ("auto", "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco", "async")
-# Names of earlier versions, and what has taken their place.
+# Names of earlier versions, and their replacements.
 _RETIRED = {
     "acco": 'gradient_allreduce with delay=1', "dion": '"powersgd"', "ef_signsgd": '"doublesqueeze"',
     "lamb": '"gradient_allreduce" with a LAMB of your framework', "local_adam": '"local_sgd"',
@@ -246,7 +246,7 @@ _RETIRED = {
 
 
 def register(name: str, cls: type[Algorithm]) -> None:
-    """Makes an Algorithm class known under a name, for `algorithm="name"` and BAGUA_ALGORITHM.
+    """Registers an Algorithm class under a name, for `algorithm="name"` and BAGUA_ALGORITHM.
 
     Raises:
         ValueError: another class has the name. TypeError: not an Algorithm class.
@@ -263,7 +263,7 @@ def names() -> list[str]:
 
 
 def menu() -> list[str]:
-    """The names to choose from first, the mildest first."""
+    """The names to choose from first, mildest first."""
     return [name for name in _MENU if name in _registry]
 
 
@@ -276,14 +276,14 @@ def _unknown(name: str) -> ValueError:
 
 
 def get(algorithm: object, **arguments: Any) -> Algorithm:
-    """The Algorithm meant by a registered name, a class or an instance.
+    """Returns the Algorithm for a registered name, a class or an instance.
 
     Args:
-        algorithm: one of these; None: BAGUA_ALGORITHM from the environment, else gradient_allreduce, with
-            HOROVOD_AUTOTUNE=1 auto.
+        algorithm: one of these. None: BAGUA_ALGORITHM from the environment, else gradient_allreduce, or auto with
+            HOROVOD_AUTOTUNE=1.
         arguments: for the constructor; not with an instance.
     Raises:
-        ValueError: unknown name; the sentence lists the known ones. TypeError: something else, or an instance with
+        ValueError: unknown name; the message lists the known ones. TypeError: another type, or an instance with
             arguments.
     """
     if algorithm is None:
@@ -306,13 +306,13 @@ def get(algorithm: object, **arguments: Any) -> Algorithm:
 
 
 def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -> Algorithm:
-    """What a front end's `algorithm=` and `op=` mean together.
+    """Returns the Algorithm for a front end's `algorithm=` and `op=`.
 
     Args:
         algorithm: as for get().
         average: True for op=Average, False for op=Sum.
     Raises:
-        ValueError: unknown name; an algorithm that was made for the other op, or knows no sums.
+        ValueError: unknown name; an algorithm that was made for the other op, or has no sum.
     """
     chosen = get(algorithm)
     if not average and chosen.average and not isinstance(algorithm, Algorithm):
@@ -326,7 +326,7 @@ def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -
             f"average={chosen.average}: say the same in both"
         )
     if getattr(chosen, "hierarchical", False) and not variables.read("BAGUA_HIERARCHY"):
-        flat: Any = copy.copy(chosen)       # the user's own may serve other optimizers, made before
+        flat: Any = copy.copy(chosen)       # the user's instance may serve other optimizers
         flat.hierarchical = False
         return flat  # type: ignore[no-any-return]
     return chosen

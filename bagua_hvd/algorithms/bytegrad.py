@@ -5,15 +5,15 @@ Rank i of n holds the bucket g_i (N elements), cut into n chunks g_i[k].
     s[k] = mean_i D(Q(g_i[k]))           alltoall of Q(g_i[k]), rank k averages
     g    = concat_k D(Q(s[k]))           allgather of Q(s[k]); rank k decodes its own bytes too: all ranks end bit-equal
 
-With error_feedback, what encoding lost is added before the next one (worker error e_i, server error f_k of one chunk):
+With error_feedback, encoding errors are added back in the next step (worker error e_i, server error f_k of one chunk):
 
     v_i = g_i + e_i          e_i <- v_i - D(Q(v_i))
     u   = s[k] + f_k         f_k <- u - D(Q(u))
 
 Q is the codec, by default minmax_uint8, D its inverse; |D(Q(x)) - x| <= (max x - min x) / 510, rounding aside. Wire:
-2 N (n-1)/n bytes per rank, a quarter of the float32 ring, plus one header per chunk. With block(8) each block has a
-scale of its own, for 1/64 more; block(4) halves the bytes (qgZ of ZeRO++, Wang et al., arXiv:2306.10209; with error
-feedback LoCo, Xie et al., arXiv:2407.04480, of which this keeps the errors in float32, and of the last step only).
+2 N (n-1)/n bytes per rank, a quarter of the float32 ring, plus one header per chunk. With block(8) each block has its
+own scale, for 1/64 more; block(4) halves the bytes (qgZ of ZeRO++, Wang et al., arXiv:2306.10209; with error
+feedback LoCo, Xie et al., arXiv:2407.04480, but with the errors of the last step only, in float32).
 State: none; with error_feedback 4 (N + N/n) bytes per rank, which are in the optimizer's state_dict. Source: Gan et
 al., BAGUA, arXiv:2107.01499.  Differs: error feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is offered, since
 without it coordinates below half a level of their chunk are zeroed for as long as its range stays large (a codec that
@@ -31,14 +31,14 @@ from bagua_hvd.tuning.cost import Cost, Ranks, coded
 
 
 class ByteGrad(Algorithm):
-    """Averages gradients as bytes. Dtypes that the codec takes; others go by gradient_allreduce.
+    """Averages gradients as bytes. Dtypes that the codec does not support are sent by gradient_allreduce.
 
     Args:
-        hierarchical: reduce in full precision within hosts, quantize between them. On one host there is nothing between
-            hosts: there it is the same as flat, quantized between all ranks.
+        hierarchical: reduce in full precision within hosts, quantize between them. On one host, gradients are
+            quantized between all ranks, as without.
         average: False for the sum.
-        error_feedback: carry what quantization lost into the next step.
-        codec: of bagua_hvd.codecs, such as block(8, 256), block(4, stochastic=True) or float8().
+        error_feedback: add quantization errors back in the next step.
+        codec: from bagua_hvd.codecs, such as block(8, 256), block(4, stochastic=True) or float8().
     """
 
     safety = Safety.E1

@@ -7,7 +7,7 @@ steps:
     x^_j += D(q_j)                              j = i and its neighbours, everywhere from the same bytes
     x_i  += gamma sum_j W_ij (x^_j - x^_i)      W_ij = 1/3 on the ring
 
-hierarchical: i and j are hosts, x_i the mean of a host's ranks, who all have the result.
+hierarchical: i and j are hosts, x_i is the mean of a host's ranks, which all get the result.
 
 It converges for every contraction Q, down to one bit, when gamma is small enough; LowPrecisionDecentralized needs 8
 bits.
@@ -28,10 +28,10 @@ class Choco(LocalSteps):
     """Gossips compressed differences of weights with two neighbours.
 
     Args:
-        codec: what the differences are encoded with, of bagua_hvd.primitives; it takes the weights' dtype.
-        gamma: consensus step size, 0 < gamma <= 1; the coarser the codec, the smaller.
-        hierarchical: hosts are the neighbours, each with the mean of its ranks; one of fewer ranks than this counts for
-            less (primitives.d_lp_s), so that the mean over all ranks stays.
+        codec: for the differences, from bagua_hvd.primitives; must support the weights' dtype.
+        gamma: consensus step size, 0 < gamma <= 1; coarser codecs need a smaller one.
+        hierarchical: hosts are the neighbours, each with the mean of its ranks; a host with fewer ranks than this one
+            has less weight (primitives.d_lp_s), so that the mean over all ranks is preserved.
         communication_interval, warmup_steps, full_steps: see LocalSteps.
     """
 

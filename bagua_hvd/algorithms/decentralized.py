@@ -1,26 +1,26 @@
-"""Decentralized SGD (D-PSGD): weights are averaged with peers, gradients stay where they are.
+"""Decentralized SGD (D-PSGD): averages weights with peers; gradients are not communicated.
 
     x_i' = sum_j W_ij x_i^t                     while the backward pass computes g_i(x_i^t)
     x_i^(t+1) = x_i' - step(g_i(x_i^t))         the user's optimizer
 
-every communication_interval steps, from the first one on; in the others x_i' = x_i^t. W by peer_selection_mode:
+every communication_interval steps, starting with the first; in the others x_i' = x_i^t. W by peer_selection_mode:
 
     all         W_ij = 1 / n
-    shift_one   rank i and its peer of this round: W_ii = W_ip = 1/2. Even n: the lower half meets the upper half,
-                shifted by one in every round; n/2 rounds meet all such pairs. Odd n: a round robin of n rounds, in
-                each of which one rank rests (native/primitive/peers.c). hierarchical: the same with hosts, each with
-                the mean of its ranks and counted for them: W_ip = s_p / (s_i + s_p), s ranks on a host.
-    exponential i and i xor 2^k, k = 0, 1, ... ceil(log2 n) - 1 and again; who has no such peer rests. With n a power of
-                two all have the mean of all after log2 n rounds.
-    random      in each round one of the pairings of a round robin, the same on all ranks: anyone is equally likely.
-    ring        i - 1, i and i + 1: 1/3 each, in every round; of two ranks the other one 2/3.
+    shift_one   rank i and its peer of this round: W_ii = W_ip = 1/2. Even n: pairs of lower and upper half, shifted by
+                one in every round; n/2 rounds cover all such pairs. Odd n: a round robin of n rounds, in each of
+                which one rank is idle (native/primitive/peers.c). hierarchical: hosts are the peers, each with the
+                mean of its ranks, weighted by their number: W_ip = s_p / (s_i + s_p), s ranks on a host.
+    exponential i and i xor 2^k, k = 0, 1, ... ceil(log2 n) - 1, repeated; a rank without such a peer is idle. If n is
+                a power of two, all ranks have the global mean after log2 n rounds.
+    random      each round draws a pairing of a round robin, equal on all ranks: all peers are equally likely.
+    ring        i - 1, i and i + 1: 1/3 each, in every round; with two ranks, 2/3 for the other one.
 
 Wire per communication: all, 2 N (n-1)/n elements, as a ring; in pairs, N elements to one peer, whatever n; ring 2 N.
 Memory: N elements. Optimizer state, batch-norm statistics and models differ between ranks: hvd.consensus averages
 them.
 Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499; exponential: Ying et al., arXiv:2110.13363. Differs:
-the averaging overlaps the backward pass, and not also the forward pass: weights that someone changes between two steps
-(clamping, loading) are the ones averaged.
+the averaging overlaps the backward pass, but not the forward pass, so it includes changes of weights between two steps
+(clamping, loading).
 """
 from random import Random
 
@@ -39,9 +39,9 @@ MODES = ("all", *PAIRS, "ring")
 
 
 def cycle(mode: str, peers: int) -> tuple[str, int]:
-    """Topology of d_fp_s in a mode with peers among so many ranks or hosts, and how many rounds it has.
+    """The d_fp_s topology of a mode with `peers` ranks or hosts, and its number of rounds.
 
-    They are few: what is asked for again under the same name needs no negotiation.
+    Rounds are few so that names repeat: a request that repeats under its name needs no negotiation.
     """
     if mode == "random":
         return "round_robin", peers - 1 + peers % 2
@@ -53,14 +53,14 @@ def cycle(mode: str, peers: int) -> tuple[str, int]:
 
 
 def round_of(mode: str, peers: int, number: int) -> tuple[str, int]:
-    """Topology, and which of its rounds a mode makes the number-th, where all make it together."""
+    """The topology, and the round in it of a mode's communication `number`, if all ranks take part together."""
     topology, rounds = cycle(mode, peers)
     return topology, Random(number).randrange(rounds) if mode == "random" else number % rounds
 
 
 @exchange
 def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchical: bool) -> Steps:
-    """The average with this round's peer, or both."""
+    """The average with this round's peer, or with both neighbours."""
     x = bucket.read()
     topology, round = round_of(mode, host_count(group) if hierarchical else group.size(), round)
     yield d_fp_s(x, group, topology=topology, round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
@@ -68,11 +68,11 @@ def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchic
 
 
 class Decentralized(LocalSteps):
-    """Averages weights with peers instead of gradients with everyone.
+    """Averages weights with peers instead of gradients over all ranks.
 
     Args:
-        hierarchical: with peers: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
-            the way that the bytes take.
+        hierarchical: with peers: hosts are the peers, each with the mean of its ranks. With "all" it only changes the
+            path of the bytes.
         peer_selection_mode: "all", "shift_one", "exponential", "random" or "ring".
         communication_interval, warmup_steps, full_steps: see LocalSteps.
     """

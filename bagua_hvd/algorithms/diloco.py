@@ -1,7 +1,7 @@
-"""DiLoCo: many local steps, and an outer optimizer for one fragment of the model after the other, in codes.
+"""DiLoCo: many local steps, then an outer optimizer's step for one fragment of the model at a time, compressed.
 
-theta is what all ranks agree on; fragment p of P is sent (p+1) H/P local steps after the first, and from then on every
-H. x_i, theta, m and e_i are those of the fragment:
+theta: the outer weights, equal on all ranks. Fragment p of P is sent after the first (p+1) H/P local steps, and then
+every H. x_i, theta, m and e_i are those of the fragment:
 
     step t:         Delta_i = theta - x_i           sent; training goes on
                     e_i     = beta e_i              with error feedback: v_i = Delta_i + e_i, e_i = v_i - D(Q(v_i))
@@ -10,20 +10,20 @@ H. x_i, theta, m and e_i are those of the fragment:
                     theta   = theta - eta (Delta + mu m)                Nesterov momentum
                     x_i     = alpha x_i + (1 - alpha) theta
 
-n is the number of ranks that took part: one that is in join() counts as none. Members may come and go (elastic jobs):
-theta and m are every rank's. What travels then is lost, and nothing with it: it is part of the next Delta_i.
+n is the number of participating ranks, without those in join(). Ranks may come and go (elastic jobs): all have theta
+and m. Values in flight are lost then, without harm: they are part of the next Delta_i.
 
-With a quorum rounds go by a server, and wait for nobody: quorum.py.
+With a quorum, a server runs the rounds, which do not wait for late ranks: quorum.py.
 
 This is Streaming DiLoCo. P = 1, tau = 0, no Q: DiLoCo as first published. mu = 0, Q = topk with beta < 1: SparseLoCo.
 
 Wire: 2 N (n-1)/n codes (top-k: N (n-1)) every H steps, N/P at a time.
 Memory: 2 N elements (theta and m), equal on all ranks; N/P while a fragment travels; with error feedback N + N/n.
 Source: Douillard et al., arXiv:2311.08105 and 2501.18512 (streaming); Sarfi et al. (SparseLoCo), arXiv:2508.15706.
-Differs: the defaults, with which a training of a few hundred steps, too, has outer steps, and none that go far beyond
-what the ranks have found (the papers' are H of 100 to 500 and mu = 0.9, after a warm-up); fragments are runs of whole
-tensors, as equal as they can be, not of every P-th layer; blocks of 4 bits with a float32 scale, not E3M0, and encoded
-once more for the way back; top-k of a segment, not of 4,096 elements; its 2 bits are a sign and one of two magnitudes.
+Differs: the defaults suit trainings of only a few hundred steps: outer steps are frequent, and do not go far beyond
+the ranks' own progress (the papers' are H of 100 to 500 and mu = 0.9, after a warm-up); fragments are runs of whole
+tensors of nearly equal size, not every P-th layer; 4-bit blocks with a float32 scale, not E3M0, and encoded again
+for the allgather; top-k of a segment, not of 4,096 elements; its 2 bits are a sign and one of two magnitudes.
 """
 import functools
 import weakref
@@ -46,24 +46,24 @@ FOUR_BITS = block(4, stochastic=True)
 
 
 class DiLoCo(LocalSteps):
-    """Local steps, and an outer Nesterov SGD over the ranks, of a fragment at a time, in the background.
+    """Local steps, with an outer Nesterov SGD over the ranks in the background, one fragment at a time.
 
     Args:
-        communication_interval: H, inner steps from one outer step of a fragment to its next, 1 or more.
+        communication_interval: H, inner steps between two outer steps of a fragment, 1 or more.
         fragments: P, 1 to H; None: 4, or H if that is less.
-        overlap_steps: tau, inner steps that a fragment may travel before it is waited for, 0 <= tau < H; None: 1, or 0
-            if H is 1.
-        mixing: alpha, what stays of a rank's own weights when a fragment arrives, 0 <= alpha < 1.
+        overlap_steps: tau, inner steps that a fragment may be in flight before training blocks on it, 0 <= tau < H;
+            None: 1, or 0 if H is 1.
+        mixing: alpha, the share of a rank's own weights that stays when a fragment arrives, 0 <= alpha < 1.
         outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
-        codec: Q, of bagua_hvd.codecs; None: full precision. Default: 4 bits, rounded at random.
-        error_feedback: whether what encoding loses is sent later; for codecs that are biased (topk).
-        error_decay: beta, 0 < beta <= 1: what stays of it from one time to the next.
-        warmup_steps: steps with averaged gradients before.
+        codec: Q, from bagua_hvd.codecs; None: full precision. Default: 4 bits, stochastic rounding.
+        error_feedback: whether encoding errors are sent later; for biased codecs (topk).
+        error_decay: beta, 0 < beta <= 1: factor on the residual in each round.
+        warmup_steps: initial steps with averaged gradients.
         hierarchical: full precision within hosts, codes between them.
         full_steps: see LocalSteps. With a quorum there are none.
-        quorum: how many ranks an outer step waits for, or below 1 which share of them; None: all. Ranks may then make
-            different numbers of steps, and may come and go; see quorum.py.
-        grace_s: seconds that it waits for the others after that.
+        quorum: number of ranks that an outer step waits for, or their share if below 1; None: all. With a quorum, ranks
+            may make different numbers of steps, and may come and go; see quorum.py.
+        grace_s: seconds that it then waits for the others.
     """
 
     uses_weights = ("before_step", "after_step")
@@ -116,7 +116,7 @@ class DiLoCo(LocalSteps):
                 model.scratch["rounds"].leave()
 
     def resume(self) -> None:
-        """This rank takes part again from its next step on, and begins where the others are. On all ranks."""
+        """This rank takes part again from its next step on, with the others' theta. Call it on all ranks."""
         for model in self._models:
             model.scratch.pop("rounds", None)
 
@@ -127,8 +127,8 @@ class DiLoCo(LocalSteps):
         if model.step < self.warmup_steps:
             return
         if any("theta" not in bucket.state for bucket in model.weights):
-            model.scratch.pop("rounds", None)       # what they were of is gone
-        # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
+            model.scratch.pop("rounds", None)       # their theta is gone
+        # Ranks may start with different weights: theta is their mean, which is bit-equal on all ranks.
         for bucket in model.weights:
             bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)
         if self.quorum is not None and "rounds" not in model.scratch:
@@ -152,7 +152,7 @@ class DiLoCo(LocalSteps):
                             act(fragment)
 
     def _send(self, fragment: Fragment) -> None:
-        # Asked for before the error, so that a checkpoint waits before it reads that.
+        # Created before the error state, so that a checkpoint waits for the sum before it reads the errors.
         on_its_way, x, group = _travelling(fragment), fragment.x, fragment.bucket.model.group
         delta = fragment.outer()[0] - x.read()
         if self.codec is None:
@@ -177,7 +177,7 @@ class DiLoCo(LocalSteps):
         delta = _travelling(fragment).take()
         if delta is None:
             error = self._error(fragment)
-            if error is not None:           # it was lost, and what it did not say is part of the next Delta_i as well
+            if error is not None:           # the sum was lost, and the residual is part of the next Delta_i as well
                 error.scale(0)
             return
         fragment.stop_frozen()

@@ -7,12 +7,12 @@ Rank i of n holds the bucket g_i, its error e_i, and the error f_k of the chunk 
     u   = mean_i D(Q(v_i))[k] + f_k             f_k <- u - D(Q(u))
     g   = concat_k D(Q(u))                      in full steps (full_steps.py): g = mean_i m_i
 
-What is lost in one step is sent in the next ones, so biased codecs such as sign converge, too. With mu > 0 leave the
-optimizer's own momentum out: momentum before the codec smooths what is encoded, after it adds up the codec's noise.
+Encoding errors are sent in the next steps, so biased codecs such as sign also converge. With mu > 0, leave out the
+optimizer's own momentum: momentum before the codec smooths the encoded values, after it sums up the codec's noise.
 
-Codecs that let whole elements wait (top-k) empty their errors in every other full step after the warm-up:
+Codecs that withhold whole elements (top-k) send all their errors in every other full step after the warm-up:
 
-    g   = mean_i v_i,  e_i <- 0                 which says nothing of Adam's variance: full_step() leaves such steps out
+    g   = mean_i v_i,  e_i <- 0                 not usable for Adam's variance, so full_step() excludes these steps
 
 Wire: two codes of N (n-1)/n elements; with sign N/4 bytes.
 State: 4 (N + N/n) bytes, with momentum 4 N more; in the optimizer's state_dict.
@@ -33,10 +33,10 @@ from bagua_hvd.training.model import Model
 
 
 class DoubleSqueeze(FullSteps, ByteGrad):
-    """Averages gradients through a codec, and sends what it lost in the next step.
+    """Averages gradients through a codec, and sends its errors in the next step.
 
     Args:
-        codec: of bagua_hvd.codecs; sign: one bit for each element.
+        codec: from bagua_hvd.codecs; sign: one bit per element.
         momentum: mu, 0 <= mu < 1.
         warmup_steps, full_steps: see FullSteps.
         average: False for the sum.
@@ -62,7 +62,7 @@ class DoubleSqueeze(FullSteps, ByteGrad):
         return super().full_step(model) and not self.empties(model)
 
     def empties(self, model: Model | None) -> bool:
-        """Whether this step sends, beside gradients, all that codes have withheld; the same on all ranks."""
+        """Whether this step also sends everything that the codec has withheld; the same on all ranks."""
         return (self.empties_errors and model is not None and model.step >= self.warmup_steps
                 and is_full(model.step, self.full_steps) and count(model.step, self.full_steps) % 2 == 0)
 
@@ -78,10 +78,10 @@ class DoubleSqueeze(FullSteps, ByteGrad):
         if self.momentum:
             gradient = bucket.read()
             m = bucket.state.zeros_like("momentum", gradient, scaled=True)
-            # A further pass before the step has added its gradients to the mean of what was sent: to mean_i m_i.
+            # A further backward pass before the step has added its gradients to the reduced ones, mean_i m_i.
             moved = gradient if bucket.model and bucket.model.continues else self.momentum * m + gradient
             bucket.write(moved)
-            if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
+            if np.isfinite(moved).all():        # else m stays non-finite after loss scaling skips the step
                 m[:] = moved
 
     def _by(self, codec: Codec, bucket: Bucket, group: ProcessSet) -> Any:

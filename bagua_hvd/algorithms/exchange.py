@@ -1,4 +1,4 @@
-"""Several operations, one after the other, as one: what lies between them is written as straight-line code.
+"""Multi-phase operations: several operations in sequence, written as straight-line code.
 
     @exchange
     def communicate(self, bucket, group):
@@ -9,7 +9,7 @@
         yield c_lp_s(g, group, name=f"{bucket.name}.codes")
         bucket.write(g)
 
-The reducer lets it go on whenever another bucket is posted, so that later operations overlap the backward pass, too.
+The reducer advances it whenever another bucket is posted, so that later phases also overlap the backward pass.
 """
 import functools
 from collections.abc import Callable, Generator
@@ -19,7 +19,7 @@ from bagua_hvd.training.source import Pending
 
 
 class Ending(Pending, Protocol):
-    """A Pending that says whether its wait() would return at once: an Operation, an Exchange."""
+    """A Pending that can be polled: an Operation or an Exchange."""
 
     def done(self) -> bool:
         """See Operation.done."""
@@ -29,12 +29,12 @@ Steps = Generator[Ending, None, Any]
 
 
 class Exchange:
-    """What a generator begins, and goes on with whenever the operation that it has yielded has ended.
+    """A multi-phase operation: resumes a generator whenever the operation that it has yielded has ended.
 
-    All operations of a bucket belong to one thread: that which posts it, and then waits.
+    One thread runs all operations of a bucket: the one that posts it and then waits.
 
     Args:
-        steps: yields operations; what it returns is wait()'s result. Its first operation is posted here.
+        steps: generator of operations; its return value is wait()'s result. The constructor posts the first operation.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -57,17 +57,17 @@ class Exchange:
             self._operation, self._failure = None, error
 
     def advance(self) -> None:
-        """Goes on as far as it can without waiting. Raises nothing: wait() does."""
+        """Advances as far as possible without blocking. Raises nothing: wait() does."""
         while self._operation is not None and self._operation.done():
             self._next()
 
     def done(self) -> bool:
-        """Goes on as far as it can without waiting. Returns whether wait() would return, or raise, at once."""
+        """Advances as far as possible without blocking. Returns whether wait() would not block."""
         self.advance()
         return self._operation is None
 
     def wait(self) -> Any:
-        """Goes on to the end. Returns what the generator returned.
+        """Runs to the end. Returns the return value of the generator.
 
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; and whatever the generator raises.
@@ -83,7 +83,7 @@ _P = ParamSpec("_P")
 
 
 def exchange(function: Callable[_P, Steps]) -> Callable[_P, Exchange]:
-    """Decorator: what calls a generator function returns its Exchange, which has begun."""
+    """Decorator: calls of the generator function start its Exchange and return it."""
     @functools.wraps(function)
     def begun(*arguments: _P.args, **keywords: _P.kwargs) -> Exchange:
         return Exchange(function(*arguments, **keywords))

@@ -1,4 +1,4 @@
-"""What DiLoCo's outer optimizer keeps of each fragment of the model, theta and m, and its step."""
+"""DiLoCo's outer optimizer: its state theta and m for each fragment of the model, and its step."""
 from typing import TypeVar
 
 import numpy as np
@@ -15,14 +15,14 @@ def outer_step(theta: np.ndarray, m: np.ndarray, delta: np.ndarray, outer_lr: fl
 
 
 class Fragment:
-    """Some neighbouring members of a bucket of weights. p: which of P fragments. x: the weights of these members."""
+    """Consecutive members of a bucket of weights. p: index among the P fragments. x: the weights of these members."""
 
     def __init__(self, bucket: Bucket, p: int, x: Weights, place: slice) -> None:
         self.bucket, self.p, self.x, self._place = bucket, p, x, place
 
     @classmethod
     def of(cls: type[_F], bucket: Bucket, p: int, fragments: int) -> _F | None:
-        """The members whose middle lies in the p-th share of the elements. None: there are none."""
+        """The members with their middle in the p-th share of the elements; None if there are none."""
         twice = 2 * max(1, bucket.count)
         chosen = [(index, member, part)
                   for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True)
@@ -33,13 +33,13 @@ class Fragment:
         return cls(bucket, p, x, slice(chosen[0][2].start, chosen[-1][2].stop))
 
     def outer(self) -> tuple[np.ndarray, np.ndarray]:
-        """(theta, m), to be changed in place."""
+        """(theta, m), as views to change in place."""
         theta = self.bucket.state["theta"]
         m = self.bucket.state.zeros_like("momentum", theta, shared=True)
         return theta[self._place], m[self._place]
 
     def stop_frozen(self) -> None:
-        """Frozen members go no further than ranks have brought them: their m becomes 0."""
+        """Sets m of frozen members to 0, so that momentum does not move them."""
         _, m = self.outer()
         for index, part in zip(self.x.members, self.x.slices(), strict=True):
             if self.bucket.model.source.is_frozen(index):

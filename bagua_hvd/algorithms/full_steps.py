@@ -1,14 +1,14 @@
-"""Full steps: among relaxed steps, those that average the gradients of all elements.
+"""Full steps: steps of a relaxed algorithm that average the gradients of all elements.
 
-Of the steps t = 0, 1, ... those in T_v do so, with K = full_steps:
+The steps t = 0, 1, ... in T_v are full, with K = full_steps:
 
     T_v     the first K steps, then K more at intervals of 2, of 4, of 8, ...
-    g       = mean_i D(Q(g_i))              Q: 8-bit floats (float8), encoded again on the way back
-    g       = mean_i g_i                    in a job of one host, for which memory is quicker than encoding
+    g       = mean_i D(Q(g_i))              Q: 8-bit floats (float8), encoded again for the allgather
+    g       = mean_i g_i                    on one host, where memory is faster than encoding
 
-About K log2(t / K) of the first t steps: with K = 64 half of 300 steps, a sixth of 2,000, and ever fewer. Adam's
-variance comes from these steps alone (training/variance.py). It needs many of them, but few bits of each element: Q
-keeps the first three bits of a number, however small it is beside its neighbours.
+About K log2(t / K) of the first t steps are full: with K = 64 half of 300 steps, a sixth of 2,000. Adam's variance
+comes from these steps alone (training/variance.py). It needs many of them, but few bits of each element: Q keeps the
+first three bits of a number, even if its neighbours are much larger.
 
 Wire: 2 N (n-1)/n bytes per rank in such a step. On GPUs Q is minmax_uint8, for which there are kernels.
 Source: T_v is 0/1 Adam's, Lu et al., arXiv:2202.06009. The algorithms' own papers have no such steps (full_steps=0), or
@@ -27,7 +27,7 @@ from bagua_hvd.training.source import Pending
 
 
 def codec_for(bucket: Bucket) -> Codec | None:
-    """What a full step encodes a bucket with, the same on all ranks; None: with nothing."""
+    """The codec of a full step for a bucket, the same on all ranks; None: full precision."""
     on_one_host = local_size() == size()
     if (variables.read("BAGUA_FULL_STEP_BITS") or ("32" if on_one_host else "8")) == "32":
         return None
@@ -36,7 +36,7 @@ def codec_for(bucket: Bucket) -> Codec | None:
 
 
 def mean_of_gradients(bucket: Bucket, group: ProcessSet, average: bool = True) -> Posted:
-    """Begins what a full step does with a bucket of gradients; within hosts in full precision."""
+    """Starts the averaging of a bucket of gradients in a full step; in full precision within hosts."""
     codec = codec_for(bucket)
     if codec is None:
         return c_fp_s(bucket, group, average=average)
@@ -58,11 +58,11 @@ def is_full(t: int, K: int) -> bool:
 
 
 class FullSteps(Algorithm):
-    """Relaxed except in some steps.
+    """Base class of algorithms that are relaxed except in full steps.
 
     Args:
-        warmup_steps: full steps at the beginning; at least full_steps.
-        full_steps: K, full steps at each interval. 0: none, and Adam's variance stays its own. None: BAGUA_FULL_STEPS,
+        warmup_steps: initial full steps; at least full_steps.
+        full_steps: K, full steps at each interval. 0: none, and Adam keeps its own variance. None: BAGUA_FULL_STEPS,
             whose default is 64.
     """
 
@@ -74,16 +74,16 @@ class FullSteps(Algorithm):
         self.shares_variance = self.full_steps > 0
 
     def full_step(self, model: Model | None) -> bool:
-        if model is None:       # a bucket by itself knows of no steps
+        if model is None:       # a standalone bucket has no step
             return False
         return model.step < self.warmup_steps or is_full(model.step, self.full_steps)
 
 
 class LocalSteps(FullSteps):
-    """Averaged gradients in the warm-up, then steps of each rank's own, of which every so many-th communicates weights.
+    """Base class: averages gradients in the warm-up; then ranks step locally and communicate weights at intervals.
 
-    Early in a training ranks drift apart fastest and gain most from the mean gradient. So local steps may begin late,
-    where the learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
+    Early in training, ranks drift apart fastest and gain most from the mean gradient. So local steps may begin late,
+    when the learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
 
     Args:
         communication_interval: optimizer steps from one communication to the next, 1 or more.
@@ -106,11 +106,11 @@ class LocalSteps(FullSteps):
         return mean_of_gradients(bucket, group)
 
     def begins_interval(self, model: Model) -> bool:
-        """Whether this is the first local step, or one whole intervals after it."""
+        """Whether this local step begins an interval; the first one does."""
         local = model.step - self.warmup_steps
         return local >= 0 and local % self.communication_interval == 0
 
     def ends_interval(self, model: Model) -> bool:
-        """Whether with this one as many local steps have been made as are whole intervals."""
+        """Whether this local step ends an interval."""
         local = model.step + 1 - self.warmup_steps
         return local > 0 and local % self.communication_interval == 0

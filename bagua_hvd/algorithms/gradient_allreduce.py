@@ -20,8 +20,8 @@ class GradientAllReduce(Algorithm):
     """Averages gradients in full precision.
 
     Args:
-        hierarchical: ask for reduction within hosts first. On one host it is the same as flat; between hosts the core
-            chooses (native/core/execution/select.c), and neither changes the result beyond rounding.
+        hierarchical: request reduction within hosts first. On one host it has no effect; between hosts the core
+            chooses (native/core/execution/select.c), and neither choice changes the result beyond rounding.
         average: False for the sum.
     """
 

@@ -1,10 +1,10 @@
-"""Local SGD: every rank steps by itself, and every H steps all take the mean of the weights.
+"""Local SGD: every rank steps by itself, and all ranks average their weights every H steps.
 
     x_i <- x_i - step(g_i(x_i))
     x_i <- (1/n) sum_j x_j                      after every H-th step
 
-Post-local SGD: for the first warmup_steps steps gradients are averaged as in gradient_allreduce; local steps begin
-then, usually where the learning rate first decays.
+Post-local SGD: in the first warmup_steps steps, gradients are averaged as in gradient_allreduce. Local steps begin
+then, usually when the learning rate first decays.
 
 Wire: 2 N (n-1)/n elements every H steps.
 Memory: 2 N elements during the averaging.
@@ -16,7 +16,7 @@ from bagua_hvd.training.model import Model
 
 
 class LocalSGD(LocalSteps):
-    """Averages weights now and then.
+    """Averages weights at intervals.
 
     Args:
         communication_interval: H, optimizer steps from one averaging to the next, 1 or more.

@@ -3,13 +3,13 @@
 Rank i keeps, besides its weights x_i, three replicas: W of itself as its neighbours know it, L and R of the left and
 the right neighbour. After the optimizer's step, every communication_interval steps:
 
-    z = x + (1/3) L + (1/3) R - (5/3) W         = (W + L + R)/3 - W + u,  u what the steps since have added to W
+    z = x + (1/3) L + (1/3) R - (5/3) W         = (W + L + R)/3 - W + u,  u = x - W, the steps since
     W += D(Q(z))                                and on the neighbours, from the same bytes: R += D(Q(z)), L += D(Q(z))
     x = W
 
-What Q loses stays in x - W of the next round and is sent again. Replicas begin as the weights themselves, in full
-precision. Two ranks: left and right are one peer. They must not change while replicas live: after a checkpoint of
-another number of ranks they begin anew.
+The residual of Q stays in x - W of the next round and is sent again. Replicas are initialized with the weights, in full
+precision. With two ranks, left and right are one peer. Neighbours must not change while replicas live: after a
+checkpoint of another number of ranks, replicas are initialized again.
 
 Wire per communication: 2 N bytes (two neighbours; N with two ranks) and headers, whatever n.
 Memory: 12 N bytes.

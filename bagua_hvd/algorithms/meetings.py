@@ -1,11 +1,11 @@
-"""Rounds of pairs that go on by themselves: who waits for a late peer goes on to meet others.
+"""Rounds of pairs, each at its own pace: a rank with a late peer continues with other peers.
 
-A cycle of rounds pairs a rank with one peer after the other (decentralized.py). A rank begins them in this order, and
-leaves out those whose last meeting is still on its way. So each pair matches by the number of its own meetings
-(native/core/negotiation/pairwise.h): a late rank delays the rounds of its own pairs, and no others.
+A cycle of rounds pairs a rank with one peer after the other (decentralized.py). A rank begins rounds in this order, and
+skips a round with its previous turn still in flight. Each pair matches its rounds by their number
+(native/core/negotiation/pairwise.h), so a late rank delays the rounds of its own pairs only.
 
-Who may wait for a meeting, since it must not be older than max_staleness, leaves out none: of those who wait so, each
-waits for one that is behind it in the one order of all. The others begin any round that is free: there is no deadlock.
+A rank that may block on a round, because of max_staleness, skips none. Each blocked rank waits for one that is behind
+it in the common order, and the others begin any free round, so there is no deadlock.
 """
 import itertools
 import time
@@ -21,14 +21,14 @@ from bagua_hvd.primitives import c_fp_s, d_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
-LATE = 2.0          # times what the last meeting took
+LATE = 2.0          # times the duration of the last round
 POLL_SECONDS = 0.002
 STOPPING_SECONDS = 0.05      # between two rounds of a rank that waits for all to stop
 
 
 @dataclass
 class Meeting:
-    """One on its way: its parts, bucket by bucket; since when, in seconds and steps; and whose memory it has."""
+    """A round of a pair in flight: its parts by bucket, its start (seconds, step), and the number of its buffers."""
 
     parts: list[Exchange]
     since: float
@@ -40,13 +40,13 @@ class Meeting:
 
 
 class Meetings(AnyRounds):
-    """The meetings of one model, from one init() on.
+    """The rounds of pairs of one model, within one init().
 
     Args:
-        begin: one bucket's part, of a round of the cycle; the last argument numbers memory that no other meeting has.
-        topology, cycle: of d_fp_s, and how many rounds it has.
-        in_order: False: each cycle in an order by chance, the same on all ranks.
-        interval_s: from the end of one to the beginning of the next. max_staleness: see Async.
+        begin: starts one bucket's part of a round of the cycle; the last argument numbers its own buffers.
+        topology, cycle: the topology of d_fp_s, and its number of rounds.
+        in_order: False: each cycle in a random order, the same on all ranks.
+        interval_s: seconds from the end of a round to the start of the next. max_staleness: see Async.
     """
 
     def __init__(self, model: Model, begin: Callable[[Bucket, int, int], Exchange], topology: str, cycle: int,
@@ -81,7 +81,7 @@ class Meetings(AnyRounds):
         self._last_took = self._changed_at - meeting.since
 
     def advance(self) -> None:
-        """After a step: ends what is done or too old, and begins another when it is due."""
+        """After a step: ends rounds that are done or too old, and begins one that is due."""
         self._end_done(self._max_staleness)
         if self.running and not (self._on_their_way and self._max_staleness is not None):
             self._begin_due(self._interval_s)
@@ -94,7 +94,7 @@ class Meetings(AnyRounds):
                 self._end(round)
 
     def _wait_for_punctual(self) -> None:
-        """With patience; but not for what is later than the others usually are."""
+        """Waits as Patience says, but not for rounds that take much longer than the last one."""
         punctual = [meeting for meeting in self._on_their_way.values() if not self._is_late(meeting, 0)]
         self._patience.wait_for(lambda: any([meeting.done() for meeting in punctual]),
                                 max((self._model.step - meeting.step for meeting in punctual), default=0))
@@ -108,7 +108,7 @@ class Meetings(AnyRounds):
             self._begin(next(round for round in self._order if round not in self._on_their_way))
 
     def stop(self) -> None:
-        """Meets others until all ranks are here, and then those that wait for this one. Collective."""
+        """Makes rounds until all ranks have called this, then those that peers wait for. Collective."""
         self.running = False
         if self.stopped:
             return
@@ -119,7 +119,7 @@ class Meetings(AnyRounds):
             self._begin_due(min(self._interval_s, STOPPING_SECONDS))
             time.sleep(POLL_SECONDS)
         all_are_here.wait()
-        # From here on nobody begins by himself, but for those who wait.
+        # From here on, a rank begins only rounds that a peer waits for.
         for round, times in enumerate(self._wanted()):
             while self._begun[round] < times:
                 if round in self._on_their_way:
@@ -128,14 +128,14 @@ class Meetings(AnyRounds):
         for round in list(self._on_their_way):
             self._end(round)
         self.stopped = True
-        self._order = self._rounds()            # they were not begun in the one order of all
+        self._order = self._rounds()            # the last rounds were not in the common order
         self._begun[:] = 0
 
     def _wanted(self) -> np.ndarray:
-        """How often each round must have begun here, that no other rank waits for it.
+        """How often each round must have begun on this rank, so that no other rank waits for it.
 
-        As often as the peer's. But all ranks agree on a first and a second time of every name, and on each time of what
-        does not stand (native/core/negotiation/pairwise.h): then none is ahead of any by more than one.
+        As often as on the peer. But all ranks negotiate the first two times of every name, and each time of an
+        operation that is not persistent (native/core/negotiation/pairwise.h). So no rank is ahead by more than one.
         """
         group, name = self._model.group, f"{self._model.name}.begun"
         everyones: np.ndarray = np.zeros((group.size(), self._cycle), np.float32)

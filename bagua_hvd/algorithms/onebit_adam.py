@@ -1,7 +1,7 @@
-"""1-bit Adam: Adam whose momentum travels as one bit per element, with error feedback, once its variance has settled.
+"""1-bit Adam: sends Adam's momentum as one bit per element, with error feedback, once the variance has settled.
 
-As QAdam (qadam.py), but with 1 bit, and with errors e_i, and f_k of the chunk k = i. What travels is the momentum in
-units of the step that it makes, p = sqrt(v) + eps:
+As QAdam (qadam.py), but with 1 bit, and with errors e_i, and f_k of the chunk k = i. Ranks send the momentum in units
+of Adam's denominator, p = sqrt(v) + eps:
 
     u = C_LP_S(m_i / p; sign_rms, e_i, f_k)     D(Q(u)) = (||u||_2 / sqrt(N)) sign(u), in both passes with its error
     m = p u

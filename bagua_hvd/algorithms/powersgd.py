@@ -1,16 +1,15 @@
-"""PowerSGD: gradients of matrices travel as products of two thin ones.
+"""PowerSGD: sends each gradient matrix as a product of two thin matrices.
 
-Of each gradient of two dimensions or more, as a matrix G_i (rows x columns) on rank i, with error E_i and rank-r
-factor Q:
+Each gradient of two dimensions or more is a matrix G_i (rows x columns) on rank i, with error E_i and rank-r factor Q:
 
     M_i = G_i + E_i
     P   = orthonormal columns of mean_i M_i Q           first allreduce, r rows numbers
     Q   = mean_i M_i^T P                                second allreduce, r columns numbers
     G   = P Q^T             E_i <- M_i - G
 
-Vectors, and matrices that would not become smaller, travel whole with the first allreduce. Q is kept from step to step,
-divided by a power of two, and begins equal on all ranks. A matrix in which any rank has a NaN or an infinity becomes
-NaN on all of them; E_i and Q stay as they were, so that training goes on when loss scaling skips the step.
+Vectors, and matrices that would not become smaller, are sent whole in the first allreduce. Q is kept between steps,
+divided by a power of two, and starts equal on all ranks. A matrix with NaN or infinity on any rank becomes NaN on all
+ranks; E_i and Q do not change then, so that training continues when loss scaling skips the step.
 
 Wire: 2 (n-1)/n (r (rows + columns) summed over matrices, plus vectors) elements.
 State: N + r columns elements.
@@ -31,7 +30,7 @@ from bagua_hvd.training.source import Pending
 
 
 def orthonormal(matrix: np.ndarray) -> np.ndarray:
-    """Orthonormal columns that span those of a matrix, and others where these are dependent. NaN: so is all."""
+    """Orthonormal columns that span those of a matrix, with others if these are dependent. Any NaN makes all NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         q: np.ndarray = np.linalg.qr(matrix)[0]
     return q
@@ -39,7 +38,7 @@ def orthonormal(matrix: np.ndarray) -> np.ndarray:
 
 def mean_of(arrays: list[np.ndarray], bucket: Bucket, group: ProcessSet,
             what: str) -> tuple[list[np.ndarray], Posted]:
-    """(what will be the means of arrays over the ranks, the operation that makes them), with the bucket's factors."""
+    """(the means of arrays over the ranks, the operation that computes them), with the bucket's factors."""
     flat: np.ndarray = np.concatenate([array.ravel() for array in arrays])
     ends: np.ndarray = np.cumsum([array.size for array in arrays])
     means = [part.reshape(array.shape) for part, array in zip(np.split(flat, ends[:-1]), arrays, strict=True)]
@@ -97,7 +96,7 @@ class PowerSGD(FullSteps):
             for part, M, P, Q, mean in zip(of_matrices, Ms, Ps, Qs, means, strict=True):
                 G = P @ mean.T
                 if np.isfinite(G).all():
-                    # As large as M it would make M Q overflow. A power of two changes no bit of P.
+                    # If Q were as large as M, M Q would overflow. A power of two changes no bit of P.
                     Q[:] = np.ldexp(mean, -np.frexp(abs(mean).max())[1])
                     error[part] = (M - G).ravel()
                 else:
@@ -106,5 +105,5 @@ class PowerSGD(FullSteps):
         bucket.write(g)
 
     def _first(self, index: int, columns: int, dtype: np.dtype) -> np.ndarray:
-        """Q of matrix `index` in the beginning, equal on all ranks."""
+        """The initial Q of matrix `index`, equal on all ranks."""
         return orthonormal(np.random.default_rng(index).standard_normal((columns, self.rank)).astype(dtype))

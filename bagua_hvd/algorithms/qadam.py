@@ -1,24 +1,24 @@
-"""QAdam: Adam whose momentum travels as bytes once its variance has settled.
+"""QAdam: sends Adam's momentum as bytes, once the variance has settled.
 
-Warm-up, the first warmup_steps steps: gradients are averaged as in full steps (full_steps.py), and the user's Adam
-makes its step. From then on v is frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, unless
+In the warm-up, the first warmup_steps steps, gradients are averaged as in full steps (full_steps.py), and the user's
+Adam makes its step. Then v is frozen, and with the gradient g_i of rank i (plus weight decay lambda x, unless
 decoupled)
 
     m_i = beta1 m + (1 - beta1) g_i
     m   = C_LP_S(m_i)                               8 bits; the same on all ranks
     x   = x - gamma / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
 
-where t counts all updates and T those before v was frozen. An element's step m / (1 - beta1^t) / (...) is cut to
-[-c, c], c = max(1, (1 - beta1) / sqrt(1 - beta2)), at m_i and at m: no step of Adam's own is longer. Decoupled weight
-decay (AdamW): x = x - gamma lambda x before. Where v = 0, an element has had no gradient in the warm-up (a row of an
-embedding that was never used): m stays 0 there, or the division by sqrt(v) would blow up its first gradient.
+where t counts all updates and T those before v was frozen. An element's step m / (1 - beta1^t) / (...) is clipped to
+[-c, c], c = max(1, (1 - beta1) / sqrt(1 - beta2)), for m_i and for m: Adam itself never makes a longer step. Decoupled
+weight decay (AdamW): x = x - gamma lambda x before. v = 0 for an element without gradients in the warm-up (an
+embedding row that was never used): there m stays 0, or the division by sqrt(v) would blow up its first gradient.
 
 Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
 Memory: 4 N bytes beyond Adam's, of what travels.
 Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
-lost; m is 0 where v is; steps are bounded, since an element with hardly a gradient in the warm-up makes steps of
-hundreds of learning rates as soon as it has one (bounded=False: it may).
+lost; m is 0 where v is; steps are bounded, since an element with tiny gradients in the warm-up would later make
+steps of hundreds of learning rates (bounded=False: not bounded).
 """
 from collections.abc import Sequence
 
@@ -39,10 +39,10 @@ class QAdam(Algorithm):
 
     Args:
         hierarchical: full precision within hosts, codes between them.
-        warmup_steps: T, steps of plain Adam, 1 or more; about a fifth of all. None: that of the optimizer, if it has
-            such an attribute (hvd.QAdamOptimizer), else 100.
-        bounded: no element makes a longer step than any of Adam's own. False: as published.
-        codec: of bagua_hvd.codecs, such as rotated(2). None: minmax_uint8.
+        warmup_steps: T, steps of plain Adam, 1 or more; about a fifth of the training. None: the optimizer's attribute
+            of this name (hvd.QAdamOptimizer), else 100.
+        bounded: limit each element's step to the longest that Adam makes. False: as published.
+        codec: from bagua_hvd.codecs, such as rotated(2). None: minmax_uint8.
     """
 
     safety = Safety.E2
@@ -53,8 +53,8 @@ class QAdam(Algorithm):
     replaces_step = True
     codec = minmax_uint8
     error_feedback = False
-    in_steps = False                # whether what travels is m / (sqrt(v) / ... + eps)
-    default_warmup_steps = 100      # where neither the script nor the optimizer says
+    in_steps = False                # whether m / (sqrt(v) / ... + eps) is sent, not m
+    default_warmup_steps = 100      # if neither the script nor the optimizer sets it
 
     def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True,
                  codec: Codec | None = None) -> None:
@@ -76,7 +76,7 @@ class QAdam(Algorithm):
         return self._frozen_for(model) >= 0
 
     def gradients_travel(self, model: Model) -> bool:
-        # A GradScaler multiplies gradients until it unscales them, just before the step: momenta have to wait for that.
+        # A GradScaler unscales gradients just before the step: momenta must wait for that.
         return not self.frozen(model) or not model.scaled
 
     def takes(self, dtype: int) -> bool:

@@ -1,21 +1,21 @@
-"""Outer steps with a quorum: a round of DiLoCo ends with the ranks that have arrived, and never waits long for one.
+"""Outer steps with a quorum: a round of DiLoCo ends with the ranks that have arrived, and never waits long for others.
 
-A server holds the outer parameters of each fragment: theta, m, and the number r of the round. All ranks connect to it.
+A server holds the outer parameters of each fragment: theta, m, and the round number r. All ranks connect to it.
 
-    a rank that has made H steps    sends Delta_i, with r and w_i: how many steps that is
-    the first one of a round        has the server ask the others, who send after the step that they are in
+    a rank that has made H steps    sends Delta_i, with r and w_i, its number of steps
+    the first Delta_i of a round    makes the server ask the others, which send after their current step
     the round ends                  when all have sent, or grace_s after the quorum was reached
-    all who have sent               receive Delta = sum_i w_i Delta_i / sum_i w_i, make the outer step as the server
-                                    does, and go on from theta' + what they have done since they sent
-    who sends r later               receives theta' and m', and goes on from theta' + (x_i - theta) / 2: half of what it
-                                    has found is part of its next Delta_i
+    all ranks that have sent        receive Delta = sum_i w_i Delta_i / sum_i w_i, make the same outer step as the
+                                    server, and continue from theta' + their progress since they sent
+    a rank that sends r too late    receives theta' and m', and continues from theta' + (x_i - theta) / 2: half of its
+                                    progress is part of its next Delta_i
 
-A rank that is late or dead is not waited for until it sends again. A new process makes one step, and begins again from
-theta with the m of the others: so processes may come and go, and nobody has to be told.
+Rounds do not wait for a late or dead rank until it sends again. A new process makes one step, and restarts from theta
+with the others' m, so processes may come and go without notice.
 
-The server is rank 0; or a process of its own, which outlives every rank, and so a training: the next one of the same
-model would go on from the theta of the last, as a rank that comes back does. Start a new server for it. Fragments of
-another size or dtype, and other settings, are refused. Then ranks may be jobs by themselves:
+The server runs in rank 0, or in a process of its own, which outlives every rank and so the training: another training
+of the same model would continue from the old theta, like a rank that returns. Start a new server for it. The server
+refuses fragments of another size or dtype, and other settings. With a separate server, each rank may be its own job:
 
     export _HOROVOD_SECRET_KEY=$(openssl rand -base64 32)
     BAGUA_HVD_PORTS=29400 python -m bagua_hvd.runner.quorum_server      on node1
@@ -52,16 +52,16 @@ from bagua_hvd.training.model import Model
 
 _CONNECT_SECONDS = 30
 _WARN_SECONDS = 60
-# Of what a late rank has found. Eight ranks, a half late in each round: all of it ended with 9 % more loss than none or
-# half (tabular data, Adam); half has the data of a rank that is always late.
+# Share of a late rank's progress that is kept. With eight ranks, half of them late in each round, keeping all ended
+# with 9 % more loss than none or half (tabular data, Adam); half still uses the data of a rank that is always late.
 _LATE = 0.5
 
 
 @dataclass(frozen=True)
 class Enter:
-    """A rank takes part. theta and m follow; the first ones count, and later fields must be equal.
+    """A rank joins. theta and m follow; the server keeps the first ones. Later ranks must send equal fields.
 
-    codec: the fields of a Codec; []: none.
+    codec: the fields of a Codec; [] if there is none.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Enter:
 
 @dataclass(frozen=True)
 class Contribution:
-    """Delta_i follows. number: of the round. quorum: below 1 a share."""
+    """Delta_i follows. number: of the round. quorum: a number of ranks, or a share if below 1."""
 
     name: str
     nbytes: int
@@ -86,8 +86,8 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Response:
-    """kind: "begun", of a round; "mean": its Delta follows; "state": theta and m follow, as they are in this round;
-    "refused": why follows.
+    """kind: "begun": a round has; "mean": its Delta follows; "state": theta and m of this round follow; "refused": the
+    reason follows.
     """
 
     name: str
@@ -97,19 +97,19 @@ class Response:
 
 
 def encoded(codec: Codec | None, values: np.ndarray) -> bytes:
-    """What is sent of an array."""
+    """The bytes to send for an array."""
     return (values if codec is None else codec.encode(values, secrets.randbits(63))).tobytes()
 
 
 def decoded(codec: Codec | None, content: bytes, like: np.ndarray) -> np.ndarray:
-    """What has been received; of the dtype and size of `like`. ValueError: it is something else."""
+    """The received bytes as an array of the dtype and size of `like`. ValueError: they do not fit."""
     values: np.ndarray = np.frombuffer(content, like.dtype, like.size) if codec is None else codec.decode(
         np.frombuffer(content, np.uint8), like.dtype, like.size)
     return values
 
 
 class _Outer:
-    """The outer parameters of one fragment, and its round. Used by the server's thread alone."""
+    """The outer parameters of one fragment, and its round. Only the server's thread uses it."""
 
     def __init__(self, message: Enter, content: bytes) -> None:
         self._first = message
@@ -121,12 +121,12 @@ class _Outer:
         self._begin()
 
     def _begin(self) -> None:
-        self._arrived: dict[asyncio.StreamWriter, float] = {}       # and their weights
+        self._arrived: dict[asyncio.StreamWriter, float] = {}       # with their weights
         self._sum = np.zeros_like(self._values[0])
         self._deadline: asyncio.TimerHandle | None = None
 
     def enter(self, writer: asyncio.StreamWriter, message: Enter) -> None:
-        """Takes a rank in, or refuses it."""
+        """Admits a rank, or refuses it."""
         here, there = vars(message), vars(self._first)
         differ = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here"
                            for name in here if here[name] != there[name])
@@ -136,7 +136,7 @@ class _Outer:
             self.welcome(writer)
 
     def welcome(self, writer: asyncio.StreamWriter) -> None:
-        """Sends a rank theta and m; it is waited for."""
+        """Sends theta and m to a rank; rounds wait for it from now on."""
         self._awaited.add(writer)
         self._send([writer], "state", self._values.tobytes())
         if self._arrived:
@@ -159,7 +159,7 @@ class _Outer:
         self._end_if_due()
 
     def _end_if_due(self) -> None:
-        """Ends the round when all have arrived, or the grace after the quorum."""
+        """Ends the round once all have arrived, or, from the quorum on, after the grace period."""
         if not self._arrived:
             return
         if self._awaited <= self._arrived.keys():
@@ -200,7 +200,7 @@ class QuorumServer(Server):
         super().__init__(secret, host, "quorum server")     # type: ignore[no-untyped-call]
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Takes part in the rounds for a rank."""
+        """Handles the messages of one rank."""
         try:
             while line := await reader.readline():
                 message = channel.decode(line, Enter, Contribution)
@@ -216,7 +216,7 @@ class QuorumServer(Server):
                 outer.leave(writer)
 
     def close_anywhere(self) -> None:
-        """Ends it from any thread: garbage may be collected in its own, which cannot wait for itself."""
+        """Closes it from any thread: garbage collection may run in its own, which cannot wait for itself."""
         if threading.current_thread() is self._thread:
             self.loop.call_soon(self.loop.stop)
         else:
@@ -253,7 +253,7 @@ class _Link:
             self._news.notify()
 
     def send(self, message: Any, content: bytes) -> None:
-        with suppress(OSError):         # response() says that it has ended
+        with suppress(OSError):         # response() reports the closed connection
             self._connection.send(message, content)
 
     def begun(self, name: str) -> int | None:
@@ -262,7 +262,7 @@ class _Link:
             return self._begun.get(name)
 
     def response(self, name: str) -> tuple[Response, bytes] | None:
-        """What the server says about a fragment, once; None: not yet, but perhaps about another one.
+        """Takes the server's response about a fragment; None: not yet, but perhaps one about another.
 
         Raises:
             HorovodInternalError: the server has ended. ValueError: it refuses this rank.
@@ -286,11 +286,11 @@ class _Link:
 
 
 class Part(Fragment):
-    """A fragment, as this rank takes part in its rounds.
+    """A fragment, with this rank's state in its rounds.
 
     Attributes:
-        number: of the round. age: steps since this rank has sent. steps: those that no round has counted.
-        sent: (how many, Delta_i) that travel; None: nothing does.
+        number: of the round. age: steps since this rank last sent. steps: its steps that are in no round yet.
+        sent: (number of steps, Delta_i) in flight; None if there is none.
     """
 
     number = age = steps = 0
@@ -304,14 +304,14 @@ class Part(Fragment):
 
 
 class QuorumRounds:
-    """The rounds of one model, from one init() on. Collective where there is no BAGUA_HVD_QUORUM_SERVER.
+    """The rounds of one model, within one init(). Collective unless BAGUA_HVD_QUORUM_SERVER is set.
 
     Args:
         settings: a DiLoCo with a quorum.
     Raises:
-        HorovodInternalError: there is no such server. ValueError: it is that of another training.
+        HorovodInternalError: the server cannot be reached. ValueError: it serves another training.
     Attributes:
-        has_left: this rank takes part no more.
+        has_left: this rank no longer takes part.
     """
 
     def __init__(self, settings: Any, model: Model) -> None:
@@ -329,7 +329,7 @@ class QuorumRounds:
         self._is_new = self._enter()
 
     def _enter(self) -> bool:
-        """Whether the others have begun elsewhere, or before: theta and m are theirs now."""
+        """Takes theta and m from the server. Returns whether they differ from this rank's."""
         its, before = self._settings, [np.stack(part.outer()) for part in self._parts]
         for part, values in zip(self._parts, before, strict=True):
             self._link.send(Enter(part.x.name, values.nbytes, values.dtype.str, float(its.outer_lr),
@@ -347,7 +347,7 @@ class QuorumRounds:
         """
         if self.has_left:
             return
-        if self._is_new:        # the step was from elsewhere
+        if self._is_new:        # its step did not start from theta
             self._is_new = False
             for part in self._parts:
                 part.x.write(part.outer()[0])
@@ -361,7 +361,7 @@ class QuorumRounds:
                 self._take(part, *part.sent)
 
     def leave(self) -> None:
-        """Takes part no more."""
+        """Stops taking part."""
         self.has_left = True
         self._link.close()
 
@@ -378,7 +378,7 @@ class QuorumRounds:
                 part.sent, part.steps, part.age = (part.steps, delta), 0, 0
 
     def _response(self, part: Part) -> tuple[Response, bytes]:
-        """What the server says of a fragment; meanwhile this rank contributes to the others."""
+        """Waits for the server's response about a fragment; meanwhile this rank contributes to the others."""
         warn_at = time.monotonic() + _WARN_SECONDS
         while (response := self._link.response(part.x.name)) is None:
             self._send_due()
@@ -407,7 +407,7 @@ class QuorumRounds:
 
 
 def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
-    """Rank 0 of the group serves, for as long as `owner` lives; returns the address on all ranks. Collective."""
+    """Starts a server on rank 0 of the group, while `owner` lives; returns its address on all ranks. Collective."""
     address = None
     if group.rank() == 0:
         server = QuorumServer(secret, runtime.options.listen_host)

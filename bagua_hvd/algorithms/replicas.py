@@ -1,4 +1,4 @@
-"""Peers, hosts as such, and replicas of neighbours' weights: how they begin."""
+"""Helpers of decentralized algorithms: checks for peers, host counts, and initial replicas of weights."""
 import numpy as np
 
 from bagua_hvd.collectives.rules import registered_id
@@ -10,23 +10,23 @@ from bagua_hvd.training.state import State
 
 
 def require_peers(group: ProcessSet, what: str) -> None:
-    """ValueError: `what` is for two ranks or more, and this one is alone."""
+    """Raises ValueError if the group has one rank only, since `what` needs two or more."""
     if group.size() < 2:
         raise ValueError(f"{what} needs two ranks or more: one has no peer")
 
 
 def host_count(group: ProcessSet) -> int:
-    """The number of hosts that its ranks are on."""
+    """The number of hosts of the group's ranks."""
     return context().process_set_hosts(registered_id(group))
 
 
 def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: State | None = None) -> Replicas:
-    """The bucket's Replicas. First made, they are the weights of this rank and its neighbours, sent in full precision.
+    """The bucket's Replicas; initially the weights of this rank and its neighbours, sent in full precision.
 
-    Collective when they have to be made: and that is so on all ranks or on none (Reducer._agree).
+    Collective when they must be made, which is so on all ranks or on none (Reducer._agree).
 
     Args:
-        state: where they are kept; None: with the bucket, and so in checkpoints.
+        state: where to keep them; None: in the bucket's state, which is in checkpoints.
     """
     kept_in = bucket.state if state is None else state
 

@@ -1,8 +1,8 @@
 """The rounds of asynchronous averaging: when they begin, how long a step waits for them, and how they end.
 
-A round of all ranks begins after a step, when the last one has ended. Ranks match rounds by their number, so a slow
-rank delays the next round, and no rank's training. With each round travels how many ranks have called abort(): they
-take part in rounds until all have. Pairs go on by themselves: meetings.py.
+A round of all ranks begins after a step, once the previous one has ended. Ranks match rounds by their number, so a slow
+rank delays the next round, but no rank's training. Each round also counts the ranks that have called abort(): they
+take part in rounds until all have. For rounds of pairs see meetings.py.
 """
 import time
 from collections.abc import Callable
@@ -18,22 +18,22 @@ from bagua_hvd.training.model import Model
 from bagua_hvd.training.state import State
 
 STEPS = 4
-LOOKS = 20          # in a wait
+LOOKS = 20          # polls in a wait
 
 
 class Patience:
-    """How long a step waits for a round that is under way, where nobody has said how old that may become.
+    """How long a step waits for a round in flight if max_staleness is not set.
 
-    Old averages cost accuracy, and waiting costs time. From its fourth step on each step waits for a round, but no
-    longer than the step itself has taken. So a late rank costs the others at most half of their speed; and nobody waits
-    for ever for a rank that has made its last step. A step is the time between two calls of wait_for().
+    Old averages cost accuracy, and waiting costs time. From a round's fourth step on, each step waits for it, but no
+    longer than the step itself has taken. So a late rank costs the others at most half of their speed, and no rank
+    waits forever for one that has made its last step. A step is the time between two calls of wait_for().
     """
 
     def __init__(self) -> None:
         self._went_on_at = time.monotonic()
 
     def wait_for(self, done: Callable[[], bool], steps: int) -> None:
-        """Waits for what has been on its way for so many steps."""
+        """Waits for a round that has been in flight for `steps` steps."""
         now = time.monotonic()
         step = now - self._went_on_at
         while steps >= STEPS and not done() and time.monotonic() < now + step:
@@ -42,16 +42,16 @@ class Patience:
 
 
 class AnyRounds:
-    """What begins and ends the rounds of a model: Rounds, Meetings; and by itself none.
+    """Base class of the rounds of a model: Rounds, Meetings. By itself it has none.
 
     Attributes:
-        running: whether new ones begin by themselves. stopped: whether all ranks have called abort().
+        running: whether advance() begins new rounds. stopped: whether all ranks have called abort().
     """
 
     running, stopped = True, False
 
     def advance(self) -> None:
-        """After a step."""
+        """Called after each step."""
 
     def stop(self) -> None:
         """See Async.abort()."""
@@ -62,19 +62,19 @@ class AnyRounds:
 
 
 class NoRounds(AnyRounds):
-    """What is left of rounds when a rank has left the job. They may be on their way still, and keep their memory."""
+    """Replaces the rounds after a rank has left the job. It keeps their buffers: they may still be in flight."""
 
     def __init__(self, before: AnyRounds) -> None:
         self._before = before
 
 
 class Rounds(AnyRounds):
-    """The rounds of one model, from one init() on.
+    """The rounds of one model, within one init().
 
     Args:
-        difference: begins one bucket's part of a round, from the weights as they are now; its result is A(s) - s, flat.
-            It is given the bucket, the ranks, the round's number and a state that is kept from round to round.
-        interval_s: from the end of a round to the beginning of the next. max_staleness: see Async.
+        difference: starts one bucket's part of a round, from the current weights; its result is A(s) - s, flat. Its
+            arguments: the bucket, the process set, the round's number, and a state that is kept between rounds.
+        interval_s: seconds from the end of a round to the start of the next. max_staleness: see Async.
     """
 
     def __init__(self, model: Model, difference: Callable[[Bucket, ProcessSet, int, State], Exchange],
@@ -83,7 +83,7 @@ class Rounds(AnyRounds):
         self._difference = difference
         self._interval_s, self._max_staleness = interval_s, max_staleness
         self._parts: list[Exchange] = []
-        self._stopping: tuple[np.ndarray, Posted] | None = None      # in a round: (how many have aborted, of all)
+        self._stopping: tuple[np.ndarray, Posted] | None = None      # in a round: numbers of aborted and of all ranks
         self._states: dict[str, State] = {}
         self._patience = Patience()
         self._ended_at = time.monotonic()
@@ -104,7 +104,7 @@ class Rounds(AnyRounds):
         return self._stopping is not None and all(part.done() for part in self._parts) and self._stopping[1].done()
 
     def end(self) -> None:
-        """Waits for the round under way and adds what it says."""
+        """Waits for the round in flight and adds its result."""
         assert self._stopping is not None
         for bucket, part in zip(self._model.weights, self._parts, strict=False):
             bucket.add(part.wait())
@@ -125,7 +125,7 @@ class Rounds(AnyRounds):
             self.begin()
 
     def stop(self) -> None:
-        """Takes part in rounds until all ranks do so from here: none waits for one that has stopped. Collective."""
+        """Takes part in rounds until all ranks have called this, so that none waits for a stopped one. Collective."""
         self.running = False
         if self._stopping:
             self.end()

@@ -1,4 +1,4 @@
-"""What is on its way from one step to a later one, of all ranks alike: state that a checkpoint waits for."""
+"""Sums in flight from one step to a later one, alike on all ranks: state that a checkpoint waits for."""
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +12,9 @@ from bagua_hvd.training.state import State
 
 
 class Travelling:
-    """A sum over the ranks, on its way or here, and of how many ranks it is. Checkpoints wait for it.
+    """A sum over the ranks, in flight or complete, and the number of ranks in it. Checkpoints wait for it.
 
-    Ranks may be some steps apart: so shutdown() and join() wait, too, for others may need this one's part.
+    Ranks may be some steps apart, so shutdown() and join() also wait: others may need this rank's part.
     """
 
     def __init__(self, count: int, dtype: np.dtype) -> None:
@@ -23,10 +23,10 @@ class Travelling:
         self._delta: np.ndarray | None = None
         self._ranks: np.ndarray = np.ones(1, np.float32)
         self._operations: list[Posted] = []
-        self._inits = 0                     # in which it was sent
+        self._inits = 0                     # runtime.inits when it was sent
 
     def begin(self, delta: np.ndarray, operation: Posted, group: ProcessSet, name: str) -> None:
-        """delta: this rank's values, which `operation` makes the sum."""
+        """delta: this rank's values, which `operation` replaces by the sum."""
         self._delta, self._inits = delta, runtime.inits
         self._ranks[0] = 1
         self._operations = [operation, c_fp_s(self._ranks, group, average=False, name=f"{name}.ranks")]
@@ -37,14 +37,14 @@ class Travelling:
         return all(operation.done() for operation in self._operations)
 
     def arrive(self) -> None:
-        """Blocks until it is here. Who needs it hears of failures."""
+        """Blocks until it is complete. Failures are raised to callers that use the result."""
         for operation in self._operations:
             with suppress(Exception):
                 operation.wait()
         runtime.travelling.discard(self)
 
     def _here(self) -> np.ndarray | None:
-        """The sum; None: nothing has been sent, or it was lost with the connections, which it is on all ranks."""
+        """The sum; None: nothing was sent, or the connections were lost, and the sum with them, on all ranks."""
         self.arrive()
         if self._operations and self._inits != runtime.inits:
             self._delta, self._operations = None, []
@@ -53,7 +53,7 @@ class Travelling:
         return self._delta
 
     def take(self) -> np.ndarray | None:
-        """The mean, once; None: there is none.
+        """Returns the mean and forgets it; None if there is none.
 
         Raises:
             HorovodInternalError: a rank was lost.
@@ -77,9 +77,9 @@ class Travelling:
 
 
 def travelling(state: State, name: str, count: int, dtype: np.dtype) -> Travelling:
-    """The one that is kept under a name, of `count` values."""
+    """The Travelling of `count` values that is kept under a name."""
     def make() -> Travelling:
-        for sent in list(runtime.travelling):       # what was dropped with the state may have the name still
+        for sent in list(runtime.travelling):       # a dropped one may still use the name
             sent.arrive()
         return Travelling(count, dtype)
 
