@@ -1,22 +1,22 @@
-"""Lossy encodings of floating point numbers, as a primitive's or an algorithm's `codec`.
+"""Lossy encodings of floating point numbers, for the `codec` of a primitive or an algorithm.
 
     codec                 bits an element     rounding       D(Q(x))
     minmax_uint8          8                   nearest        one of 256 levels between the chunk's minimum and maximum
     sign, sign_rms        1                   biased         sign(x) times the mean, or the root mean square, of |x|
-    qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
+    qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: unbiased
     block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements
     rotated(bits, block)  1, 2, 3 or 4        nearest        a normal's levels of randomly rotated blocks of `block`
-                                                             elements: nearly right in the mean
+                                                             elements: nearly unbiased
     float8(size)          8                   nearest        an e4m3 number times a scale of the block
     float16, bfloat16     16                  nearest        x
     topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
-    topk(ratio, bits=2)   10 ratio (at 0.02)  biased         of these the sign, and one of two magnitudes
-    float32               32                  none           x: float32 that goes by the way of codes
+    topk(ratio, bits=2)   10 ratio (at 0.02)  biased         of these, the sign and one of two magnitudes
+    float32               32                  none           x: float32 on the path of codes
 
-Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that);
-what is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements;
-block, rotated, float8: its block; topk of 2 bits: what is kept of its chunk) decodes to NaN; topk, float16 and bfloat16
-keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8:
+Use biased codecs with error feedback. Each codec takes float16, bfloat16, float32 and float64 (float32: only that). A
+chunk is the data that is encoded at a time. NaN and infinity are never lost: their chunk (qsgd: their 512 elements;
+block, rotated, float8: their block; topk of 2 bits: all kept elements) decodes to NaN; topk, float16 and bfloat16
+keep them as they are. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8:
 blocks.h).
 """
 from collections.abc import Callable
@@ -35,8 +35,8 @@ _RANDOM = (lib.BHVD_CODEC_QSGD, lib.BHVD_CODEC_ROTATED1, lib.BHVD_CODEC_ROTATED2
 class Codec(NamedTuple):
     """A lossy encoding.
 
-    name: as above. number: the core's. parameter: levels, ratio, size, or 0 where there is none. stochastic: whether a
-    codec of blocks rounds at random; encoding alone depends on it.
+    name: as above. number: the core's. parameter: levels, ratio or size; 0 if there is none. stochastic: whether a
+    block codec rounds at random; only encoding depends on it.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Codec(NamedTuple):
         return ffi.new("struct bhvd_codec_options *", self.fields(seed))
 
     def fields(self, seed: int) -> dict[str, Any]:
-        """What is in them, by name."""
+        """The fields of that struct, by name."""
         return {"parameter": self.parameter, "seed": seed, "stochastic": self.stochastic}
 
     @property
     def sparse(self) -> bool:
-        """Whether most elements decode to 0: ranks' sums have more that do not, and are better not encoded again."""
+        """Whether most elements decode to 0. Sums over ranks are denser, so they are better not encoded again."""
         return self.name in ("topk", "topk_2bit")
 
     @property
@@ -63,11 +63,11 @@ class Codec(NamedTuple):
         return self.stochastic or self.number in _RANDOM
 
     def takes(self, dtype: int) -> bool:
-        """Whether it encodes elements of the native dtype."""
+        """Whether it supports elements of the native dtype."""
         return self.encoded_size(dtype, 1) > 0
 
     def encoded_size(self, dtype: int, count: int) -> int:
-        """Bytes of a chunk of `count` elements of the native dtype; 0 when the dtype is not taken."""
+        """Bytes of a chunk of `count` elements of the native dtype; 0 if the dtype is not supported."""
         return int(lib.bhvd_encoded_size(self.number, dtype, count, self.options()))
 
     def bits(self, dtype: int) -> float:
@@ -79,11 +79,11 @@ class Codec(NamedTuple):
 
         Args:
             array: float16, float32, float64, or bfloat16 as ml_dtypes defines it; any shape, read in C order.
-            seed: of stochastic rounding, or of the rotation; equal seeds give equal bytes.
+            seed: for stochastic rounding, or for the rotation; equal seeds give equal bytes.
         Returns:
             uint8, shape (encoded_size,).
         Raises:
-            ValueError: the codec does not take the array's dtype.
+            ValueError: the codec does not support the array's dtype.
         """
         array = native_order(array)
         dtype = self._dtype(array.dtype)
@@ -92,7 +92,7 @@ class Codec(NamedTuple):
         return code
 
     def decode(self, code: Any, dtype: Any, count: int) -> np.ndarray:
-        """Decodes what encode gave for `count` elements of the NumPy dtype; returns an array of shape (count,).
+        """Decodes the result of encode() for `count` elements of the NumPy dtype; returns an array of shape (count,).
 
         Raises:
             ValueError: these are not the bytes of such a chunk.
@@ -107,7 +107,7 @@ class Codec(NamedTuple):
         """Adds the decoded elements, of the NumPy dtype, to `total`, a contiguous float32 array; in float32.
 
         Raises:
-            ValueError: `total` is no such array, or these are not the bytes of as many elements.
+            ValueError: `total` is not such an array, or `code` does not hold as many elements.
         """
         if total.dtype != np.float32 or not total.flags.c_contiguous:
             raise ValueError("decode_add adds to a contiguous float32 array: make a copy that is one")
@@ -138,10 +138,10 @@ class Codec(NamedTuple):
 
 
 def qsgd(levels: int = 127) -> Codec:
-    """QSGD with `levels` levels beside 0 on each side, 1 to 127. Fewer levels do not save bytes.
+    """QSGD with `levels` levels on each side of 0, 1 to 127. Fewer levels do not save bytes.
 
     Raises:
-        ValueError: levels is something else.
+        ValueError: levels has another value.
     """
     if int(levels) != levels or not 1 <= levels <= 127:
         raise ValueError(f"qsgd(levels={levels!r}): expected an integer from 1 to 127")
@@ -152,7 +152,7 @@ def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:
     """The largest max(1, ceil(ratio d)) of d elements, 0 < ratio <= 1.
 
     Args:
-        bits: None: as they are, with indices of 32 bits. 2: their signs, and one of two magnitudes for all of a chunk,
+        bits: None: exact values, with 32-bit indices. 2: signs, and one of two magnitudes that the whole chunk shares,
             with indices of as many bits as they need: 8 at a ratio of 0.02.
     Raises:
         ValueError: one is something else.
@@ -166,12 +166,12 @@ def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:
 
 
 def block(bits: int = 8, size: int = 256, stochastic: bool = False) -> Codec:
-    """Blocks of `size` elements, each with a scale of its own (float32): levels symmetric about 0, up to max |x|.
+    """Blocks of `size` elements, each with its own float32 scale: levels symmetric about 0, up to max |x|.
 
     Args:
-        bits: of an element, 8 or 4.
+        bits: per element, 8 or 4.
         size: 64, 128, 256 or 512.
-        stochastic: round at random, right in the mean; else to nearest.
+        stochastic: round at random, unbiased; else to nearest.
     Raises:
         ValueError: one is something else.
     """
@@ -182,13 +182,13 @@ def block(bits: int = 8, size: int = 256, stochastic: bool = False) -> Codec:
 
 
 def rotated(bits: int = 2, block: int = 512) -> Codec:
-    """Blocks of `block` elements, randomly rotated, each with a scale of its own (float32).
+    """Blocks of `block` elements, randomly rotated, each with its own float32 scale.
 
-    The rotation makes any block nearly normal, so few levels do. Nothing need be remembered from step to step. Elements
-    that are 0 do not stay exactly 0, unless all of a block are. float64 is encoded as float32.
+    The rotation makes the values of any block nearly normal, so few levels suffice. No state is kept between steps.
+    Zeros do not stay exactly 0, unless a whole block is 0. float64 is encoded as float32.
 
     Args:
-        bits: of an element, 1, 2, 3 or 4.
+        bits: per element, 1, 2, 3 or 4.
         block: 256, 512, 1024 or 2048.
     Raises:
         ValueError: one is something else.
@@ -200,12 +200,12 @@ def rotated(bits: int = 2, block: int = 512) -> Codec:
 
 
 def float8(size: int = 256) -> Codec:
-    """Floats of 4 bits of exponent and 3 of mantissa (e4m3) of blocks of `size` elements, scaled to the largest's 448.
+    """e4m3 floats (4 exponent bits, 3 mantissa bits) in blocks of `size` elements, scaled to a maximum of 448.
 
     Args:
         size: 64, 128, 256 or 512.
     Raises:
-        ValueError: it is something else.
+        ValueError: size has another value.
     """
     return Codec("float8", lib.BHVD_CODEC_FLOAT8, _size("float8(size", size, 64, 512))
 

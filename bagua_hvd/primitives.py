@@ -1,15 +1,15 @@
-"""The paper's communication primitives: what an algorithm's `communicate` is made of, and for users to call themselves.
+"""The communication primitives of BAGUA, for an algorithm's `communicate` and for direct use.
 
-Each posts one native operation and returns at once with its Operation, whose wait() ends it. What is communicated, a
-Bucket or a contiguous NumPy array, is read and overwritten in place by the core (or written to `out`), and must be left
-alone until the Operation has ended.
+Each posts one native operation and returns its Operation without blocking; wait() completes it. The core reads and
+overwrites the values, a Bucket or a contiguous NumPy array, in place (or writes to `out`). Do not touch them until the
+Operation has ended.
 
     c_fp_s   centralized, full precision, synchronous: allreduce
-    c_lp_s   centralized, low precision, synchronous: alltoall of codes, mean of one's own chunk, allgather of its code
+    c_lp_s   centralized, low precision, synchronous: alltoall of codes, mean of the own chunk, allgather of its code
     d_fp_s   decentralized, full precision, synchronous: the mean with a peer, or with the neighbours in a ring
     d_lp_s   decentralized, low precision, synchronous: codes to and from the neighbours in a ring
 
-A bucket names itself. An array needs a `name`, the same on all ranks and used by no other operation in flight: ranks
+A bucket has a name. An array needs a `name`, the same on all ranks and used by no other operation in flight: ranks
 match operations by it. Every wait() raises HorovodInternalError when ranks disagree or one is lost.
 
 The names are those of BAGUA (Gan et al., arXiv:2107.01499).
@@ -57,12 +57,12 @@ _seeds = itertools.count(1)
 
 
 class ErrorState:
-    """The memory of error feedback, float32, zero at first. Operations on a GPU keep it there: reading waits for them.
+    """The float32 state of error feedback, zero at first. GPU operations keep it on the GPU: reading waits for them.
 
     Attributes:
-        worker: one element for each of the bucket: what encoding this rank's own values has lost so far.
-        server: one element for each of a chunk: what encoding the mean of its chunk has lost so far. Hierarchical: one
-            for each of the bucket, of which a rank uses those of its chunks; memory that is not used costs nothing.
+        worker: accumulated encoding errors of this rank's own values; one element for each of the bucket.
+        server: accumulated encoding errors of the mean of this rank's chunk; one element for each of the chunk.
+            Hierarchical: one for each of the bucket, but a rank uses only its chunks; unused memory costs nothing.
     Raises:
         ValueError: an attribute is set to anything but a contiguous, writable float32 NumPy array.
     """
@@ -88,7 +88,7 @@ class ErrorState:
         self._server = vectors.DeviceArray(array)
 
     def fields(self) -> dict[str, Any]:
-        """For Context.post."""
+        """Arguments of Context.post."""
         return {"worker_error": self._worker.floats, "server_error": self._server.floats,
                 "worker_copy": self._worker.pointer, "server_copy": self._server.pointer}
 
@@ -101,14 +101,14 @@ class ErrorState:
         return self._worker.size == count and self._server.size == self._server_count(count, size, hierarchical)
 
     def copy(self) -> ErrorState:
-        """Another one with the same values; on the GPU, where they are there."""
+        """A copy; on the GPU if the values are there."""
         other = object.__new__(ErrorState)
         other._worker, other._server = (
             kept.copy(np.empty(kept.size, np.float32)) for kept in (self._worker, self._server))
         return other
 
     def scale(self, factor: float) -> None:
-        """Multiplies the values: the unit of what is encoded has changed."""
+        """Multiplies the errors by `factor`, after the unit of the encoded values has changed."""
         for array in self._arrays().values():
             array *= np.float32(factor)
 
@@ -124,14 +124,14 @@ class ErrorState:
 
 
 class Replicas:
-    """What a rank and its neighbours in a ring have sent so far, as everyone who holds a copy knows it.
+    """The values that a rank and its ring neighbours have sent so far, equal on all ranks that hold a copy.
 
     Args:
         own, left, right: contiguous float32 NumPy arrays of one element for each value, or None: not kept. Left is the
-            rank before this one. They must begin equal on their holders: own here, right on the left neighbour, left on
-            the right one. Operations on a GPU keep them there: reading an attribute waits for them.
+            rank before this one. They must start equal on their holders: own here, right on the left neighbour, left on
+            the right one. GPU operations keep them on the GPU: reading an attribute waits for them.
     Raises:
-        ValueError: one is something else.
+        ValueError: an array is anything else.
     """
 
     def __init__(self, own: Any, left: Any, right: Any) -> None:
@@ -150,7 +150,7 @@ class Replicas:
         return self._fetched(2)
 
     def fits(self, count: int) -> bool:
-        """Whether those that are kept are of `count` elements."""
+        """Whether the kept replicas have `count` elements."""
         return all(kept is None or kept.size == count for kept in self._arrays)
 
     def _fetched(self, place: int) -> np.ndarray | None:
@@ -158,7 +158,7 @@ class Replicas:
         return None if kept is None else kept.fetch()
 
     def fields(self, count: int) -> dict[str, Any]:
-        """For Context.post, with values of `count` elements. ValueError: the replicas do not fit."""
+        """Arguments of Context.post, for values of `count` elements. ValueError: the replicas do not fit."""
         for kept in self._arrays:
             if kept is not None and kept.size != count:
                 raise ValueError(f"a replica is float32{list(kept.array.shape)}, not float32[{count}]")
@@ -170,7 +170,7 @@ class Replicas:
         return {name: array for name, array in kept.items() if array is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
+        """The state of this rank: a checkpoint must hold that of every rank, or all ranks must start equal again."""
         return _dump(self._kept())
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -191,7 +191,7 @@ def _load(arrays: dict[str, np.ndarray], state: dict[str, bytes]) -> bool:
 
 
 class _Values(NamedTuple):
-    """What a primitive communicates: TensorViews, under a name."""
+    """The operands of a primitive: TensorViews with a name."""
 
     name: str
     views: list[TensorView]
@@ -229,7 +229,7 @@ def _choice(choices: dict[str, int], chosen: str, what: str) -> int:
 def _codec_fields(codec: Codec, seed: int | None) -> dict[str, Any]:
     if not isinstance(codec, Codec):
         raise TypeError(f"a codec is one of bagua_hvd.codecs, not {codec!r:.100}")
-    # Of a codec that rounds at random, no two calls of a process must repeat the numbers.
+    # Two calls in a process must never draw the same random numbers.
     seed = next(_seeds) if seed is None else seed
     return {"codec": codec.number, "codec_options": codec.fields(seed)}
 
@@ -237,15 +237,15 @@ def _codec_fields(codec: Codec, seed: int | None) -> dict[str, Any]:
 def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor: float = 1.0,
            postscale_factor: float = 1.0, out: np.ndarray | None = None,
            name: str | None = None) -> Posted:
-    """Sum or mean over the ranks of `group`; bit-equal on all of them.
+    """Sum or mean over the ranks of `group`; bit-equal on all ranks.
 
     Args:
         bucket: a Bucket or an array; one dtype that allreduce takes; the same layout on all ranks.
         average: False for the sum.
         prescale_factor, postscale_factor: multiply before and after, together with the bucket's own factors.
-        out: where the result goes instead: for an array one like it, for a bucket a flat array of as many elements of
-            the same size.
-        name: of an array; for a bucket, in place of its own.
+        out: receives the result: for an array one like it, for a bucket a flat array with the same number and size of
+            elements. None: in place.
+        name: of an array; for a bucket, replaces its own.
     Returns:
         An Operation.
     """
@@ -262,20 +262,20 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
            average: bool = True, exchange: str = "scatter_gather", seed: int | None = None,
            prescale_factor: float = 1.0, postscale_factor: float = 1.0, out: np.ndarray | None = None,
            name: str | None = None, hierarchical: bool = False) -> Posted:
-    """Sum or mean of the encoded values over the ranks of `group`; bit-equal on all of them.
+    """Sum or mean of the encoded values over the ranks of `group`; bit-equal on all ranks.
 
     Args:
         bucket: a Bucket or an array, of a dtype that the codec takes; the same layout on all ranks.
         codec: equal on all ranks.
-        error: an ErrorState that fits, read and updated; None: what encoding loses is lost.
+        error: an ErrorState that fits, read and updated; None: no error feedback.
         average: False for the sum.
-        exchange: "scatter_gather": every rank averages its chunk, and encodes it again; "allgather": everyone's codes
-            to everyone, encoded once; less traffic for very small codes (top-k) or few ranks.
-        seed: of a codec that rounds at random or rotates, 0 <= seed < 2^64; None: a new one for each call. It is mixed
-            with rank and place (native/kernel/segments.h). Give rotated() the same one on all ranks: they need fewer
-            transforms then.
+        exchange: "scatter_gather": every rank averages its chunk, and encodes it again; "allgather": all codes go to
+            all ranks, encoded once; less traffic for very small codes (top-k) or few ranks.
+        seed: for a codec that rounds at random or rotates, 0 <= seed < 2^64; None: a new one for each call. It is mixed
+            with rank and offset (native/kernel/segments.h). Use the same seed on all ranks with rotated(), which then
+            needs fewer transforms.
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
-        hierarchical: sum in full precision within hosts, codes between them. On one host it is as without.
+        hierarchical: sum in full precision within hosts, codes between them. No effect on one host.
     Returns:
         An Operation.
     Raises:
@@ -303,17 +303,17 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
 
 def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: int = 0,
            out: np.ndarray | None = None, name: str | None = None, hierarchical: bool = False) -> Posted:
-    """The mean with this rank's peers, which differs between ranks. A bucket's factors do not apply.
+    """The mean of this rank and its peers, which differs between ranks. A bucket's factors do not apply.
 
     Args:
         bucket: a Bucket or an array, of one floating dtype; the same layout on all ranks.
         topology: "shift_one", "exponential", "round_robin": the mean of two, with another peer in every round
-            (native/primitive/peers.h); "ring": the mean of three, with both neighbours; of two ranks the other one
+            (native/primitive/peers.h); "ring": the mean of three, with both neighbours; with two ranks the other one
             counts twice.
         round: counts the calls, from 0; equal on all ranks.
         group, out, name: as for c_fp_s().
-        hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike, and counted for as many
-            (native/primitive/peers.h): the mean over all ranks stays what it is. One host: that mean.
+        hierarchical: hosts are the peers, each with the mean of its ranks, weighted by their number
+            (native/primitive/peers.h). Ranks of a host end equal; the mean over all ranks stays. One host: its mean.
     Returns:
         An Operation.
     """
@@ -327,7 +327,7 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
 def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, seed: int | None = None,
            name: str | None = None, hierarchical: bool = False, before: Sequence[float] = (0, 0, 0),
            after: Sequence[float] = (0, 0, 0, 0)) -> Posted:
-    """Sends the encoded values to both neighbours in a ring, and adds to each replica what its owner's code decodes to.
+    """Sends the encoded values to both neighbours in a ring, and adds each decoded code to its sender's replica.
 
         v = values + a . (own, left, right)
         own += D(Q(v))      left += D(Q(v_left))      right += D(Q(v_right))
@@ -335,12 +335,12 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
 
     Args:
         values: a Bucket or an array, of a dtype that the codec takes. The same layout on all ranks.
-        replicas: Replicas of as many elements. With two ranks left and right are the same one; alone, a rank is its own
-            left and right.
+        replicas: Replicas with the same number of elements. With two ranks, left and right are the same rank; a single
+            rank is its own left and right.
         group, codec, seed, name: as for c_lp_s().
-        hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike, and so
-            are the results. One host is its own left and right. In the mixes a neighbour of fewer ranks counts for its
-            share s < 1 of this host's: its replica R is own + s (R - own), if own is kept.
+        hierarchical: hosts form the ring, each with the mean of its ranks' values; ranks of a host have equal replicas
+            and results. A single host is its own left and right. A neighbour with a share s < 1 of this host's number
+            of ranks weighs less in the mixes: its replica R is replaced by own + s (R - own), if own is kept.
         before, after: a and b; replicas are mixed in float32. A replica that is not kept has weight 0. For a Weights,
             call written() when the operation has ended.
     Returns:

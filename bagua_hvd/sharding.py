@@ -1,11 +1,11 @@
-"""Reduce-scatter and all-gather of codes, for training whose gradients and weights lie in shards.
+"""Compressed reduce-scatter and all-gather, for training with sharded gradients and weights.
 
-    reducescatter   rank k: s[k] = sum_i D(Q(v_i[k]))       one alltoall of codes, which the receiver adds
-    allgather       all:    (D(Q(v_0)), ..., D(Q(v_n-1)))   one allgather of codes; a rank decodes its own, too
+    reducescatter   rank k: s[k] = sum_i D(Q(v_i[k]))       one alltoall of codes, summed by the receiver
+    allgather       all:    (D(Q(v_0)), ..., D(Q(v_n-1)))   one allgather of codes; a rank also decodes its own
 
-v_i[k] is the k-th of n equal parts of rank i's values. What a rank has of one hop is encoded once, so the error is that
-of one Q; with blocks of 4 bits they are qgZ's reduce-scatter (its second hop, within hosts, is left to the network) and
-with blocks of 8 bits qwZ's all-gather.
+v_i[k] is the k-th of n equal parts of rank i's values. Values are encoded once, so the error is that of one Q. With
+4-bit blocks this is the reduce-scatter of qgZ (its second hop, within hosts, is left to the network), and with 8-bit
+blocks the all-gather of qwZ.
 
 Wire: N (n-1)/n codes, N/n (n-1) codes of rank i's N/n values.
 Source: Wang et al., ZeRO++, arXiv:2306.10209.
@@ -23,21 +23,21 @@ from bagua_hvd.job.runtime import context
 
 
 class _Codes:
-    """Codes on their way to this rank."""
+    """Codes in flight to this rank."""
 
     def __init__(self, operation: Posted, count: int, codec: Codec, dtype: Any, codes: np.ndarray) -> None:
         self._operation = operation
-        self._count = count             # of the values of one code
+        self._count = count             # values in one code
         self._codec = codec
         self._dtype = dtype
-        self._codes = codes             # what is sent lives until it is
+        self._codes = codes             # keeps the sent bytes alive
 
     def done(self) -> bool:
         """Whether wait() would not block."""
         return self._operation.done()
 
     def _arrived(self) -> np.ndarray:
-        """A row for each rank."""
+        """Blocks; returns the received codes, a row for each rank."""
         self._operation.wait()
         nbytes, rows, owner = self._operation.result(0)
         received: np.ndarray = np.frombuffer(native.buffer(owner, nbytes), np.uint8)
@@ -45,10 +45,10 @@ class _Codes:
 
 
 class Scattered(_Codes):
-    """What reducescatter() returns."""
+    """The result of reducescatter()."""
 
     def wait(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Blocks; returns this rank's part of the sum: float32, in `out`, if that is given."""
+        """Blocks; returns this rank's part of the sum: float32, in `out` if given."""
         total: np.ndarray = np.empty(self._count, np.float32) if out is None else out
         total[:] = 0
         for code in self._arrived():
@@ -57,10 +57,10 @@ class Scattered(_Codes):
 
 
 class Gathered(_Codes):
-    """What allgather() returns."""
+    """The result of allgather()."""
 
     def wait(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Blocks; returns all ranks' values, one behind the other, in `out`, if that is given."""
+        """Blocks; returns all ranks' values, concatenated in rank order, in `out` if given."""
         codes = self._arrived()
         if out is None:
             out = np.empty(len(codes) * self._count, self._dtype)
@@ -70,14 +70,14 @@ class Gathered(_Codes):
 
 
 def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Scattered:
-    """The sum over the ranks of `group` of one n-th of each one's values, sent as codes.
+    """Sums the ranks' values, sent as codes; each of the n ranks of `group` receives one n-th of the sum.
 
     Args:
-        values: flat, of a dtype that the codec takes, as many on all ranks; a multiple of their number n. Copied.
-        codec: equal on all ranks. name: the same on all ranks, and of no other operation in flight.
-        seed: of a codec that rounds at random; another one for each call and rank.
+        values: flat, of a dtype that the codec supports, of the same size on all ranks, a multiple of n. Copied.
+        codec: equal on all ranks. name: the same on all ranks, and not used by another operation in flight.
+        seed: for a codec that rounds at random; a different one for each call and rank.
     Raises:
-        ValueError: the ranks cannot share the values evenly, or the codec does not take them.
+        ValueError: the values cannot be split evenly, or the codec does not support them.
     """
     size = group.size()
     if values.ndim != 1 or values.size % size:
@@ -88,12 +88,12 @@ def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str
 
 
 def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Gathered:
-    """All ranks' values, as their codes say; bit-equal on all of them. Arguments as for reducescatter().
+    """Gathers all ranks' values, sent as codes; bit-equal on all ranks. Arguments as for reducescatter().
 
     Args:
-        values: flat, as many on all ranks, of any number.
+        values: flat, of any size, which is the same on all ranks.
     Raises:
-        ValueError: they are not flat, or the codec does not take them.
+        ValueError: they are not flat, or the codec does not support them.
     """
     if values.ndim != 1:
         raise ValueError(f"allgather: shape {values.shape} is not flat")
