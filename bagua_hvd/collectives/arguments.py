@@ -1,11 +1,11 @@
-"""What was wrong with the options of a call that failed: looked at only then, so that right calls pay nothing."""
+"""Finds the wrong option of a failed call: checked only after a failure, so that correct calls pay nothing."""
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd.collectives.compression import is_compression
 
-# By parameter: what it takes, and whether a value is that.
+# By parameter: the accepted type in words, and a check of a value.
 _TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "name": ("a str", lambda value: value is None or isinstance(value, str)),
     "op": ("one of hvd.Average, Sum, Adasum, Min, Max and Product",
@@ -18,7 +18,7 @@ _TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def arguments_of(function: Callable[..., Any], args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The values by parameter; none where the call does not fit the function, which Python says better."""
+    """The values by parameter; {} if the call does not match the signature, for which Python's error is better."""
     try:
         return inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
@@ -26,7 +26,7 @@ def arguments_of(function: Callable[..., Any], args: tuple, kwargs: dict) -> dic
 
 
 def wrong_option(function: Callable[..., Any], args: tuple, kwargs: dict) -> TypeError | None:
-    """A TypeError that names an option of the call and what it takes; None: all of them are right."""
+    """A TypeError that names a wrong option and its accepted type; None if all options are right."""
     for name, value in arguments_of(function, args, kwargs).items():
         takes, is_right = _TAKES.get(name, ("", lambda value: True))
         if not is_right(value):

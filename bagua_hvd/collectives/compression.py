@@ -1,4 +1,4 @@
-"""What a gradient is turned into before it travels, under Horovod's names. Codecs of the core are not here."""
+"""Compression of gradients before communication, under Horovod's names. The core's codecs are in codecs.py."""
 from typing import Any
 
 
@@ -17,7 +17,7 @@ class Compressor:
 
 
 def is_compression(value: Any) -> bool:
-    """Whether it has what a Compressor has; a class of one's own need not derive from it."""
+    """Whether it has the methods of a Compressor; a user's class need not derive from it."""
     return hasattr(value, "compress") and hasattr(value, "decompress")
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a process set tell each other: the largest and the smallest of numbers, in one small allreduce."""
+"""The largest and the smallest of numbers over the ranks of a process set, by one small allreduce."""
 from collections.abc import Sequence
 
 from bagua_hvd.core import native
@@ -9,18 +9,18 @@ _LIMIT = 2**31 - 1
 
 
 class Extremes:
-    """The largest and the smallest of numbers that ranks have given, on their way: posted here, collective.
+    """The largest and the smallest of numbers over the ranks, in flight: the constructor posts it. Collective.
 
-    A rank that is in join() meanwhile gives nothing.
+    A rank in join() contributes nothing.
 
     Args:
-        values: integers from 0 to 2**31 - 2, as many on all ranks. name: of the operation. group: the ProcessSet.
-        blocking: wait() follows at once.
+        values: integers from 0 to 2**31 - 2, equally many on all ranks. name: of the operation. group: the ProcessSet.
+        blocking: wait() follows immediately.
     """
 
     def __init__(self, values: Sequence[int], name: str, group: ProcessSet, blocking: bool = False) -> None:
         count = self._count = len(values)
-        # From 1 on, and the smallest as a largest: for a rank in join() the core puts zeros.
+        # Shifted to begin at 1, and the smallest as a largest: the core puts zeros for a rank in join().
         sent = [value + 1 for value in values] + [_LIMIT - value for value in values]
         facts = self._facts = native.ffi.new("int32_t[]", sent)
         address = int(native.ffi.cast("uintptr_t", facts))
@@ -30,14 +30,14 @@ class Extremes:
                                          blocking=blocking)
 
     def wait(self) -> list[tuple[int, int]]:
-        """Blocks. Returns of each number the largest and the smallest that a rank has given."""
+        """Blocks. Returns (largest, smallest) over the ranks for each number."""
         self._operation.wait()
         facts, count = self._facts, self._count
         return [(facts[i] - 1, _LIMIT - facts[count + i]) for i in range(count)]
 
 
 def extremes(values: Sequence[int], name: str, group: ProcessSet) -> list[tuple[int, int]]:
-    """Of each number the largest and the smallest that a rank has given; see Extremes. Collective; blocks.
+    """The largest and the smallest of each number over the ranks; see Extremes. Collective; blocks.
 
     Returns:
         A list of (largest, smallest).

@@ -1,6 +1,6 @@
-"""What a framework supplies so that the rules (rules.py) work on its tensors: about ten verbs.
+"""The adapter that a framework supplies so that the rules (rules.py) work on its tensors: about ten methods.
 
-An adapter holds no policy. Where a rule could stand in two adapters, it belongs there.
+An adapter holds no policy. A rule that two adapters would share belongs in rules.py.
 """
 from abc import ABC, abstractmethod
 from typing import Any
@@ -25,7 +25,7 @@ class Frontend(ABC):
         """The TensorView from `tensor` to `output`; None: the core allocates the result; `tensor` itself: in place.
 
         Raises:
-            ValueError: dtype or device not served ("Tensor type ... is not supported."), or not contiguous.
+            ValueError: dtype or device not supported ("Tensor type ... is not supported."), or not contiguous.
         """
 
     @abstractmethod
@@ -34,10 +34,10 @@ class Frontend(ABC):
 
     @abstractmethod
     def wrap_result(self, nbytes: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-        """A tensor over the `nbytes` of `owner` (native.buffer), which it keeps alive; not copied. 0: owner is None."""
+        """A tensor over the `nbytes` of `owner` (native.buffer), without a copy; keeps it alive. 0: owner is None."""
 
     def typed(self, tensor: Any, like: Any) -> Any:
-        """A result in bytes as what it is: for a tensor `like`, which view() may have taken as bytes."""
+        """Casts a result in bytes to the type of tensor `like`, which view() may have passed as bytes."""
         return tensor
 
     @abstractmethod
@@ -50,11 +50,11 @@ class Frontend(ABC):
 
     @abstractmethod
     def shape(self, tensor: Any) -> Any:
-        """Its shape as a tuple of ints."""
+        """The tensor's shape as a tuple of ints."""
 
     @abstractmethod
     def type_name(self, tensor: Any) -> Any:
-        """What error sentences call its type."""
+        """The name of the tensor's type in error messages."""
 
     def exception(self, status: int) -> Any:
         """The exception class for a native status."""

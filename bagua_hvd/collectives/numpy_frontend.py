@@ -1,4 +1,4 @@
-"""NumPy's arrays as the rules of the collectives take them: they travel from where they lie."""
+"""The NumPy adapter of the collectives; arrays are communicated without a copy."""
 from typing import Any
 
 import numpy as np

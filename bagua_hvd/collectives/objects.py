@@ -1,4 +1,4 @@
-"""Python objects from one rank to all, or from all to all: what front ends offer of core/objects.py."""
+"""Broadcast and allgather of Python objects: the interface of front ends to core/objects.py."""
 from typing import Any
 
 from bagua_hvd.collectives.rules import begin
@@ -10,7 +10,7 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: An
     """Gives every rank of the process set a copy of the root's object, sent with cloudpickle.
 
     Args:
-        obj: matters on the root only.
+        obj: used on the root only.
         root_rank: global rank.
         name: the same on all ranks (and so is the default, whatever class the objects have).
         process_set: the ranks taking part.
@@ -24,10 +24,10 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: An
 
 
 def allgather_object(obj: Any, name: str | None, process_set: Any) -> list:
-    """The ranks' objects, sent with cloudpickle, as a list in rank order.
+    """Gathers the ranks' objects, sent with cloudpickle, in a list in rank order.
 
     Args:
-        obj: anything that cloudpickle takes.
+        obj: anything that cloudpickle can serialize.
         name: the same on all ranks (and so is the default, whatever class the objects have).
     Raises:
         ValueError: this rank is not in the set. HorovodInternalError: a rank was lost.

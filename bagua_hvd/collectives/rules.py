@@ -1,12 +1,11 @@
-"""The rules of the collectives, once for every front end: arguments, full names, handles, what a result is.
+"""The collectives, common to all front ends: checks of arguments, full names, handles and results.
 
-Each function checks its arguments, posts one native operation and returns a Pending. Its forms are then one line each
-in a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
+Each function checks its arguments, posts one native operation and returns a Pending. Each form is then one line in a
+front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
 
-Handle numbers count from 1 over all kinds, forms and threads, and restart at init(). Operations without a name are
-named by a number that counts those of their process set: so its ranks must issue their unnamed operations in the same
-order, whatever they do in other sets. What was not posted takes no number. After a join(), all ranks go on with the
-same number.
+Handle numbers count from 1 over all kinds, forms and threads, and restart at init(). Unnamed operations are numbered
+within their process set, so its ranks must issue them in the same order, regardless of other sets. An operation that
+was not posted takes no number. After a join(), all ranks continue with the same number.
 """
 import collections
 import itertools
@@ -26,7 +25,7 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 
 
 class Pending:
-    """An operation on its way, and its output: a tensor, a tuple of them, or None."""
+    """An operation in flight, and its output: a tensor, a tuple of them, or None."""
 
     __slots__ = ("operation", "output", "number")
 
@@ -36,7 +35,7 @@ class Pending:
         self.number = next(runtime.handle_numbers)
 
     def wait(self) -> Any:
-        """Blocks until the operation ended and returns its output; raises as it failed."""
+        """Blocks until the operation has ended and returns its output; raises if it failed."""
         self.operation.wait()
         return self.output
 
@@ -87,7 +86,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an asynchronous collective and returns what its blocking form would; once.
+    """Waits for an asynchronous collective and returns the result of its blocking form, once.
 
     Args:
         handle: what an asynchronous collective returned.
@@ -105,7 +104,7 @@ def synchronize(handle: int) -> Any:
     except (HorovodInternalError, ValueError):
         runtime.handles.pop(handle, None)
         raise
-    # Only now: an interrupted wait can be taken up again.
+    # Only now, so that an interrupted wait can be repeated.
     runtime.handles.pop(handle, None)
     return output
 
@@ -115,7 +114,7 @@ def begin(process_set: ProcessSet) -> Any:
     context = runtime.context
     if context is None:
         raise HorovodInternalError(NOT_INITIALIZED)
-    # First what is asked nearly always: a small operation takes a few microseconds.
+    # The common case first: a small operation takes only a few microseconds.
     return context, 0 if process_set is global_process_set else registered_id(process_set)
 
 
@@ -128,7 +127,7 @@ def registered_id(process_set: Any) -> int:
 
 
 def check_registered(id: int | None, what: object) -> None:
-    """ValueError, about `what`: this is no process set's id. Before init() every number may become one."""
+    """Raises ValueError about `what` unless this is a process set's id. Before init(), any number may become one."""
     if id is None or (runtime.context is not None and not is_registered(id)):
         raise ValueError(
             f"{what} is not registered, or has been removed: pass it to init(process_sets=[...]) or "
@@ -137,12 +136,12 @@ def check_registered(id: int | None, what: object) -> None:
 
 
 def _full_name(word, name, id):
-    """`word` is that of the kind, `id` that of the process set."""
+    """word: the kind of operation. id: of the process set."""
     return f"{word}.{name}" if name else f"{word}.noname.{next(runtime.unnamed[id])}"
 
 
 def _give_back(full_name, id):
-    """The number in this name, under which nothing was posted, is the next again."""
+    """Returns the number in this name, under which nothing was posted, for the next operation."""
     runtime.unnamed[id] = itertools.chain([int(full_name.rpartition(".")[2])], runtime.unnamed[id])
 
 
@@ -153,7 +152,7 @@ def _check_reducible(frontend, tensor, view):
 
 
 def check_op(op: int, id: int, context: Any) -> None:
-    """ValueError, NotImplementedError: `op` is none, or cannot be done over this set. context None: not known yet."""
+    """Raises ValueError or NotImplementedError if `op` is wrong or unsupported on this set. context None: unknown."""
     if op not in (0, 1, 2, 3, 4, 5):
         raise ValueError(f"op={op!r}: expected one of hvd.Average, Sum, Adasum, Min, Max and Product.")
     if op == Adasum and context is not None:
@@ -161,7 +160,7 @@ def check_op(op: int, id: int, context: Any) -> None:
 
 
 def check_adasum(process_set_id: int, size: int) -> None:
-    """NotImplementedError where Adasum cannot be done."""
+    """Raises NotImplementedError where Adasum is not supported."""
     if process_set_id != 0:
         raise NotImplementedError("Adasum does not support non-global process sets.")
     if size & (size - 1):
@@ -184,18 +183,18 @@ def allreduce(frontend: Any, tensor: Any, in_place: bool = False, name: str | No
     1 / (size of the set). Integers are scaled in float64 and truncated towards zero.
 
     Args:
-        tensor: contiguous, of a dtype that front ends name in their `reducible`; same dtype and shape on all ranks.
+        tensor: contiguous, of a dtype in the front end's `reducible`; same dtype and shape on all ranks.
         average: deprecated: True for op=Average, False for op=Sum.
         name: ranks match operations by it; None: by the order of unnamed operations.
         op: Average (default), Sum, Min, Max, Product, or Adasum.
         prescale_factor, postscale_factor: multiply before and after the reduction; equal on all ranks.
         process_set: the ranks taking part.
     Raises:
-        ValueError (tensorflow: InvalidArgumentError): dtype, contiguity, a name still in flight, or this rank is not in
-            the set. Nothing was sent.
-        NotImplementedError: Adasum over a subset, or over a number of ranks that is no power of 2.
-        HorovodInternalError (tensorflow: FailedPreconditionError, UnknownError): ranks disagree about the operation,
-            the job goes on; or a rank was lost.
+        ValueError (tensorflow: InvalidArgumentError): wrong dtype, not contiguous, a name still in flight, or this rank
+            is not in the set. Nothing was sent.
+        NotImplementedError: Adasum over a subset, or over a number of ranks that is not a power of 2.
+        HorovodInternalError (tensorflow: FailedPreconditionError, UnknownError): ranks disagree about the operation
+            (the job continues), or a rank was lost.
     """
     context, id = begin(process_set)
     if op != Average and op != Sum:
@@ -218,7 +217,7 @@ def grouped_allreduce(frontend: Any, tensors: Any, in_place: bool = False, name:
     """Reduces several tensors as one operation: all of them or none. Shapes and dtypes may differ between members.
 
     Args:
-        tensors: a list, of what allreduce takes.
+        tensors: a list of tensors that allreduce supports.
         average, name, op, prescale_factor, postscale_factor, process_set: as for allreduce.
     Returns:
         A tuple in the order of `tensors`.
@@ -253,7 +252,7 @@ def _wrap(frontend, operation, index, view, like):
 
 
 def results(frontend: Any, operation: Any, views: Sequence[TensorView], like: Any) -> Any:
-    """What the core has allocated for an ended operation, as a tuple of tensors like those that were posted."""
+    """The results that the core has allocated for an ended operation, as tensors like those that were posted."""
     return tuple(_wrap(frontend, operation, index, view, tensor)
                  for index, (view, tensor) in enumerate(zip(views, like, strict=True)))
 
@@ -278,7 +277,7 @@ def grouped_allgather(frontend: Any, tensors: Any, name: str | None = None,
     """Gathers several tensors as one operation: all of them or none.
 
     Args:
-        tensors: a list, of what allgather takes.
+        tensors: a list of tensors that allgather supports.
         name, process_set: as for allreduce.
     Returns:
         A tuple in the order of `tensors`.
@@ -289,7 +288,7 @@ def grouped_allgather(frontend: Any, tensors: Any, name: str | None = None,
 
 
 def _view_of_rows(frontend, tensor):
-    """frontend.view(tensor). Bytes have one dimension more; a 0-d tensor stays 0-d, for all to refuse."""
+    """frontend.view(tensor). Bytes have one more dimension; a 0-d tensor stays 0-d, so that all ranks refuse it."""
     view = frontend.view(tensor)
     return view._replace(shape=()) if view.dtype == native.UINT8 and not frontend.shape(tensor) else view
 
@@ -321,7 +320,7 @@ def broadcast(frontend: Any, tensor: Any, root_rank: int, in_place: bool = False
     try:
         operation = context.post(native.BROADCAST, full_name, (view,), process_set=id, root_rank=root_rank,
                                  blocking=blocking)
-    except ValueError:          # the root, which only the core knows to be wrong
+    except ValueError:          # a wrong root, which only the core detects
         if not name:
             _give_back(full_name, id)
         raise
@@ -342,12 +341,12 @@ def _check_splits(splits, shape, size):
 def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = None,
              process_set: ProcessSet = global_process_set, blocking: bool = False,
              wants_received: bool = True) -> Pending:
-    """Sends slice i of the tensor to rank i of the process set and concatenates what arrives, in rank order.
+    """Sends slice i of the tensor to rank i of the process set and concatenates the received slices in rank order.
 
     Args:
         tensor: at least 1-D, contiguous; same dtype and trailing shape on all ranks.
-        splits: list, or 1-D int32 tensor, with the rows for each rank, at most the first dimension in all (rows past
-            the sum are not sent). None: the same number for each.
+        splits: list, or 1-D int32 tensor, with the number of rows for each rank; the sum is at most the first dimension
+            (rows past the sum are not sent). None: the same number for each.
         name, process_set: as for allreduce.
     Returns:
         The output, shape (sum of received splits, ...), and the received splits, int32, on the device of `splits`; the
@@ -368,7 +367,7 @@ def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = 
                              splits=rows, blocking=blocking, received=wants_received)
 
     def wrap(ended):
-        # A tensor of them takes as long to make as 4 KiB are on their way: only for who looks at it.
+        # Making this tensor takes as long as sending 4 KiB: only for callers that read it.
         received = frontend.int32_tensor(ended.received_splits(0, size), like=splits) if wants_received else None
         return _wrap(frontend, ended, 0, view, tensor), received
 
@@ -394,7 +393,7 @@ SCATTER_OPS_ONLY = "Reducescatter currently only supports AVERAGE and SUM."
 def reducescatter(frontend: Any, tensor: Any, name: str | None = None, op: int | None = Average,
                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0, blocking: bool = False) -> Any:
-    """Reduces the tensor over the process set and leaves to each rank its slice of the first dimension, in rank order.
+    """Reduces the tensor over the process set and gives each rank its slice of the first dimension, in rank order.
 
     Args:
         tensor: at least 1-D, contiguous; same dtype and shape on all ranks, dtypes as for allreduce.
@@ -418,7 +417,7 @@ def grouped_reducescatter(frontend: Any, tensors: Any, name: str | None = None, 
     """Reduce-scatters several tensors as one operation: all of them or none.
 
     Args:
-        tensors: a list, of what reducescatter takes.
+        tensors: a list of tensors that reducescatter supports.
         op: Average (default) or Sum.
         name, process_set, prescale_factor, postscale_factor: as for allreduce.
     Returns:
@@ -461,10 +460,10 @@ def join() -> Pending:
     """Blocks until all ranks of the job have joined; until then this rank takes part in allreduces with zeros.
 
     Averages still divide by the full number of ranks. Other collectives fail on the ranks that call them meanwhile.
-    Afterwards operations without a name match again, however many of them each rank has issued before.
+    Afterwards unnamed operations match again, regardless of how many each rank has issued before.
 
-    A rank that waits here takes no steps, so the ranks' weights differ afterwards. Broadcast parameters and optimizer
-    state from the rank returned before the training goes on, or a checkpoint is saved.
+    A rank that waits here makes no steps, so the ranks' weights differ afterwards. Broadcast parameters and optimizer
+    state from the returned rank before training continues or a checkpoint is saved.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -472,7 +471,7 @@ def join() -> Pending:
         HorovodInternalError: a rank was lost, or the job was shut down.
     """
     context, _ = begin(global_process_set)
-    for sent in list(runtime.travelling):       # or their last phases would come from a rank that has joined
+    for sent in list(runtime.travelling):       # else a joined rank would run their last phases
         sent.arrive()
     runtime.changes += 1
     return _Joined(context.post(native.JOIN, "join", blocking=True), None)
