@@ -1,1 +1,1 @@
-"""Gradients on their way: ready, in a bucket, given to an algorithm, waited for."""
+"""Reduction of gradients: collected in buckets, passed to an algorithm, waited for."""

@@ -1,4 +1,4 @@
-"""What the ranks tell each other of one optimizer before its first gradients travel: one small allreduce."""
+"""The agreement of the ranks about one optimizer before its first gradients are sent: one small allreduce."""
 import re
 from collections.abc import Sequence, Set
 from typing import NamedTuple
@@ -17,27 +17,27 @@ DIFFERENT_NAMES = (
     "Ranks disagree on gradient {place}: on rank {one} it is that of {first}, on rank {other} that of {second}. List "
     "the same variables in the same order on all ranks, with equal names, dtypes and shapes"
 )
-_FOLLOWING = 8      # optimizers whose windows end with one's, at most
+_FOLLOWING = 8      # limit of optimizers with windows that end together
 _NAMES_SHOWN = 8
 _NAME_BYTES = 200
 _NUMBERED = re.compile(r"(.*)_(\d+)")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence, not too many of them."""
+    """A list of names for a message, shortened if it is long."""
     return ", ".join(names if len(names) <= _NAMES_SHOWN else
                      [*names[:_NAMES_SHOWN], f"{len(names) - _NAMES_SHOWN} more"])
 
 
 def _number(value: str) -> int:
-    """A hash that Extremes takes."""
+    """A hash in the range of Extremes."""
     return crc32(value.encode()) % (2**31 - 1)
 
 
 def _described(members: Sequence[Member]) -> list[str]:
-    """What ranks compare of each member: its name, dtype and shape.
+    """The name, dtype and shape of each member, which ranks compare.
 
-    Keras counts the layers of a process: dense_7. A rank that has made other models before has other numbers, so their
+    Keras numbers the layers of a process: dense_7. A rank that has made other models before has other numbers, so their
     order is compared, not their values.
     """
     names = [[_numbered(part) for part in member.name.split("/")] for member in members]
@@ -56,13 +56,13 @@ def _numbered(part: str) -> tuple[str, int]:
 
 
 class Agreed(NamedTuple):
-    """What all ranks know now.
+    """The facts that all ranks have agreed on.
 
-    sparse: the gradients that any rank has sparse, with the leading dimensions of which entries are held.
-    order: all gradients, as the buckets are to hold them. step: the latest.
-    differ: ranks are in different steps, have another order, or only some have state that is equal on all.
-    own_differs: only some have state of their own. following: see agree(); of any rank.
-    complete: no rank has joined, and so has said nothing.
+    sparse: gradients that are sparse on any rank -> the number of their sparse leading dimensions.
+    order: all gradients in the order of the buckets. step: the latest.
+    differ: ranks are in different steps, have different orders, or only some of them have state.
+    own_differs: only some have state of their own. following: see agree(); the union over the ranks.
+    complete: no rank was in join(), so all have contributed.
     """
 
     sparse: dict[int, int]
@@ -76,13 +76,13 @@ class Agreed(NamedTuple):
 
 def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Source, order: Sequence[int],
           model: Model, following: Set[int]) -> Agreed:
-    """Tells the ranks of the group this one's facts, and learns theirs; collective.
+    """Exchanges facts with the other ranks of the group; collective.
 
     Args:
         name: of the gradients. order: this rank's.
-        following: how many numbers behind are the optimizers whose windows end after this one's, with the same pass.
+        following: offsets of the numbers of later optimizers with windows that end in the same pass.
     Raises:
-        HorovodInternalError: on all ranks, that their gradients are for different variables.
+        HorovodInternalError: on all ranks, if their gradients are for different variables.
     """
     size, count = group.size(), len(members)
     present = [int(rank == group.rank()) for rank in range(size)]
@@ -97,7 +97,7 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
     except HorovodInternalError as error:
         if error.status != native.ERR_MISMATCH:
             raise
-        # There are more facts on some ranks than on others, and all ranks have heard it.
+        # Some ranks have sent more facts than others, and all ranks get this error.
         raise _different_variables(name, group, members) from error
     facts, of_names, of_prints = facts[:-2], *facts[-2:]
     if of_names[0] != of_names[1]:
@@ -119,7 +119,7 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
 
 def _different_names(name: str, group: ProcessSet, members: Sequence[Member],
                      described: Sequence[str]) -> HorovodInternalError:
-    """The error that names the first gradient of which ranks have different ones; collective."""
+    """The error that names the first gradient on which ranks disagree; collective."""
     hashes = [_number(each) for each in described]
     found = extremes(hashes, f"{name}.names", group)
     place = next((place for place, (largest, smallest) in enumerate(found) if largest != smallest), 0)
@@ -144,7 +144,7 @@ def _mismatch(sentence: str) -> HorovodInternalError:
 
 
 def _different_variables(name: str, group: ProcessSet, members: Sequence[Member]) -> HorovodInternalError:
-    """The error that says so, with what all ranks tell each other for it; collective."""
+    """The error for different variables, with the number of gradients on the ranks; collective."""
     mine = [len(members) if rank == group.rank() else 0 for rank in range(group.size())]
     counts = [largest for largest, _ in extremes(mine, f"{name}.counts", group)]
     known = [(count, rank) for count, rank in zip(counts, group.ranks or (), strict=True) if count > 0]

@@ -1,14 +1,14 @@
 """Elastic states without commit(): after a loss training continues after the last step that any rank completed.
 
-A rank has completed a step when its optimizer has changed the weights. All communication of the step has ended then, so
-every rank had given its gradients; and a rank that was lost before that has changed no weight of the others. Thus
-survivors are in one of two steps. After the next rendezvous they tell each other how many steps they have completed:
+A rank has completed a step when its optimizer has changed the weights. All communication of the step has ended by then,
+so every rank has contributed its gradients. A rank that was lost earlier has changed no weight of the others. Thus
+survivors are in one of two steps. After the next rendezvous they exchange their numbers of completed steps:
 
-    nobody is ahead     each goes back to the beginning of its step, and all repeat it
-    somebody is ahead   the first one that is sends its state to all others: model, optimizer, counters
+    no rank is ahead    each returns to the beginning of its step, and all repeat it
+    some are ahead      the first of them sends its state to all others: model, optimizer, counters
 
-The beginning of a step: counters are those when its first gradient was there, which is after the training loop has
-counted the step before. Buffers and random numbers are those when the step before had ended.
+At the beginning of a step, counters are those at its first gradient, after the training loop has counted the step
+before. Buffers and random numbers are those at the end of the step before.
 """
 import zlib
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.job.process_sets import global_process_set
 
-# What a rank tells all others of its counters, in case that they need them; more is broadcast by the one that has it.
+# Counters of up to this size are sent to all in case they need them; larger ones are broadcast by the rank ahead.
 _SMALL_BYTES = 1024
 
 CANNOT = (
@@ -44,25 +44,25 @@ DIVERGED = (
 
 
 class EveryStep(ABC):
-    """The steps of a state's optimizer. It is the observer of that one's Reducers.
+    """Tracks the steps of a state's optimizer, as the observer of its Reducers.
 
     Args:
         state: has _receive(root_rank, whole, facts), _facts(), _save(), _restore(), _forget_saved(), _save_counters()
             and _restore_counters().
     Attributes:
-        completed: how many this rank has made or received; None: it has not received the job's state yet.
-        interrupted: step_begins() has raised.
+        completed: steps that this rank has made or received; None: it has not received the job's state yet.
+        interrupted: whether step_begins() has raised.
     """
 
     def __init__(self, state: Any) -> None:
         self.completed: int | None = None
         self.interrupted = False
         self._state = state
-        self._begun = False         # a step; the counters are saved
-        self._receives = False      # another rank's state; what this rank had is saved
+        self._begun = False         # a step has begun; the counters are saved
+        self._receives = False      # takes another rank's state; its own is saved
 
     def step_begins(self) -> None:
-        """The first gradient is there, and nothing has been communicated.
+        """The first gradient is ready, and nothing has been communicated.
 
         Raises:
             HostsUpdatedInterrupt: on rank 0, when hosts have changed. It leaves the job, which ends this step on all.
@@ -74,18 +74,18 @@ class EveryStep(ABC):
         self._begun = True
 
     def weights_change(self) -> None:
-        """The averages are there; on a GPU, perhaps only enqueued. HorovodInternalError: they are not good."""
+        """The averages are complete; on a GPU, perhaps only enqueued. HorovodInternalError: they are not valid."""
         basics.wait_for_gpus()
 
     def step_ended(self) -> None:
-        """The weights are new."""
+        """The weights have been updated."""
         if self.completed is not None:
             self.completed += 1
             self._begun = False
             self._keep()
 
     def restore(self) -> None:
-        """Undoes the step that has begun; or returns to what this rank had before it began to receive."""
+        """Undoes the step that has begun, or restores this rank's state from before it began to receive."""
         if self._receives:
             self._receives = False
             self._state._restore()
@@ -100,13 +100,13 @@ class EveryStep(ABC):
 
         Raises:
             ValueError: see CANNOT. RuntimeError: see TORN and DIVERGED, on all ranks.
-            HorovodInternalError: a rank was lost; restore() is to follow.
+            HorovodInternalError: a rank was lost; restore() must follow.
         """
         state, mine, torn = self._state, self.completed, False
         self._observe(self)
         self.interrupted = False
         if mine is not None:
-            self.restore()      # nobody has, where hosts have changed
+            self.restore()      # not done yet if hosts have changed
             torn = self._torn()
         keeps, facts = self._forget_step(), cloudpickle.dumps(state._facts())
         told = allgather_object((None if torn else mine, keeps, torn, facts if len(facts) <= _SMALL_BYTES else None),
@@ -118,7 +118,7 @@ class EveryStep(ABC):
         root = steps.index(most)
         if not torn and mine is not None and mine == most:
             self._undo_random()
-        elif basics.rank() != root:     # which may be lost meanwhile
+        elif basics.rank() != root:     # the root may be lost meanwhile
             state._save()
             self._receives = True
         if most is not None and any(step is None for step in steps):
@@ -132,7 +132,7 @@ class EveryStep(ABC):
         self._keep()
 
     def _check_equal(self, ranks, root, step):
-        """A rank joins: those that have the job's state must have the same."""
+        """Called when a rank joins: all ranks with the job's state must have the same one."""
         mine = zlib.crc32(b"")
         if basics.rank() in ranks:
             for data in self._equal_data():
@@ -151,11 +151,11 @@ class EveryStep(ABC):
 
     @abstractmethod
     def _observe(self, observer: Any) -> None:
-        """Has all Reducers tell this of steps. ValueError: see CANNOT."""
+        """Sets the observer of all Reducers. ValueError: see CANNOT."""
 
     @abstractmethod
     def _forget_step(self) -> bool:
-        """Drops what a failed step has left. Returns whether algorithms keep more than that, which may differ then."""
+        """Drops the remains of a failed step. Returns whether algorithms keep other state, which may differ then."""
 
     @abstractmethod
     def _keep(self) -> None:
@@ -163,11 +163,11 @@ class EveryStep(ABC):
 
     @abstractmethod
     def _undo(self) -> None:
-        """Gives buffers the values that were kept."""
+        """Restores the buffers that _keep() has copied."""
 
     @abstractmethod
     def _undo_random(self) -> None:
-        """Gives generators of random numbers those."""
+        """Restores the random number generators that _keep() has copied."""
 
     @abstractmethod
     def _equal_data(self) -> Iterable[Any]:
@@ -179,13 +179,13 @@ class EveryStep(ABC):
 
 
 def refuse(state: Any, why: str | None) -> None:
-    """ValueError: see CANNOT. None: nothing to refuse."""
+    """Raises ValueError (see CANNOT) unless `why` is None."""
     if why is not None:
         raise ValueError(CANNOT.format(state=type(state).__name__, why=why))
 
 
 def why_not(op: Any, algorithm: Any, delay: int, process_set: Any) -> str | None:
-    """Why a step of an optimizer with these is not one that either all or nothing of is done; None: it is."""
+    """Why an optimizer's step with these options is not atomic; None if it is."""
     name = type(algorithm).__name__ if op != Adasum else "op=Adasum"
     if op == Adasum or not algorithm.repeatable:
         return f"with {name} " + ("ranks have different models" if getattr(algorithm, "models_differ", False) else

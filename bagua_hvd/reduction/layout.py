@@ -1,4 +1,4 @@
-"""Which gradient lies in which bucket: in the order in which gradients become ready, as the user says, or by itself."""
+"""Which gradient is in which bucket: in the order of readiness, by the user's groups, or in none."""
 from collections.abc import Iterable, Sequence
 
 from bagua_hvd.training.buckets import Bucket, Member, partition, partition_groups
@@ -6,13 +6,13 @@ from bagua_hvd.training.model import Model
 
 
 class Layout:
-    """The gradients of a model, and its buckets of them.
+    """The assignment of a model's gradients to buckets.
 
     Args:
-        model: whose `gradients` are the buckets. prescale_factor, postscale_factor: see Bucket.
+        model: its `gradients` are the buckets. prescale_factor, postscale_factor: see Bucket.
     Attributes:
-        name: of all buckets, behind which comes their place. members: by index.
-        bucket_of: by index; None: it travels by itself.
+        name: prefix of the buckets' names, before their index. members: by index.
+        bucket_of: by index; None: the gradient is communicated by itself.
         limit: bytes in a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE.
     """
 
@@ -23,7 +23,7 @@ class Layout:
         self.limit: int | None = None
         self._model = model
         self._factors = prescale_factor, postscale_factor
-        self._grouped = False       # the user has said what travels together
+        self._grouped = False       # the user has grouped the gradients
 
     def rename(self, name: str) -> None:
         """Changes the name."""
@@ -31,12 +31,12 @@ class Layout:
         self.name_buckets()
 
     def name_buckets(self, suffix: str = "") -> None:
-        """Names the buckets by their places, with something behind that."""
+        """Names the buckets by their indices, with a suffix."""
         for place, bucket in enumerate(self._model.gradients):
             bucket.name = f"{self.name}.{place}{suffix}"
 
     def add(self, members: Sequence[Member], groups: Sequence[Sequence[int]] | None) -> None:
-        """More members, numbered on from those before, in buckets of their own. groups: those that travel together."""
+        """Adds members, numbered after the existing ones, in new buckets. groups: indices that share buckets."""
         numbered = dict(enumerate(members, len(self.members)))
         self.members = [*self.members, *members]
         self._grouped = self._grouped or groups is not None
@@ -53,7 +53,7 @@ class Layout:
                 self.bucket_of[index] = bucket
 
     def remove(self, index: int) -> None:
-        """Takes a gradient out of its bucket: it travels by itself from now on."""
+        """Takes a gradient out of its bucket: it is communicated by itself from now on."""
         bucket = self.bucket_of[index]
         if bucket is not None:
             bucket.remove(index)
@@ -63,16 +63,16 @@ class Layout:
                 self.name_buckets()
 
     def bucketed(self) -> list[int]:
-        """All gradients that are in buckets, in their order."""
+        """All gradients in buckets, in the order of the buckets."""
         return [index for bucket in self._model.gradients for index in bucket.members]
 
     def order(self, ready: Iterable[int] | None) -> list[int]:
-        """All gradients, as the buckets are to hold them: first those that have become ready, None: as they are."""
+        """All gradients in bucket order: first the ready ones; None: first those in buckets, as they are."""
         first = dict.fromkeys(self.bucketed() if ready is None else ready)
         return [*first, *(index for index in reversed(range(len(self.members))) if index not in first)]
 
     def arrange(self, order: Iterable[int]) -> bool:
-        """Cuts the buckets anew if the order is another. Returns whether it was; the user's groups stay as they are."""
+        """Rebuilds the buckets if the order has changed. Returns whether it has; the user's groups are kept."""
         order = [index for index in order if self.bucket_of[index] is not None]
         if order == self.bucketed() or self._grouped:
             return False
@@ -80,7 +80,7 @@ class Layout:
         return True
 
     def resize(self, limit: int | None) -> bool:
-        """Cuts the buckets to another limit, in the order that they have. Returns whether it was another."""
+        """Rebuilds the buckets if the limit has changed, in the same order. Returns whether it has."""
         if limit == self.limit or self._grouped:
             return False
         self.limit = limit
@@ -88,11 +88,11 @@ class Layout:
         return True
 
     def restore(self, plan: Sequence[Sequence[int]], limit: int | None = None) -> bool:
-        """Cuts the buckets as in a checkpoint. Returns whether it did; the user's groups stay as they are.
+        """Rebuilds the buckets as in a checkpoint. Returns whether it did; the user's groups are kept.
 
         Args:
-            plan: the indices in each bucket. Members that it lacks are in buckets of their own, behind.
-            limit: what the buckets were cut by.
+            plan: the indices in each bucket. Members that are not in it follow in buckets of their own.
+            limit: the bucket size of the plan.
         """
         planned = {index for indices in plan for index in indices}
         kinds = [{(self.members[index].dtype, self.members[index].device) for index in indices} for indices in plan]

@@ -6,10 +6,10 @@ from bagua_hvd.job import basics
 
 
 class _Numbers:
-    """Numbers the optimizers of a process set, from 0 after each init(): all its ranks name their operations alike.
+    """Numbers the optimizers of a process set, from 0 after each init(), so that its ranks use equal operation names.
 
-    Each set has its own numbers, for ranks outside of it may have no such optimizer. In an elastic job the numbers go
-    on after a reset, for the optimizers live on; see share_numbers().
+    Each set has its own numbers, since ranks outside of it may have no such optimizer. In an elastic job the numbers
+    continue after a reset, since the optimizers are kept; see share_numbers().
     """
 
     def __init__(self):
@@ -30,19 +30,19 @@ optimizer_number = _numbers.take
 
 
 def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) -> None:
-    """Gives optimizers of all ranks the numbers that they have on rank 0, and those that are made later equal ones.
+    """Gives optimizers on all ranks the numbers that they have on rank 0, and equal numbers to later ones.
 
-    Collective. For elastic jobs, where a rank that came later has made fewer optimizers than the others.
+    Collective. For elastic jobs, where a rank that joined later has made fewer optimizers than the others.
 
     Args:
-        optimizers: what has `number` and `renumber(number)`, in the same order on all ranks.
+        optimizers: objects with `number` and `renumber(number)`, in the same order on all ranks.
         broadcast: function that returns rank 0's object.
     """
     take_numbers(optimizers, broadcast(numbers_of(optimizers)))
 
 
 def numbers_of(optimizers: Sequence[Any]) -> Any:
-    """What take_numbers() needs of another rank."""
+    """What take_numbers() needs from another rank."""
     return [optimizer.number for optimizer in optimizers], _numbers.next
 
 

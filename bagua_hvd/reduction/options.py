@@ -1,4 +1,4 @@
-"""How gradients travel: the arguments that optimizers and tapes of all front ends share, checked in one place."""
+"""Gradient options: the arguments that optimizers and tapes of all front ends share, checked in one place."""
 import weakref
 from typing import Any, NamedTuple
 
@@ -25,11 +25,11 @@ class GradientOptions(NamedTuple):
     delay: int = 0
 
     def check(self) -> Any:
-        """The same options, known to be right, with an Algorithm for what names one (None for Adasum).
+        """Returns the options, checked, with an Algorithm instance as `algorithm` (None for Adasum).
 
         Raises:
-            ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones.
-            NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
+            ValueError: a wrong argument; for an unknown algorithm, the message lists the known ones.
+            NotImplementedError: op=Adasum on a process set, or over a number of ranks that is not a power of 2.
         """
         if self.op not in (Average, Sum, Adasum):
             raise ValueError(f"op={self.op!r}: gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum")
@@ -64,12 +64,12 @@ class GradientOptions(NamedTuple):
 
     @property
     def keeps_gradients(self) -> Any:
-        """Whether anything is kept from step to step that has the gradients' unit. Of checked options."""
+        """Whether state in the gradients' unit is kept between steps. For checked options."""
         return bool(self.delay) or self.algorithm is not None and self.algorithm.remembers_gradients
 
     @property
     def communicates(self) -> Any:
-        """Whether there is anything to do; decided anew when the job is."""
+        """Whether there is anything to communicate or do; may change with each init()."""
         if self.process_set is not global_process_set and not self.process_set.included():
             return False
         job = basics.runtime.options or basics.job_options()       # which raises
@@ -79,8 +79,8 @@ class GradientOptions(NamedTuple):
         """`groups`, of variables or weak references to them, as lists of indices into `variables`, or None.
 
         Args:
-            of: function of a variable: the object that it is known by. Those in `groups` that are not among
-                `variables` are passed over.
+            of: function of a variable that returns the object by which to identify it. Variables in `groups` that are
+                not in `variables` are skipped.
         """
         if self.groups is None or self.groups == 0:
             return None
@@ -97,7 +97,7 @@ def _referred(variable):
 
 
 def check_groups(groups: Any) -> None:
-    """ValueError unless it is None, a number of groups, or lists of variables without one twice."""
+    """Raises ValueError unless it is None, a number of groups, or lists of distinct variables."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
         return
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
@@ -109,7 +109,7 @@ def check_groups(groups: Any) -> None:
 
 
 def groups_of(num_groups: Any, groups: Any) -> Any:
-    """`groups`, or the deprecated `num_groups` in its place."""
+    """`groups`, or the deprecated `num_groups`."""
     if not num_groups:
         return groups
     deprecated("parameter `num_groups`", "`groups`")

@@ -1,25 +1,25 @@
-"""The inside of DistributedOptimizer: gradient ready -> bucket full -> algorithm -> synchronize.
+"""The core of DistributedOptimizer: gradient ready -> bucket full -> algorithm -> synchronize.
 
 A front end numbers its gradients 0, 1, ..., calls gradient_ready() for each that the backward pass has accumulated, and
-synchronize() before anyone reads them. Buckets are posted as they fill, in whatever order: ranks match them by name. A
-gradient that is not there at synchronize() is supplied by the front end as zeros, and a window of accumulation that is
-not complete goes as it is; so ranks may use different parameters, and every rank posts every bucket once in a window.
+synchronize() before anyone reads them. Buckets are posted as they fill, in any order: ranks match them by name. At
+synchronize() the front end supplies zeros for missing gradients, and an incomplete window of accumulation is sent as it
+is. So ranks may use different parameters, and every rank posts every bucket once in a window.
 
 A window ends with synchronize(), usually with its last backward pass; most steps have one. A backward pass between that
-and the step begins another: its gradients add to reduced ones, which are equal on all ranks, and their mean is what it
-would have been. The buckets of such a window go by other names, so that ranks that disagree on the number of windows
-wait, and the stall check says for whom; it must never be that one rank's second window meets another's next step.
+and the step begins another window: its gradients are added to reduced ones, which are equal on all ranks, so the mean
+stays correct. The buckets of such a window have other names. So ranks that disagree on the number of windows wait, and
+the stall check names them; one rank's second window never matches another's next step.
 
-Which gradients are sparse is not known before the first backward pass, and then only to the ranks that used them. So
-the first synchronize() begins with one small allreduce in which the ranks tell each other, and before it nothing is
-posted: buckets have the same members everywhere, always.
+Sparse gradients are not known before the first backward pass, and then only on the ranks that used them. So the first
+synchronize() begins with a small allreduce to exchange them, and nothing is posted before: buckets always have the same
+members on all ranks.
 
-With delay=1 synchronize() waits for what was sent one window before, gives gradients what has arrived, and sends what
-they were, from a copy (training/late.py). Nothing is posted in the backward pass then, and nothing waited for that has
-had less than a step's time. Operations with several phases go on on a thread of their own, for this one may
-be computing, or saving a checkpoint that the other ranks know nothing of.
+With delay=1 synchronize() waits for the operations of the previous window, gives gradients their results, and sends a
+copy of the replaced values (training/late.py). Nothing is posted in the backward pass then, and each operation has at
+least a step's time. A separate thread advances multi-phase operations, since this one may be computing, or saving a
+checkpoint that the other ranks do not save.
 
-Lives on the thread of the backward pass; no lock. Nothing else here touches tensor data.
+Runs on the thread of the backward pass, without locks. Nothing else here touches tensor data.
 """
 import functools
 import itertools
@@ -67,7 +67,7 @@ _moments = itertools.count(1)
 
 
 def _counted(method):
-    """What a Reducer's method posts, or goes on with, counts as its algorithm's: see hvd.statistics()."""
+    """Decorator: operations that the method posts or advances count for its algorithm, see hvd.statistics()."""
     @functools.wraps(method)
     def on_account(self, *arguments):
         if self._counts_since != runtime.inits:
@@ -89,27 +89,27 @@ class Reducer:
     Args:
         source: the front end's Source.
         members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
-        algorithm: an Algorithm. group: the ProcessSet, of which this rank is a member.
-        passes: backward passes that make a window, before gradients travel.
-        groups: None, or lists of indices that travel together.
+        algorithm: an Algorithm. group: the ProcessSet, which includes this rank.
+        passes: backward passes in a window, after which gradients are communicated.
+        groups: None, or lists of indices that share a bucket.
         prescale_factor, postscale_factor: see Bucket.
         number: of its optimizer; None: the next one.
-        delay: 1: gradients become the average of the window before.
+        delay: 1: gradients become the average of the previous window.
     Raises:
         ValueError: the algorithm cannot serve this model.
     Attributes:
         model: the Model that the algorithm sees.
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
-        accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
+        accumulating: backward passes only add to the gradients; see no_sync().
         passes: see Args.
-        following: numbers of the group's later optimizers whose windows end in the same backward pass and have as many
-            passes. After the ranks have told each other their facts: on any rank.
-        touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; of one count.
-        observer: None, or what hears of steps: step_begins() with the first gradient of a step, before any of it is
-            communicated; weights_change() after all of it is; step_ended() when the weights have been updated. What the
-            first two raise ends the step.
-        synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
+        following: numbers of the group's later optimizers with windows of as many passes that end in the same backward
+            pass. Once the ranks have agreed: the union over the ranks.
+        touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
+        observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before
+            any communication; weights_change() after all of it; step_ended() when the weights have been updated.
+            Exceptions of the first two end the step.
+        synchronizations: how often synchronize() made the caller wait; hvd.statistics() has the time.
     """
 
     def __init__(self, source: Source, members: Sequence[Member], algorithm: Algorithm, group: ProcessSet,
@@ -121,22 +121,22 @@ class Reducer:
         self.observer: Any = None
         self.following: set[int] = set()
         self.touched_at = self.stepped_at = 0
-        self._counts_since = None   # runtime.inits when there were these
+        self._counts_since = None   # runtime.inits when these were made
         self._counter, self._account = statistics.AlgorithmStatistics(), 0
-        # Hooks of the algorithm's own; the others do nothing, and are not called.
+        # Hooks that the algorithm overrides; the others do nothing, and are not called.
         self._has = {name for name in ("gradients_travel", "backward_begins", "takes", "before_step", "after_step",
                                        "bucket_bytes")
                      if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
         self.accumulating = False
         self._source = source
         self.passes = passes
-        # Gradients as they became ready; None: the ranks have agreed on an order.
+        # Gradients in the order of readiness; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
         self._noted: set[str] = set()
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
-        self._late: Late | None = None      # with delay=1: the window before
-        self._agreed: int | None = None         # runtime.changes when the ranks told each other their facts
-        self._weight: Weight | None = None      # of the window that comes
+        self._late: Late | None = None      # with delay=1: the previous window
+        self._agreed: int | None = None         # runtime.changes when the ranks last agreed
+        self._weight: Weight | None = None      # of the next window
         self.model = Model("weights", source, group, algorithm)
         self._step_ends()
         self.model.delay = delay
@@ -148,7 +148,7 @@ class Reducer:
 
     @property
     def buckets(self) -> Any:
-        """Those of the gradients, which the model has."""
+        """The model's buckets of gradients."""
         return self.model.gradients
 
     @property
@@ -158,31 +158,31 @@ class Reducer:
 
     @property
     def agreed(self) -> bool:
-        """Whether the ranks have told each other their facts, since ranks came or went."""
+        """Whether the ranks have agreed (see _agree()) since ranks last came or went."""
         return self._agreed == runtime.changes
 
     @property
     def number(self) -> int:
-        """That of its optimizer; another one after each init(), with which numbers begin anew: see _Numbers."""
+        """The optimizer's number; a new one after each init(), which restarts the numbers: see _Numbers."""
         if self._numbered_in != runtime.inits and runtime.options is not None and not runtime.options.elastic:
             self.renumber(optimizer_number(self.group.process_set_id))
         return self._number
 
     def touched(self) -> None:
-        """A backward pass has ended that touched it, on this rank or on others."""
+        """Called after a backward pass that touched it, on this rank or on others."""
         self.touched_at = next(_moments)
 
     def renumber(self, number: int) -> None:
-        """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
-        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
+        """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending."""
+        # The name does not depend on members: ranks with different models must get an error, not wait.
         self._number, self._numbered_in = number, runtime.inits
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 
     def add(self, members: Sequence[Member], groups: Any = None) -> None:
-        """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending.
+        """Adds gradients, numbered after the existing ones, in new buckets. Not while anything is pending.
 
-        What has been communicated is then to be again, with the new ones; who knows better sets `synchronized`.
+        All gradients must then be communicated again, unless the caller sets `synchronized`.
         """
         self._layout.add(members, groups)
         self._agreed = None
@@ -207,18 +207,18 @@ class Reducer:
                 bucket.clear()
 
     def set_passes(self, passes: int) -> None:
-        """Changes the backward passes of a window; counting begins anew."""
+        """Sets the backward passes of a window; counting restarts."""
         self.passes = self._window.passes_left = passes
 
     def reset(self) -> None:
-        """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
+        """Forgets pending gradients: the next backward pass begins a new step. Operations in flight are ignored."""
         self._weight = None
         self._step_ends()
         self._begin_window()
 
     def _step_ends(self):
-        self._observed = False      # the observer has heard that it begins
-        self._begun = False         # the algorithm has heard of the step
+        self._observed = False      # the observer was told of its beginning
+        self._begun = False         # the algorithm was told of the step
         self._prepared = False      # before_step has been done
         self.model.window = 0
         self._cleared = False       # and its gradients have been zeroed
@@ -246,10 +246,10 @@ class Reducer:
             self.accumulating = outer
 
     def set_weight(self, weight: Any) -> None:
-        """The next window becomes a weighted average, in which this rank has that weight; collective.
+        """Makes the next window a weighted average, with `weight` for this rank; collective.
 
         Raises:
-            ValueError: the algorithm averages no gradients. A wrong weight is an error of the window, on all ranks.
+            ValueError: the algorithm does not average gradients. A wrong weight fails the window, on all ranks.
             HorovodInternalError: ranks disagreed, or one was lost.
         """
         check_weighable(self.algorithm)
@@ -261,9 +261,9 @@ class Reducer:
         """A backward pass has accumulated gradient `index`.
 
         Args:
-            whole: this pass adds nothing more to it. Else it travels when the window has ended.
+            whole: this pass adds nothing more to it. If False, it is sent when the window ends.
         Raises:
-            AssertionError: it was ready in the last pass of this window already, and may be on its way.
+            AssertionError: it was already ready in the last pass of this window, and may be in flight.
         """
         window = self._window
         if window.ready[index]:
@@ -287,7 +287,7 @@ class Reducer:
             self._place(index)
 
     def gradients_come(self) -> bool:
-        """A backward pass has accumulated a gradient, if only one that is about to be added. False: accumulating."""
+        """A backward pass has accumulated a gradient, or one to be added next. Returns False while accumulating."""
         if not self._observed:
             self._step_begins()
         self.synchronized = self._window.overflow_known = False
@@ -295,9 +295,9 @@ class Reducer:
         return not self.accumulating
 
     def pass_ended(self) -> bool:
-        """A backward pass that has made gradients ready has ended. Returns whether the window has, too.
+        """Called after a backward pass with ready gradients. Returns whether the window has ended, too.
 
-        For front ends with windows of several passes, or that do not know better when to call synchronize().
+        For front ends with windows of several passes, or without a better sign of when to call synchronize().
         """
         self.touched()
         if not self.pending or self.accumulating:
@@ -312,7 +312,7 @@ class Reducer:
 
     @_counted
     def _begin(self):
-        """Communication begins: that of a window, and of the step if it is its first."""
+        """Starts the communication of a window, and that of the step in its first window."""
         if not self._observed:      # this rank has no gradient
             self._step_begins()
         if self.model.delay and self.model.not_made:         # it was skipped
@@ -346,22 +346,21 @@ class Reducer:
 
     @_counted
     def _agree(self):
-        """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
+        """Agrees with the other ranks on:
 
-        And the order of the gradients: buckets hold what becomes ready together, in the first backward pass.
+        - which gradients are sparse on any rank; all others count as dense from then on,
+        - the order of gradients: buckets hold those that become ready together, in the first backward pass,
+        - the step, and whether there is earlier state: perhaps only some ranks have loaded a checkpoint, and ranks of
+          an elastic job come and go. If ranks differ, all continue from the latest step, without that state.
 
-        And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
-        loaded by some only, and ranks of an elastic job come and go. If not, they go on from the latest step, all
-        without.
-
-        A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
-        all ranks agree in the same step, and none waits for one that has agreed before.
+        A rank in join() contributes nothing: then the agreement is repeated in the next step, until all have taken
+        part. So all ranks agree in the same step, and none waits for one that has agreed before.
 
         Raises:
-            HorovodInternalError: on all ranks, that their gradients are for different variables.
+            HorovodInternalError: on all ranks, if their gradients are for different variables.
         """
         model, layout = self.model, self._layout
-        model.window = 0        # ranks that are new here know of no window before
+        model.window = 0        # new ranks know of no earlier window
         had_state = model.kinds_of_state()[0]
         model.settle()
         settled = self._ready is None or model.kinds_of_state()[1]
@@ -397,7 +396,7 @@ class Reducer:
             self._layout.remove(index)
 
     def _place(self, index):
-        """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
+        """Places a complete gradient in its bucket, and posts the bucket when it is full."""
         bucket = self._layout.bucket_of[index]
         if bucket is None:
             self._post_sparse(index)
@@ -427,7 +426,7 @@ class Reducer:
         self._window.unposted.remove(bucket)
 
     def _exchange_for_late(self, bucket):
-        """Gives a bucket's gradients what has arrived of them; in the bucket is a copy of what they were."""
+        """Replaces a bucket's gradients by their averages that have arrived; the bucket gets the old values."""
         views = bucket.views
         arrived = self.model.late.keep(str(self.buckets.index(bucket)), lambda: late.Late(views), shared=True,
                                        scaled=True, fits=lambda kept: kept.fits(views))
@@ -438,14 +437,14 @@ class Reducer:
             bucket.place(index, view)
 
     def _note(self, what, how):
-        """Says on the first rank, once, what the chosen algorithm does not do."""
+        """Warns once, on the first rank, of what the chosen algorithm does not handle."""
         if self.algorithm.relaxed and how not in self._noted:
             self._noted.add(how)
             if self.group.rank() == 0:
                 warnings.warn(f"{type(self.algorithm).__name__}: {what} {how}", stacklevel=2)
 
     def _post_rest(self):
-        """Places what no backward pass has made ready, and posts what is left."""
+        """Places the gradients that no backward pass has made ready, and posts the remaining buckets."""
         if not self.agreed:
             self._agree()
         window = self._window
@@ -456,11 +455,11 @@ class Reducer:
         for index, placed in enumerate(window.placed):
             if not placed:
                 self._place(index)
-        for bucket in list(window.unposted):     # those whose posting failed during the backward pass
+        for bucket in list(window.unposted):     # could not be posted in the backward pass
             self._post(bucket)
 
     def agree(self) -> None:
-        """The ranks tell each other their facts, unless they have. Errors are raised by synchronize()."""
+        """Agrees with the other ranks unless they have agreed. synchronize() raises the errors."""
         if not self.agreed and not self.accumulating and self._window.failure is None:
             try:
                 self.arrive()
@@ -469,7 +468,7 @@ class Reducer:
                 self._window.failure = error
 
     def post(self) -> None:
-        """Posts what is missing, as zeros. Errors are raised by synchronize(), which is to follow."""
+        """Posts the remaining buckets, missing gradients as zeros. synchronize() must follow, and raises the errors."""
         window = self._window
         if self.synchronized or self.accumulating or window.failure is not None or window.sent:
             return
@@ -481,15 +480,15 @@ class Reducer:
                 window.sent = True
                 self._late = Late(window, self._account)
         except Exception as error:
-            self._window.failure = error        # another one, after a reset()
+            self._window.failure = error        # not `window`, after a reset()
 
     def arrive(self) -> None:
-        """With delay=1: waits for what travels, which is state of the model then. Else, or if nothing does, nothing.
+        """With delay=1: waits for the window in flight, which then is state of the model. Else does nothing.
 
-        What travelled when the job was shut down is lost; so it is on all ranks, and they begin anew with zeros.
+        A window in flight at shutdown is lost on all ranks, which start again with zeros.
 
         Raises:
-            HorovodInternalError: ranks disagreed, or one was lost; what travelled is lost.
+            HorovodInternalError: ranks disagreed, or one was lost; the window is lost.
         """
         if self._late is None:
             return
@@ -510,12 +509,12 @@ class Reducer:
         return window.wait(self._explained)
 
     def synchronize(self) -> None:
-        """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
+        """Posts the remaining buckets and blocks until all gradients are reduced. Does nothing if they already are.
 
         Raises:
             RuntimeError: within no_sync().
-            HorovodInternalError: ranks disagreed, or one was lost. ValueError: a gradient cannot travel. Gradients are
-            unspecified then, nothing is pending, and unless a rank was lost the next step can go on.
+            HorovodInternalError: ranks disagreed, or one was lost. ValueError: a gradient cannot be communicated. Then
+            gradients are unspecified, nothing is pending, and unless a rank was lost, the next step can continue.
         """
         if self.synchronized:
             return
@@ -554,7 +553,7 @@ class Reducer:
         self.synchronized = True
 
     def _explained(self, error, number):
-        """A disagreement about a bucket, in a sentence that names whose gradients it holds."""
+        """An error; a disagreement about a bucket also names its gradients."""
         if getattr(error, "status", None) != native.ERR_MISMATCH or number >= len(self.buckets):
             return error
         bucket = self.buckets[number]
@@ -564,7 +563,7 @@ class Reducer:
         return explained
 
     def changes_follow(self) -> None:
-        """Gradients are about to be changed before the step: what was made of them as they are is not to be used."""
+        """Called before gradients are changed ahead of the step: drops what was computed from the unchanged ones."""
         if not self.model.scaled:
             self.model.scaled = True
             made = [self.model.pending.pop(bucket.name, None) for bucket in self.buckets]
@@ -572,13 +571,13 @@ class Reducer:
                 self.model.take_back()
 
     def agree_on_overflow(self, local: Any) -> bool:
-        """Whether the gradients of any rank are not finite, where they do not travel and so differ; collective.
+        """Whether any rank has gradients that are not finite, in steps that do not communicate them; collective.
 
-        All ranks must skip a step together: what comes after a step is communication. Unless that is asynchronous.
+        All ranks must skip a step together, since communication follows it, unless that is asynchronous.
 
         Args:
-            local: function without arguments: whether this rank's are not finite. Not called where gradients travel,
-                nor again in the same step: then the answer is False.
+            local: function without arguments that returns whether this rank's are not finite. In steps that communicate
+                gradients, and on a second call in a step, it is not called, and the result is False.
         """
         if self._window.overflow_known or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
             return False
@@ -614,7 +613,7 @@ class Reducer:
             self._exposed(started)
 
     def step(self) -> Any:
-        """Lets the algorithm update the weights, after before_step(). False: the optimizer is to do it."""
+        """Lets the algorithm update the weights, after before_step(). False: the optimizer must do it."""
         self.before_step()
         try:
             return self.algorithm.replaces_step and self._step()
@@ -649,13 +648,13 @@ class Reducer:
             self.observer.step_ended()
 
     def _resize(self):
-        """Cuts the buckets to the size that the algorithm wants."""
+        """Rebuilds the buckets with the size that the algorithm wants."""
         if "bucket_bytes" in self._has and not self.model.cut_by_user and self._layout.resize(
                 self.algorithm.bucket_bytes(self.model)):
             self._window.unposted = list(self.buckets)
 
     def _exposed(self, started):
-        """The caller has waited since `started`."""
+        """Counts the time since `started` as waiting of the caller."""
         self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def cleared(self) -> None:
@@ -670,24 +669,24 @@ class Reducer:
         return self._state_dict() if self.model.kinds_of_state()[1] or self.algorithm.counts_steps else {}
 
     def shared_state_dict(self) -> Any:
-        """The step, the buckets, and what of the state is equal on all ranks. Raises: see arrive()."""
+        """The step, the buckets, and the state that is equal on all ranks. Raises: see arrive()."""
         self.arrive()
         return self._state_dict(own=False)
 
     def _state_dict(self, own=True):
-        # The state lies by buckets, and these are without the sparse gradients.
+        # State is stored by bucket, and buckets do not hold sparse gradients.
         sparse = {i: self._source.sparse_dim(i) for i, bucket in enumerate(self._layout.bucket_of) if bucket is None}
         return {"algorithm": type(self.algorithm).__name__, "state": self.model.state_dict(own), "sparse": sparse,
                 "bucket_bytes": self._layout.limit}
 
     def agree_again(self) -> None:
-        """The ranks tell each other their facts again, in the next step; to be called alike on all ranks."""
+        """Makes the ranks agree again in the next step; call it on all ranks."""
         self._agreed = None
 
     def adopt(self, shared: Any, place: Any) -> None:
-        """Takes up the shared_state_dict() of another rank, and forgets what is pending; collective.
+        """Loads the shared_state_dict() of another rank, and forgets pending gradients; collective.
 
-        What is of one rank only stays if the states of all ranks go with that, else none does.
+        Rank-local state is kept if it fits on all ranks; else it is dropped on all ranks.
 
         place: see load_state_dict().
         """
@@ -695,19 +694,19 @@ class Reducer:
         state = with_own(shared["state"], mine["state"]) if mine else None
         self.reset()
         self.load_state_dict({**shared, "state": state or shared["state"]}, place)
-        # Numbers may differ still: see share_numbers().
+        # A fixed name, since numbers may still differ: see share_numbers().
         if extremes([int(state is not None)], "optimizer_state.own", self.group)[0][1] == 0:
             self.model.drop_state(shared=False)
 
     def load_state_dict(self, state: Any, place: Any = lambda index: index) -> None:
-        """Takes up a state_dict(); to be called alike on all ranks. Another algorithm's is passed over: see is_of().
+        """Loads a state_dict(); call it on all ranks. A state of another algorithm is ignored: see is_of().
 
-        place: function of a gradient's index in the state: its index here.
+        place: function from a gradient's index in the state to its index here.
         """
-        if self.algorithm.relaxed or self.model.delay:      # others keep nothing, so ranks need not load alike
+        if self.algorithm.relaxed or self.model.delay:      # others keep nothing, so only some ranks may load
             self.agree_again()
         if self.model.delay:
-            with suppress(HorovodInternalError):        # it is of the training that is left
+            with suppress(HorovodInternalError):        # it is of the abandoned training
                 self.arrive()
             self.model.late.drop(shared=True)
         if is_of(state, self.algorithm, self.group):

@@ -1,4 +1,4 @@
-"""Weighted averages: what a rank multiplies its gradients by before the ranks average them."""
+"""Weighted averages: the factor of a rank's gradients before the ranks average them."""
 import math
 from typing import Any
 
@@ -16,7 +16,7 @@ UNSUITABLE = ("{name} does not average gradients in every step, so set_weight() 
 
 
 def check_weighable(algorithm: Algorithm | None) -> None:
-    """ValueError: gradients are not averaged, or not in every step. algorithm: None for Adasum."""
+    """Raises ValueError unless gradients are averaged in every step. algorithm: None for Adasum."""
     if algorithm is None or not algorithm.average:
         raise ValueError("set_weight() is for averages: use op=hvd.Average")
     if (type(algorithm).gradients_travel is not Algorithm.gradients_travel or algorithm.models_differ
@@ -25,7 +25,7 @@ def check_weighable(algorithm: Algorithm | None) -> None:
 
 
 def check_alone(weight: Any) -> None:
-    """ValueError: a weight is wrong, or 0, of a rank that reduces nothing."""
+    """Raises ValueError if the weight of a rank without communication is wrong or 0."""
     if not _is_right(_number(weight)):
         raise ValueError(WRONG.format(who="this rank gave", weight=weight))
     if weight == 0:
@@ -44,9 +44,9 @@ def _is_right(weight: float) -> bool:
 
 
 class Weight:
-    """The weight of this rank, and the sum of all ranks' weights, in flight: posted here, collective.
+    """The weight of this rank, and the sum of all ranks' weights, in flight: the constructor posts it. Collective.
 
-    A rank that is in join() meanwhile adds 0.
+    A rank in join() adds 0.
 
     Args:
         weight: of this rank. A wrong one makes factor() raise on all ranks. name: of the operation. group: the ranks.
@@ -58,11 +58,11 @@ class Weight:
         self._operation = c_fp_s(self._sums, group, average=False, name=name)
 
     def wait(self) -> None:
-        """Blocks until the sum is there. HorovodInternalError: ranks disagreed, or one was lost."""
+        """Blocks until the sum is complete. HorovodInternalError: ranks disagreed, or one was lost."""
         self._operation.wait()
 
     def factor(self) -> float:
-        """Blocks. What multiplies the gradients of this rank: n w_i / sum of w_i, for n ranks.
+        """Blocks. Returns the factor of this rank's gradients: n w_i / sum of w_i, for n ranks.
 
         Raises:
             ValueError: a rank gave a wrong weight, or all gave 0; on all ranks.

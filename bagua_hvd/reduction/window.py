@@ -1,7 +1,7 @@
 """One window of gradients: which of them are ready, placed in buckets and posted, and the operations in flight.
 
-A Window lives from one synchronize() of its Reducer to the next. With delay=1 it lives on as Late: its operations are
-waited for one window later, and those with several phases go on in a thread of their own meanwhile.
+A Window lives from one synchronize() of its Reducer to the next. With delay=1 it continues as Late: its operations
+are waited for one window later, and a separate thread advances the multi-phase ones meanwhile.
 """
 import threading
 from collections.abc import Callable, Iterable
@@ -17,13 +17,13 @@ class Window:
     """See the module.
 
     Args:
-        count: of gradients. buckets: those that are to be posted. passes: backward passes that make the window.
+        count: number of gradients. buckets: those to post. passes: backward passes in the window.
     Attributes:
         ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
-        unposted: buckets. operations: by a number that is the same on all ranks.
-        travels: whether gradients do; None: the algorithm has not been asked yet.
-        failure: what went wrong while the rest was posted. sent: with delay=1, nothing is left to be posted.
-        passes_left: backward passes until it ends. overflow_known: the ranks have agreed on one.
+        unposted: the remaining buckets. operations: by a number that is the same on all ranks.
+        travels: whether gradients are communicated; None: the algorithm has not been asked yet.
+        failure: the error when the rest was posted. sent: with delay=1, whether everything is posted.
+        passes_left: backward passes until it ends. overflow_known: whether the ranks have agreed on overflow.
     """
 
     def __init__(self, count: int, buckets: Iterable[Bucket], passes: int) -> None:
@@ -36,10 +36,10 @@ class Window:
         self.sent = False
         self.passes_left = passes
         self.overflow_known = False
-        self.advancing: list[Any] = []      # operations of several phases, see algorithms/exchange.py
+        self.advancing: list[Any] = []      # multi-phase operations, see algorithms/exchange.py
 
     def post(self, number: int, operation: Any) -> None:
-        """Takes in an operation that has just been posted, and lets those of several phases go on."""
+        """Adds an operation that has just been posted, and advances the multi-phase ones."""
         self.operations[number] = operation
         for earlier in self.advancing:
             earlier.advance()
@@ -49,15 +49,15 @@ class Window:
     def wait(self, explained: Callable[[Exception, int], Exception]) -> Exception | None:
         """Waits for all operations. Returns the first failure, or None.
 
-        explained: function of a failure and its operation's number: what is said of it.
+        explained: function of a failure and its operation's number that returns the exception to report.
         """
         failure = None
-        # In the same order everywhere: an operation's wait() may post another one, and wait for that.
+        # In the same order on all ranks: an operation's wait() may post another one, and wait for that.
         for number, operation in sorted(self.operations.items()):
             try:
                 operation.wait()
             except Exception as error:
-                # The others are waited for first: their memory is in the core's hands.
+                # Wait for the others first: the core is using their memory.
                 failure = failure or explained(error, number)
             for each in self.advancing:
                 each.advance()
@@ -65,10 +65,10 @@ class Window:
 
 
 class Late:
-    """A Window with delay=1, of which all is posted. Who needs the results hears of failures.
+    """A Window with delay=1, completely posted. wait() reports its failures.
 
     Args:
-        number: of the account on which what follows its operations counts.
+        number: of the counter for operations that follow the posted ones.
     """
 
     def __init__(self, window: Window, number: int) -> None:
@@ -90,12 +90,12 @@ class Late:
             account.reset(token)
 
     def arrived(self) -> bool:
-        """Whether arrive() would return at once. An algorithm's own operations need not tell."""
+        """Whether arrive() would not block. False for an algorithm's own operations without done()."""
         return not self._thread.is_alive() and all(
             getattr(operation, "done", lambda: False)() for operation in self._window.operations.values())
 
     def arrive(self) -> None:
-        """Blocks until all operations have ended, well or not."""
+        """Blocks until all operations have ended, successfully or not."""
         if self._window.advancing:
             self._thread.join()
         self._end([operation for _, operation in sorted(self._window.operations.items())])
