@@ -1,1 +1,1 @@
-"""What is trained, as algorithms see it: buckets of memory, the model, what is kept from step to step."""
+"""Training state as algorithms see it: buckets of tensors, the model, and state kept between steps."""

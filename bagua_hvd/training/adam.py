@@ -1,4 +1,4 @@
-"""Adam's state and hyperparameters, for algorithms that update the weights in the optimizer's place."""
+"""Adam's state and hyperparameters, for algorithms that update the weights instead of the optimizer."""
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -30,13 +30,13 @@ class AdamMember(NamedTuple):
 
     @property
     def longest_step(self) -> float:
-        """Of one element, in learning rates, whatever its gradients: Kingma and Ba, arXiv:1412.6980, section 2.1."""
+        """Of one element, in learning rates, for any gradients: Kingma and Ba, arXiv:1412.6980, section 2.1."""
         return float(max(1.0, (1 - self.beta1) / (1 - self.beta2) ** 0.5))
 
     def denominator(self, updates: int) -> tuple[float, float]:
-        """(c, e) of p = sqrt(v) / c + e, by which it divides, when v has been updated so often.
+        """(c, e) of Adam's denominator p = sqrt(v) / c + e after `updates` updates of v.
 
-        Keras means (sqrt(v) + eps) / c.
+        Keras uses (sqrt(v) + eps) / c.
         """
         correction = math.sqrt(1 - self.beta2 ** updates)
         return correction, self.eps / correction if self.eps_corrected else self.eps
@@ -46,7 +46,7 @@ class Adam:
     """An Adam optimizer of a front end.
 
     Attributes:
-        warmup_steps: what the optimizer says of itself, or None.
+        warmup_steps: the optimizer's attribute of this name, or None.
     """
 
     warmup_steps: int | None = None
@@ -56,20 +56,20 @@ class Adam:
         raise NotImplementedError
 
     def begin(self, index: int) -> None:
-        """Makes m and v of weight `index`, zeros, where the optimizer would do so in its first step."""
+        """Creates m and v of weight `index`, as zeros, where the optimizer would do so in its first step."""
 
     def moments_written(self, index: int) -> None:
-        """m or v of weight `index` has new values: bring them to where the optimizer has them, if that is elsewhere."""
+        """Called after m or v of weight `index` was written: copies it to the optimizer if that stores it elsewhere."""
 
     def stepped(self, index: int) -> None:
-        """Weight `index` has been updated: counts it, as the optimizer's own step would."""
+        """Counts an update of weight `index`, as the optimizer's own step would."""
         raise NotImplementedError
 
 
 def members_of(bucket: Bucket, indices: Iterable[int] | None = None, begin: bool = False) -> list[AdamMember]:
-    """Of a bucket's weights, in the order of the layout. begin: makes the state where it is not there yet.
+    """The AdamMembers of a bucket's weights, in layout order. begin: creates state that does not exist yet.
 
-    indices: some of them; None: all.
+    indices: which weights; None: all.
     """
     adam: Adam = bucket.model.source.adam()
     indices = bucket.members if indices is None else indices
@@ -79,13 +79,13 @@ def members_of(bucket: Bucket, indices: Iterable[int] | None = None, begin: bool
 
 
 def trained_of(bucket: Bucket) -> dict[int, slice]:
-    """Of each of a bucket's weights that is not frozen, where it lies in a flat array."""
+    """For each of a bucket's weights that is not frozen, its slice of a flat array."""
     parts = zip(bucket.members, bucket.slices(), strict=True)
     return {index: part for index, part in parts if not bucket.model.source.is_frozen(index)}
 
 
 def _numbers(bucket: Bucket, members: dict[int, AdamMember], frozen_for: int, bounded: bool) -> list[dict[str, float]]:
-    """A struct bhvd_adam of each, for the next step; v is frozen since so many."""
+    """The fields of a struct bhvd_adam for each, for the next step; v is frozen since `frozen_for` updates."""
     missed, numbers = bucket.model.missed, []
     for index, member in members.items():
         corrected = 1 - member.beta1 ** (member.step + 1)
@@ -101,13 +101,13 @@ def _numbers(bucket: Bucket, members: dict[int, AdamMember], frozen_for: int, bo
 
 def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, in_steps: bool,
              bounded: bool) -> np.ndarray:
-    """beta1 m + (1 - beta1) g of a bucket's weights, 0 where v is; flat, until the next call. m stays as it is.
+    """beta1 m + (1 - beta1) g of a bucket's weights, 0 where v is 0; flat, valid until the next call. m is not changed.
 
     Args:
         gradients: g; weight decay is added where it is not decoupled.
-        frozen_for: how often the weights have been updated and v has not.
-        in_steps: whether it is divided by p = sqrt(v) / sqrt(1 - beta2^T) + eps.
-        bounded: whether it is cut to what makes Adam's longest step.
+        frozen_for: the number of updates of the weights since v was frozen.
+        in_steps: whether to divide it by p = sqrt(v) / sqrt(1 - beta2^T) + eps.
+        bounded: whether to clip it to Adam's longest step.
     """
     trained = trained_of(bucket)
     members = dict(zip(trained, members_of(bucket, trained), strict=True))
@@ -126,9 +126,9 @@ def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, i
 
 
 def step(bucket: Bucket, sent: np.ndarray, frozen_for: int, in_steps: bool, bounded: bool) -> None:
-    """Adam's step by what momentum() has given: sets weights and m, and counts a step of each; arguments as there.
+    """Makes Adam's step with the averaged momentum(): sets weights and m, and counts the step; arguments as there.
 
-    Frozen weights, and Adam's state of them, stay as they are.
+    Frozen weights, and their Adam state, are not changed.
     """
     trained, source = trained_of(bucket), bucket.model.source
     members = dict(zip(trained, members_of(bucket, trained), strict=True))
@@ -142,12 +142,12 @@ def step(bucket: Bucket, sent: np.ndarray, frozen_for: int, in_steps: bool, boun
 
 
 def views_of(bucket: Bucket, views: Sequence[TensorView], indices: Iterable[int]) -> list[TensorView]:
-    """Those of some of a bucket's weights."""
+    """The views of some of a bucket's weights."""
     of_all = dict(zip(bucket.members, views, strict=True))
     return [of_all[index] for index in indices]
 
 
 def places_of(parts: dict[int, slice]) -> np.ndarray:
-    """Of some parts of a flat array."""
+    """The positions of some parts in a flat array."""
     places: np.ndarray = np.concatenate([np.arange(part.start, part.stop) for part in parts.values()] or [np.arange(0)])
     return places

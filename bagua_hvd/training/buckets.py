@@ -1,7 +1,7 @@
-"""Buckets: tensors laid out flat, one communication.
+"""Buckets: tensors that are communicated together, as one flat array.
 
-A bucket never copies: it is an ordered list of views, which the core packs from and writes back to. All its members
-have one dtype and one device.
+A bucket never copies: it is an ordered list of views, from which the core packs and to which it writes back. All its
+members have the same dtype and device.
 """
 import itertools
 import math
@@ -20,7 +20,7 @@ FIRST_BUCKET_SIZE = 1 * variables.MIB
 
 
 class Member(NamedTuple):
-    """One tensor of a bucket. device, or whatever else keeps tensors in buckets apart: compared only."""
+    """One tensor of a bucket. device: any value that separates tensors into buckets; only compared."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,13 +37,13 @@ class Member(NamedTuple):
 
 
 class Bucket:
-    """Some members of a model: their gradients, and in each step the memory where they lie.
+    """Some members of a model: their gradients, and in each step views of them.
 
     Args:
         name: ranks match buckets by it: unique within the process set, the same on all ranks.
         members: dict of reducer index -> Member, in the order of the layout; one dtype and device.
-        prescale_factor, postscale_factor: what the optimizer wants multiplied before and after the reduction.
-        model: the Model (training/model.py) it is of; None: a bucket by itself.
+        prescale_factor, postscale_factor: the optimizer's factors before and after the reduction.
+        model: its Model (training/model.py); None: a standalone bucket.
     Attributes:
         views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
         missing: members without a view in this step.
@@ -66,13 +66,13 @@ class Bucket:
         self.clear()
 
     def clear(self) -> None:
-        """Lets go of the views: a new step."""
+        """Drops the views, for a new step."""
         self._views: dict[int, TensorView | None] = dict.fromkeys(self.members)
         self.missing = len(self._views)
-        self._reshaped = False      # a view has another shape or dtype than its member, by compression
+        self._reshaped = False      # a compressed view has another shape or dtype
 
     def place(self, index: int, view: TensorView) -> None:
-        """The tensor of member `index` in this step."""
+        """Sets the tensor of member `index` in this step."""
         self._views[index] = view
         self.missing -= 1
         member = self.members[index]
@@ -80,7 +80,7 @@ class Bucket:
             self._reshaped = True
 
     def remove(self, index: int) -> None:
-        """Takes a member out for good; it must not have been placed in this step."""
+        """Removes a member permanently; it must not have been placed in this step."""
         member = self.members.pop(index)
         self._members_count -= member.count
         self._members_nbytes -= member.nbytes
@@ -93,14 +93,14 @@ class Bucket:
 
     @property
     def step(self) -> int:
-        """The model's step; 0 for a bucket by itself."""
+        """The model's step; 0 for a standalone bucket."""
         return int(self.model.step) if self.model else 0
 
     def seed(self, number: int) -> int:
-        """For codecs that round at random: another one for each number below 2^32, and for other members.
+        """A seed for codecs that round at random: differs by number (below 2^32), members, and window of a step.
 
-        And for each window of a step. Not of the bucket's name, which counts optimizers: a training that is resumed or
-        repeated draws the same ones.
+        It does not depend on the bucket's name, which counts optimizers, so that a resumed or repeated training draws
+        the same numbers.
         """
         window = self.model.window if self.model else 0
         members = ",".join([*(member.name for member in self.members.values()), *map(str, [window] * bool(window))])
@@ -111,7 +111,7 @@ class Bucket:
 
         Args:
             tail: elements to append, uninitialized.
-            workspace: None: an array of its own; a name: the one of workspace().
+            workspace: None: a new array; a name: the array of workspace().
         """
         count = self.count + tail
         values = self.workspace(workspace, count, self.flat_dtype) if workspace else np.empty(count, self.flat_dtype)
@@ -119,14 +119,14 @@ class Bucket:
         return values
 
     def workspace(self, name: str, count: int, dtype: Any) -> np.ndarray:
-        """An array that is kept for the next time, with whatever is in it. New memory costs more than a pass."""
+        """An uninitialized array, kept for later calls. New memory costs more than a pass over it."""
         array = self._workspaces.get(name)
         if array is None or array.size != count or array.dtype != dtype:
             array = self._workspaces[name] = np.empty(count, dtype)
         return array
 
     def slices(self) -> list[slice]:
-        """Of each member, where it lies in a flat array."""
+        """The slice of each member in a flat array."""
         ends = list(itertools.accumulate(member.count for member in self.members.values()))
         return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
@@ -144,29 +144,29 @@ class Bucket:
 
     @property
     def gradients(self) -> list[TensorView]:
-        """Views of the members' gradients as they are now, to be read. Those that are not there are zeros."""
+        """Read-only views of the members' current gradients; zeros for missing ones."""
         return [self.model.source.gradient(index) for index in self.members]
 
     @property
     def weights(self) -> list[TensorView]:
-        """Views of the members' weights as they lie now. Call model.source.weight_written(index) after writing.
+        """Views of the members' current weights. Call model.source.weight_written(index) after writing.
 
         Raises:
-            ValueError: the algorithm has not declared that it looks at weights in the hook that runs.
+            ValueError: the algorithm has not declared that it reads weights in the current hook.
         """
         self.model.look_at_weights()
         return [self.model.source.weight(index) for index in self.members]
 
     @property
     def dtype(self) -> int:
-        """The native dtype that travels: that of the views (compression may have changed it), else of the members."""
+        """The native dtype to communicate: that of the views (compression may have changed it), else of the members."""
         index, member = next(iter(self.members.items()))
         view = self._views[index]
         return member.dtype if view is None else view.dtype
 
     @property
     def flat_dtype(self) -> type[np.floating[Any]]:
-        """NumPy's, of flat copies: float64 for float64, else float32."""
+        """The NumPy dtype of flat copies: float64 for float64, else float32."""
         return np.float64 if self.dtype == native.FLOAT64 else np.float32
 
     @property
@@ -181,7 +181,7 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Of what travels, before an algorithm encodes it."""
+        """Bytes to communicate, before an algorithm encodes them."""
         return self.count * native.dtype_size(self.dtype) if self._reshaped else self._members_nbytes
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class Bucket:
 
 
 class Weights(Bucket):
-    """The weights of some members of a Model: views of wherever they lie at the moment."""
+    """The weights of some members of a Model: views of their current memory."""
 
     @property
     def views(self) -> list[TensorView]:
@@ -212,7 +212,7 @@ class Weights(Bucket):
         self.written()
 
     def written(self) -> None:
-        """To be called when the core has written the weights."""
+        """Call it after the core has written the weights."""
         for index in self.members:
             self.model.source.weight_written(index)
 
@@ -220,21 +220,20 @@ class Weights(Bucket):
 def partition(members: dict[int, Member], limit: int | None = None) -> list[list[int]]:
     """Cuts members into buckets.
 
-    Backward passes yield gradients roughly from the last parameter to the first, so the layout runs backwards too.
-    Each dtype and device has its own running bucket: none is mixed, and a few float32 norms between bfloat16 weights
-    do not cut the weights into crumbs. A member that would exceed the limit begins a new bucket, and may exceed it
-    alone.
+    Backward passes yield gradients roughly from the last parameter to the first, so the layout is reversed, too. Each
+    dtype and device has its own running bucket, so a few float32 norms between bfloat16 weights do not split the
+    weights into small buckets. A member that would exceed the limit begins a new bucket, and may exceed it alone.
 
     Args:
         members: dict of index -> Member, in parameter order.
-        limit: bytes in a bucket, of the first one at most FIRST_BUCKET_SIZE; None: BAGUA_DEFAULT_BUCKET_SIZE. With
+        limit: bytes in a bucket, at most FIRST_BUCKET_SIZE in the first one; None: BAGUA_DEFAULT_BUCKET_SIZE. With
             BAGUA_FUSION=0 each member has its own.
     Returns:
         A list of lists of indices, in the order in which the buckets are expected to fill.
     """
     limit = variables.read("BAGUA_DEFAULT_BUCKET_SIZE") if limit is None else limit
     if not variables.read("BAGUA_FUSION"):
-        limit = 0       # no two members are as small
+        limit = 0       # no two members fit
     buckets: list[list[int]] = []
     running: dict[tuple[int, object], list[Any]] = {}       # (dtype, device) -> [indices, bytes, limit]
     for index in reversed(members):
@@ -250,7 +249,7 @@ def partition(members: dict[int, Member], limit: int | None = None) -> list[list
 
 
 def partition_groups(members: dict[int, Member], groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Cuts members into the buckets that a user asked for: one for each group, dtype and device, of any size.
+    """Cuts members into the buckets that the user asked for: one for each group, dtype and device, of any size.
 
     Args:
         members: as for partition(). groups: lists of indices; members in no group are cut by partition().

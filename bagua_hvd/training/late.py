@@ -1,8 +1,8 @@
-"""What travels one step late: a bucket's gradients, of which the average comes back in the next step.
+"""Gradients that are applied one step late: the average of a bucket arrives in the next step.
 
-    gradients g_t, here the average of g_{t-1}  ->  swap()  ->  gradients are that average, g_t is here, and travels
+    gradients g_t, here the average of g_{t-1}  ->  swap()  ->  gradients are that average, g_t is here, in flight
 
-Memory changes hands, where the framework lets go of it (Source.hand_over). Else both are copied.
+Buffers are exchanged if the framework can release its own (Source.hand_over). Else both are copied.
 
 Source: Li et al., Pipe-SGD, arXiv:1811.03619, with a width of two.
 """
@@ -19,16 +19,16 @@ HandOver = Callable[[Views | None], tuple[Views, Views] | None]
 
 
 def _as_bytes(views: Sequence[TensorView]) -> list[TensorView]:
-    """The same memory without its dtype: bfloat16 is none of NumPy's."""
+    """The same memory as bytes, since NumPy has no bfloat16."""
     return [view._replace(shape=(vectors.count_of(view) * native.dtype_size(view.dtype),), dtype=native.UINT8)
             for view in views]
 
 
 class Late:
-    """Values shaped and typed as some tensors, zeros at first; on the host, or in memory that was handed over.
+    """Values with the shapes and the dtype of some tensors, zeros at first; on the host, or in memory handed over.
 
     Args:
-        views: TensorViews of those, of one dtype.
+        views: TensorViews of these tensors, of one dtype.
     """
 
     def __init__(self, views: Sequence[TensorView]) -> None:
@@ -36,16 +36,16 @@ class Late:
         self._shapes = [view.shape for view in views]
         self._here: np.ndarray = np.zeros(sum(view.shape[0] for view in _as_bytes(views)), np.uint8)
         self._other = np.empty_like(self._here)
-        self._given: Views | None = None        # handed over; in place of what is here
+        self._given: Views | None = None        # handed over; used instead of _here
 
     def fits(self, views: Sequence[TensorView]) -> bool:
-        """Whether tensors are of these shapes and this dtype."""
+        """Whether tensors have these shapes and this dtype."""
         return self._shapes == [view.shape for view in views] and self._dtype == views[0].dtype
 
     def swap(self, views: Sequence[TensorView], hand_over: HandOver = lambda given: None) -> None:
-        """Exchanges what is here for what is in the tensors. Nothing of it may be on its way.
+        """Swaps these values with those of the tensors. None of them may be in flight.
 
-        hand_over: as Source.hand_over of these tensors.
+        hand_over: like Source.hand_over, for these tensors.
         """
         handed = hand_over(self._given)
         if handed is not None:
@@ -66,7 +66,7 @@ class Late:
 
     @property
     def views(self) -> Views:
-        """In-place TensorViews of what is here, until the next swap()."""
+        """In-place TensorViews of these values, valid until the next swap()."""
         if self._given is not None:
             return self._given
         address, size, views = self._here.ctypes.data, native.dtype_size(self._dtype), []
@@ -82,11 +82,11 @@ class Late:
         return floats
 
     def finite(self) -> bool:
-        """Whether there is neither a NaN nor an infinity."""
+        """Whether all values are finite."""
         return bool(np.isfinite(self._floats()).all())
 
     def scale(self, factor: float) -> None:
-        """Multiplies the values: the gradients' unit has changed."""
+        """Multiplies the values, after the gradients' unit has changed."""
         vectors.unpack(self.views, self._floats() * np.float32(factor))
 
     def state_dict(self) -> dict[str, Any]:

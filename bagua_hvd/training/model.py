@@ -1,4 +1,4 @@
-"""What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
+"""One optimizer's training as its algorithm sees it: gradients, weights, optimizer state, step."""
 import warnings
 import weakref
 from collections import Counter
@@ -16,7 +16,7 @@ from bagua_hvd.training.timing import Timing
 
 
 class Declared(Protocol):
-    """What an Algorithm declares (algorithms/base.py)."""
+    """The declarations of an Algorithm (algorithms/base.py)."""
 
     uses_weights: tuple[str, ...]
     uses_adam: bool
@@ -31,12 +31,12 @@ _models: weakref.WeakSet["Model"] = weakref.WeakSet()
 
 
 def any_asynchronous() -> bool:
-    """Whether an optimizer of this process has an asynchronous algorithm: its ranks make steps of their own."""
+    """Whether an optimizer of this process has an asynchronous algorithm: its ranks step independently."""
     return any(model._algorithm.asynchronous for model in list(_models))
 
 
 def weights_broadcast(process_set: ProcessSet) -> None:
-    """Its ranks have one rank's weights now. They are told all alike, in the same step."""
+    """Called on all ranks of a set, in the same step, when they have received one rank's weights."""
     for model in list(_models):
         if process_set is global_process_set or model.group is process_set:
             model.weights_broadcast()
@@ -48,25 +48,25 @@ class Model:
     Args:
         name: of its weights; the same on all ranks.
         source: the front end's Source. group: the ProcessSet that communicates.
-        algorithm: whose eyes it is seen with.
+        algorithm: the one that sees it.
     Attributes:
         step: optimizer steps done before this one, t in the formulas.
         gradients: Buckets, in the order in which they are expected to fill. Sparse gradients are in none.
         weights: one Weights bucket for each dtype and device.
-        state: what belongs to no bucket.
-        missed: of each weight, how many steps it was frozen in since Adam's variance is (training/adam.py). By its
-            index and not with its bucket, which may be another after a checkpoint.
-        delay: how many steps after it was sent a gradient is applied, 0 or 1.
-        late: of each bucket of gradients, by its place, what travels or has arrived: Late. With delay=1.
-        pending: what an algorithm has begun in this step; {} when the next one begins.
-        window: how often gradients have been communicated in this step before.
-        continues: whether the gradients being communicated are those communicated before in this step, and what another
-            backward pass has added to them.
-        hook: the method of the algorithm that runs, None outside of steps. "communicate": until synchronize() returns.
+        state: state that belongs to no bucket.
+        missed: by weight, the number of steps in which it was frozen since Adam's variance is (training/adam.py). Kept
+            by index and not in the bucket, which may change with a checkpoint.
+        delay: the number of steps from sending a gradient to applying it, 0 or 1.
+        late: with delay=1: by index of each bucket of gradients, its Late, in flight or arrived.
+        pending: what an algorithm has begun in this step; {} at the beginning of the next.
+        window: how often gradients were communicated earlier in this step.
+        continues: whether the gradients being communicated are those of an earlier window of this step, plus what
+            another backward pass has added to them.
+        hook: the running method of the algorithm, None outside of steps. "communicate": until synchronize() returns.
         scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
-        cut_by_user: whether the user has said which gradients travel together, or nothing else can be.
-        timing: None, or where the Reducer notes when things happened.
-        may_be_scaled: whether communication_begins() has anything to do: not once a step was made without loss scaling.
+        cut_by_user: whether the user has grouped the gradients, or the buckets are fixed by other settings.
+        timing: None, or the Timing in which the Reducer records events.
+        may_be_scaled: whether communication_begins() has anything to do: False after a step without loss scaling.
     """
 
     def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
@@ -92,13 +92,13 @@ class Model:
         self._scratch: dict[str, Any] = {}
         self._scratch_inits: int | None = None
         self.scaled = False
-        self._loss_scale: float | None = None     # of what is kept in the gradients' unit; None: none has been seen
-        self._unscaled = False      # the gradients of this step were unscaled, so it will be made or skipped now
+        self._loss_scale: float | None = None     # of state in the gradients' unit; None: none has been seen
+        self._unscaled = False      # the gradients were unscaled: the step is made or skipped next
         self.may_be_scaled = True
         self._scaling_seen = False
-        self._made_a_step = False   # since this was made or loaded: a loss scale would have been seen
-        self._apart = True          # nobody has given the ranks equal weights yet
-        self._before: Snapshots | None = None     # what buckets kept before this step, when it may be skipped
+        self._made_a_step = False   # since creation or loading: a loss scale would have been seen
+        self._apart = True          # the ranks have not been given equal weights yet
+        self._before: Snapshots | None = None     # state of buckets before this step, if it may be skipped
 
     def rename(self, name: str) -> None:
         """Changes the name, and those of its weights."""
@@ -108,7 +108,7 @@ class Model:
 
     @property
     def scratch(self) -> dict[str, Any]:
-        """What an algorithm keeps that no checkpoint needs: a dict.
+        """A dict of an algorithm's state that is not in checkpoints.
 
         Empty after each init(): it may hold operations, which end with the connections.
         """
@@ -117,7 +117,7 @@ class Model:
         return self._scratch
 
     def add(self, members: dict[int, Member]) -> None:
-        """More members, by index: their weights join in buckets of their own. BAGUA_FUSION=0: a bucket for each."""
+        """Adds members, by index, with their weights in new buckets. BAGUA_FUSION=0: a bucket for each."""
         by_kind: dict[Any, dict[int, Member]] = {}
         fused = variables.read("BAGUA_FUSION")
         for index, member in members.items():
@@ -126,7 +126,7 @@ class Model:
             self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, model=self))
 
     def look_at_weights(self) -> None:
-        """Who looks at weights asks. ValueError: the algorithm has not declared it for the hook that runs."""
+        """Raises ValueError if the algorithm has not declared that it reads weights in the current hook."""
         if self.hook is not None and self.hook not in self._algorithm.uses_weights:
             raise ValueError(NOT_SHOWN.format(name=type(self._algorithm).__name__, what=f"weights in {self.hook}()",
                                               remedy=f"uses_weights = ({self.hook!r},)"))
@@ -135,7 +135,7 @@ class Model:
         """The optimizer as an Adam.
 
         Raises:
-            ValueError: it is none, or one with an option that cannot be served; or the algorithm has not declared it.
+            ValueError: it is not an Adam, it has an unsupported option, or the algorithm has not declared it.
         """
         name = type(self._algorithm).__name__
         if not self._algorithm.uses_adam:
@@ -147,19 +147,19 @@ class Model:
         return adam
 
     def adam_if_any(self) -> Adam | None:
-        """The optimizer as an Adam, for what works without one, too. None: it is none that can be served."""
+        """The optimizer as an Adam; None if it is not a supported one."""
         try:
             adam: Adam = self.source.adam()
         except ValueError:
             return None
         return adam
 
-    # Under loss scaling gradients are multiplied until just before the step, and so is what is kept of them: when the
-    # scale changes, that is multiplied, too. A step whose gradients are not finite is skipped: what was sent is lost,
-    # so what is kept becomes again what it was before. In memory it has the unit of the last communication.
+    # Under loss scaling, gradients are multiplied until just before the step, and so is their state: when the scale
+    # changes, the state is rescaled. A step with gradients that are not finite is skipped: the values sent are lost, so
+    # the state of before is restored. In memory, state has the unit of the last communication.
     #
-    # With delay=1 the step that is skipped is that after the one whose gradients were not finite. So what is lost is
-    # known by looking at what has arrived: arrived().
+    # With delay=1, the skipped step is the one after that with gradients that are not finite. So the loss is detected
+    # in the values that have arrived: arrived().
 
     def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
@@ -169,13 +169,13 @@ class Model:
             self._before = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
 
     def _follow_scale(self) -> None:
-        """Brings what is kept of gradients to the unit that they have now."""
+        """Rescales the state of gradients to their current unit."""
         scale = self.source.loss_scale()
         if scale is None:
             return
         states = self._states_of_gradients()
         if not any(any(state.kinds()) for state in states):
-            self._loss_scale = None         # the first step was skipped, and nothing is left of it
+            self._loss_scale = None         # the first step was skipped, and left no state
             return
         before = self._loss_scale or 1.0
         if scale != before:
@@ -186,17 +186,17 @@ class Model:
 
     @property
     def remembers_gradients(self) -> bool:
-        """Whether anything that is kept has the gradients' unit."""
+        """Whether any state has the gradients' unit."""
         return any(state.has_scaled for state in self._states_of_gradients())
 
     def _states_of_gradients(self) -> list[State]:
         return [*(bucket.state for bucket in self.gradients), self.late]
 
     def unscales(self) -> None:
-        """Loss scaling unscales the gradients now: the step is made next, or it is skipped.
+        """Called when loss scaling unscales the gradients: next, the step is made or skipped.
 
         Raises:
-            ValueError: what a checkpoint has kept is of gradients with another scale.
+            ValueError: the state from a checkpoint is of gradients with another scale.
         """
         scale = self.source.loss_scale() if self.remembers_gradients else None
         if scale is not None:
@@ -226,11 +226,11 @@ class Model:
 
     @property
     def not_made(self) -> bool:
-        """Whether the gradients were unscaled, and no step was made of them since: it was skipped, or comes now."""
+        """Whether the gradients were unscaled, and no step was made since: it was skipped, or is next."""
         return self._unscaled
 
     def skipped(self) -> None:
-        """If that step has not been made, it is skipped."""
+        """Called when no step can follow any more: if the gradients were unscaled, their step was skipped."""
         if self._unscaled:
             self.window = 0
             if not self.delay:
@@ -238,14 +238,14 @@ class Model:
         self._unscaled = False
 
     def arrived(self) -> None:
-        """With delay=1: what was sent in the step before is there. If it is not finite, that is taken back."""
+        """With delay=1: the results of the previous step have arrived. If they are not finite, restores the state."""
         if any(bucket.state.has_scaled for bucket in self.gradients) and not all(
                 late.finite() for late in self.late.values()):
             self._restore()
         self._before = None
 
     def take_back(self) -> None:
-        """The step is skipped: what buckets of gradients keep is what it was before, as far as that is known."""
+        """The step is skipped: restores the state of gradient buckets from before it, as far as that is known."""
         self._restore()
         self._unscaled = False
 
@@ -258,22 +258,22 @@ class Model:
         return [self.state, *(bucket.state for bucket in [*self.gradients, *self.weights]), self.late]
 
     def kinds_of_state(self) -> tuple[bool, bool]:
-        """(whether this rank keeps anything that is of this rank only, whether anything at all)."""
+        """(whether this rank has rank-local state, whether it has any state)."""
         kinds = [state.kinds() for state in self._states()]
         return any(own for own, _ in kinds), any(kept for _, kept in kinds)
 
     def settle(self) -> None:
-        """Forgets what was of another rank, or of another number of ranks, before this one was given its place."""
+        """Drops rank-local state after a change of this rank's number, or of the number of ranks."""
         place = self.group.rank(), self.group.size()
         if self._place not in (None, place):
             self.drop_state(shared=False)
         self._place = place
 
     def weights_broadcast(self) -> None:
-        """All ranks have one rank's weights now. The first time, what is kept of those they began with is dropped.
+        """All ranks have one rank's weights now. The first time, drops the state of the weights they began with.
 
-        Later, and after loading, what is kept has come from equal weights, and is good. Weights of an earlier step
-        cannot be told from those of the last one: their state has to be loaded, too (docs/checkpoints.md).
+        Later, and after loading, the state comes from equal weights, and is valid. Weights of an earlier step cannot be
+        told from those of the last one: their state must be loaded, too (docs/checkpoints.md).
         """
         if self._apart:
             self._apart = False
@@ -281,17 +281,17 @@ class Model:
                 bucket.state.drop(shared=True)
 
     def drop_state(self, shared: bool) -> None:
-        """Forgets what is of this rank only; with shared=True everything."""
+        """Drops rank-local state; with shared=True all state."""
         self._before = None
         for state in self._states():
             state.drop(shared)
 
     def state_dict(self, own: bool = True) -> dict[str, Any]:
-        """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. Buckets are known by their members.
+        """The state for a checkpoint of this rank: dicts, lists, numbers and bytes. Members identify buckets.
 
-        own: with what is of this rank only.
+        own: include rank-local state.
         """
-        self._follow_scale()    # as a GradScaler has it that is saved now, too
+        self._follow_scale()    # as in a GradScaler that is saved now, too
         rank, size = self._place or (self.group.rank(), self.group.size())      # known after shutdown(), too
         gradients, weights = ([[list(bucket.members), bucket.state.state_dict(own)] for bucket in buckets]
                               for buckets in (self.gradients, self.weights))
@@ -300,9 +300,9 @@ class Model:
                 "weights": weights, "late": self.late.state_dict(own)}
 
     def load_state_dict(self, state: dict[str, Any], place: Callable[[int], int]) -> None:
-        """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over.
+        """Loads a state_dict(). Ignores rank-local state of another rank, or of another number of ranks.
 
-        place: function of a member's index in the state: its index here.
+        place: function from a member's index in the state to its index here.
         """
         self.step = state["step"]
         self._apart = self._apart and self.step == 0
@@ -326,7 +326,7 @@ class Model:
         self.late.load_state_dict(state["late"] if same else {}, own)
 
     def _restore_weights(self, plan: Sequence[Sequence[int]]) -> None:
-        """Cuts the weights into buckets by members' indices; other members are in buckets behind."""
+        """Rebuilds the buckets of weights by members' indices; other members follow in further buckets."""
         members = {index: member for bucket in self.weights for index, member in bucket.members.items()}
         if plan == [tuple(bucket.members) for bucket in self.weights]:
             return
@@ -337,7 +337,7 @@ class Model:
 
 
 def is_of(state: dict[str, Any], algorithm: Declared, group: ProcessSet) -> bool:
-    """Whether a checkpoint's state is of this algorithm; rank 0 warns of one that is another's."""
+    """Whether a checkpoint's state is of this algorithm; rank 0 warns of another algorithm's."""
     saved, runs = state.get("algorithm"), type(algorithm).__name__
     if saved not in (None, runs) and group.rank() == 0:
         warnings.warn(f"the checkpoint holds the state of {saved}, this optimizer runs {runs}, which begins without",
@@ -346,10 +346,10 @@ def is_of(state: dict[str, Any], algorithm: Declared, group: ProcessSet) -> bool
 
 
 def with_own(shared: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any] | None:
-    """A Model.state_dict(): what is equal on all ranks from one, what is of this rank only from another.
+    """Merges two Model.state_dict()s: shared state from one, rank-local state from the other.
 
     Returns:
-        None: they do not go together, for they are of different steps or buckets.
+        The state; None if the two are of different steps or buckets.
     """
     def merged(of_all: Any, own: Any) -> Any:
         return {**of_all, **({"own": own["own"]} if "own" in own else {})}

@@ -1,12 +1,12 @@
-"""What an algorithm keeps from step to step, and how it goes into a checkpoint.
+"""State that an algorithm keeps between steps, and its form in a checkpoint.
 
-Two kinds, because a checkpoint may be taken up by another number of ranks:
+There are two kinds, because a checkpoint may be loaded by another number of ranks:
 
-    own      of this rank only (error feedback, replicas): taken up by the same rank of as many ranks, else made anew
-    shared   equal on all ranks (an outer momentum, a projection): taken up always
+    own      rank-local (error feedback, replicas): loaded by the same rank of as many ranks, else made again
+    shared   equal on all ranks (an outer momentum, a projection): always loaded
 
-What is kept of gradients has their unit, which loss scaling changes: such values are multiplied when the scale does.
-And what a step did to them can be taken back, when that step is skipped (training/model.py).
+State of gradients has their unit: when the loss scale changes, it is rescaled. When a step is skipped, its changes of
+this state can be undone (training/model.py).
 """
 import copy
 import warnings
@@ -27,7 +27,7 @@ def _dumped(value: Any) -> dict[str, Any]:
 
 
 def _take_up(value: Any, dumped: dict[str, Any]) -> Any:
-    """Fills `value` in place, or returns what stands for it; None: the dump does not fit."""
+    """Loads `dumped` into `value` in place, or returns another value for it; None: the dump does not fit."""
     if hasattr(value, "load_state_dict"):
         return value if "object" in dumped and value.load_state_dict(dumped["object"]) else None
     if isinstance(value, np.ndarray):
@@ -55,7 +55,7 @@ class State:
     """Named values: NumPy arrays, numbers, and objects with state_dict() and load_state_dict() -> whether it fits.
 
     Args:
-        what: whose state this is, for warnings.
+        what: the owner of the state, for warnings.
     """
 
     def __init__(self, what: str) -> None:
@@ -64,16 +64,16 @@ class State:
         self._shared: set[str] = set()
         self._scaled: set[str] = set()
         self._loaded: dict[str, Any] = {}
-        self._loaded_factor = 1.0   # by which the scale has changed since
+        self._loaded_factor = 1.0   # of scale() since loading
 
     def keep(self, name: str, make: Callable[[], Any], shared: bool = False,
              fits: Callable[[Any], bool] | None = None, scaled: bool = False) -> Any:
-        """The value of this name: kept, or from a checkpoint, or made now.
+        """Returns the value of this name: kept, or from a checkpoint, or made now.
 
         Args:
             make: function without arguments that makes the first value.
             shared: equal on all ranks; see the module.
-            fits: function of a kept value; where it says no, the value is made anew.
+            fits: function of a kept value; if it returns False, the value is made again.
             scaled: it has the gradients' unit; an array, or an object with scale(factor).
         """
         if scaled:
@@ -97,7 +97,7 @@ class State:
         return value
 
     def forget(self, name: str) -> None:
-        """The value of this name is gone, also from a checkpoint."""
+        """Drops the value of this name, also one from a checkpoint."""
         self._values.pop(name, None)
         self._loaded.pop(name, None)
 
@@ -108,27 +108,27 @@ class State:
         return self._values[name]
 
     def values(self) -> list[Any]:
-        """All that is kept; without what waits from a checkpoint."""
+        """All kept values, without those of a checkpoint that nobody has asked for yet."""
         return list(self._values.values())
 
     def scale(self, factor: float) -> None:
-        """The gradients' unit has changed: multiplies what has it."""
+        """Multiplies the values in the gradients' unit, after this unit has changed."""
         for name in self._scaled & self._values.keys():
             self._values[name] = _times(self._values[name], factor)
         self._loaded_factor *= factor
 
     @property
     def has_scaled(self) -> bool:
-        """Whether anything that is kept has the gradients' unit."""
+        """Whether any kept value has the gradients' unit."""
         return bool(self._scaled & self._values.keys())
 
     def snapshot(self) -> Snapshot:
-        """What restore() takes."""
+        """A copy of all values, for restore()."""
         values = {name: _copied(value) for name, value in self._values.items()}
         return values, set(self._shared), dict(self._loaded), self._loaded_factor
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Makes everything what it was; once for each snapshot."""
+        """Restores a snapshot; each only once."""
         self._values, self._shared, self._loaded, self._loaded_factor = snapshot
 
     def zeros_like(self, name: str, values: np.ndarray, shared: bool = False, scaled: bool = False) -> np.ndarray:
@@ -138,22 +138,22 @@ class State:
         return kept
 
     def loaded(self, name: str) -> bool:
-        """Whether a checkpoint has this name, and it has not been asked for yet."""
+        """Whether a checkpoint has this name, and nobody has asked for it yet."""
         return name in self._loaded
 
     def kinds(self) -> tuple[bool, bool]:
-        """(whether anything of this rank only is kept, whether anything at all), with what waits from a checkpoint."""
+        """(whether there is rank-local state, whether there is any state), including that of a checkpoint."""
         names = self._values.keys() | self._loaded.keys()
         return bool(names - self._shared), bool(names)
 
     def drop(self, shared: bool) -> None:
-        """Forgets what is of this rank only, and with shared=True the rest, too: it will be made anew."""
+        """Drops rank-local state, and with shared=True all state: it will be made again."""
         keep: set[str] = set() if shared else self._shared
         self._values = {name: value for name, value in self._values.items() if name in keep}
         self._loaded = {name: value for name, value in self._loaded.items() if name in keep}
 
     def state_dict(self, own: bool = True) -> dict[str, dict[str, Any]]:
-        """Dicts, lists, numbers and bytes; {} when nothing is kept. own: with what is of this rank only."""
+        """The state as dicts, lists, numbers and bytes; {} if there is none. own: include rank-local state."""
         kept: dict[str, dict[str, Any]] = {"own": {}, "shared": {}}
         for name, value in self._values.items():
             kept["shared" if name in self._shared else "own"][name] = _dumped(value)
@@ -162,7 +162,7 @@ class State:
         return {kind: values for kind, values in kept.items() if values and (own or kind == "shared")}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], own: bool) -> None:
-        """Takes up a state_dict() as values are asked for; own: whether it is of this very rank."""
+        """Loads a state_dict(), each value when it is asked for; own: whether its rank-local state is this rank's."""
         self._values = {}
         self._loaded_factor = 1.0
         self._loaded = dict(state.get("shared", {}))
