@@ -1,1 +1,1 @@
-"""Which of several ways to communicate is the quickest: what each costs, what is measured, predicted, decided, said."""
+"""Selection of the fastest plan of communication: costs, measurements, predictions, decisions and their record."""

@@ -1,4 +1,4 @@
-"""What communicating one bucket takes, in units that depend on no network and no processor."""
+"""The cost of communicating one bucket, in units that do not depend on network or processor."""
 from typing import NamedTuple
 
 from bagua_hvd.codecs import Codec
@@ -13,18 +13,18 @@ class Ranks(NamedTuple):
 
     @property
     def ends(self) -> int:
-        """Of the lines between which bytes travel: hosts, or, where there is one host, its ranks."""
+        """The number of ends of links over which bytes are sent: hosts, or the ranks of a single host."""
         return self.hosts if self.hosts > 1 else self.ranks
 
 
 class Cost(NamedTuple):
-    """Of one bucket.
+    """The cost of one bucket.
 
     Attributes:
         allreduced: bytes that are averaged as they are.
-        sent: bytes of codes that go out over one line. rounds: messages of them that wait for each other.
+        sent: bytes of codes that are sent over one link. rounds: sequential rounds of messages with codes.
         encoded, decoded: elements that one rank encodes and decodes, by `codec`.
-        kept: bytes that a rank keeps from step to step.
+        kept: bytes of state that a rank keeps between steps.
     """
 
     allreduced: int = 0
@@ -37,17 +37,17 @@ class Cost(NamedTuple):
 
 
 def allreduced(elements: int, dtype: int) -> Cost:
-    """Of c_fp_s()."""
+    """The cost of c_fp_s()."""
     return Cost(allreduced=elements * native.dtype_size(dtype))
 
 
 def coded(codec: Codec, elements: int, dtype: int, ranks: Ranks, hierarchical: bool,
           exchange: str = "scatter_gather", error_feedback: bool = False) -> Cost:
-    """Of c_lp_s()."""
+    """The cost of c_lp_s()."""
     n = ranks.ends if hierarchical else ranks.ranks
     code = codec.encoded_size(dtype, elements)
     local = ranks.ranks // ranks.ends
-    beyond = n - 1 if hierarchical else ranks.ranks - local         # whom a rank sends to over the line
+    beyond = n - 1 if hierarchical else ranks.ranks - local         # receivers over the link
     senders = 1 if hierarchical else local
     kept = (elements + elements // n) * native.dtype_size(dtype) if error_feedback else 0
     if exchange == "allgather":

@@ -1,13 +1,13 @@
-"""Which plan is taken, from what was measured of this one and predicted of all: integers in, integers out.
+"""Chooses a plan, from the measured time of the current one and predicted times of all: integers in, integers out.
 
-The same on all ranks, for what it is given is. Nothing here knows what a plan is: they are numbers, 0 the exact one.
+The choice is the same on all ranks, since the input is. Plans are only numbers here; 0 is the exact one.
 """
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 GAIN_PERCENT = 15
-FIRST_PERCENT = 5           # of the first choice, before which nobody has chosen anything
+FIRST_PERCENT = 5           # for the first choice
 WINDOWS = 2
 STAYS_STEPS = 200
 _ONE = 1000                 # ratios are in permille
@@ -15,9 +15,9 @@ _LEAST, _MOST = _ONE // 4, _ONE * 4
 
 
 class Verdict(NamedTuple):
-    """plan: that is to be taken, this one or another. why: "" as it is, "gain", "confirmed", "disappointed", "losses".
+    """plan: to use from now on, new or not. why: "" (no change), "gain", "confirmed", "disappointed", "losses".
 
-    predicted: us of a step by that plan, corrected by what is known of it.
+    predicted: us of a step by that plan, corrected by measurements of it.
     """
 
     plan: int
@@ -27,15 +27,15 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Hysteresis:
-    """What is remembered between windows.
+    """The state between windows.
 
     Attributes:
-        plan: in use, since step `since`. candidate: what was the best in the last `windows` windows, -1: none was.
-        before: the plan before this one while it is on trial, else -1; before_us: a step's time then; promised: what
-            was predicted of this one. tried: windows of the trial so far, best_us: the shortest step in them. Of a
-            candidate promised and best_us are the least of its windows: one slow window makes no gain.
-        kinds: by plan; what is seen of one is expected of others of its kind.
-        ratios: by plan, measured over predicted time, in permille, as last seen. barred: plans that lose too much.
+        plan: in use since step `since`. candidate: the best plan in the last `windows` windows, -1: none.
+        before: the previous plan while the current one is on trial, else -1; before_us: a step's time with it;
+            promised: the predicted time of this one. tried: windows of the trial so far, best_us: the shortest step in
+            them. For a candidate, promised and best_us are the least of its windows: one slow window makes no gain.
+        kinds: by plan; plans of one kind are expected to differ alike from their predictions.
+        ratios: by plan, the last measured over predicted time, in permille. barred: plans that lose too much.
     """
 
     plan: int = 0
@@ -52,7 +52,7 @@ class Hysteresis:
     barred: set[int] = field(default_factory=set)
 
     def corrected(self, plan: int, predicted: Sequence[int]) -> int:
-        """us of a step. What was never seen is taken to be as much slower than predicted as what was seen."""
+        """us of a step. A plan without measurements is expected to miss its prediction as much as measured ones."""
         ratio = self.ratios.get(plan)
         if ratio is None:
             ratio = max([_ONE, self.ratios.get(self.plan, _ONE)] + [
@@ -64,11 +64,11 @@ class Hysteresis:
 
     def decide(self, step: int, measured: int, predicted: Sequence[int], usable: Sequence[bool],
                lossy: bool = False) -> Verdict:
-        """At the end of a window.
+        """Decides at the end of a window.
 
         Args:
-            step: the number of steps made. measured: us of a step in the window. predicted: the same by every plan.
-            usable: whether a plan may be taken. lossy: this plan's codes lose more than its class allows.
+            step: the number of steps made. measured: us of a step in the window. predicted: us of a step by every plan.
+            usable: by plan, whether it may be used. lossy: the current plan's codes lose more than its class allows.
         """
         ratio = measured * _ONE // max(1, predicted[self.plan])
         self.ratios[self.plan] = max(_LEAST, min(_MOST, ratio))
@@ -113,12 +113,12 @@ class Hysteresis:
         return Verdict(plan, why, expected)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a checkpoint, and to compare by."""
+        """The state as a dict, for checkpoints and comparisons."""
         return {**asdict(self), "ratios": sorted(self.ratios.items()), "barred": sorted(self.barred)}
 
     @classmethod
     def of_dict(cls, kept: dict[str, Any]) -> "Hysteresis":
-        """What as_dict() was made of."""
+        """The inverse of as_dict()."""
         known = {each.name for each in fields(cls)}
         values = {name: value for name, value in kept.items() if name in known}
         values["ratios"] = {int(plan): int(ratio) for plan, ratio in values.get("ratios", ())}

@@ -1,4 +1,4 @@
-"""How much memory this host could still give, so that no plan is taken whose state would not fit."""
+"""The available memory of this host, so that no plan is chosen with state that would not fit."""
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _MEMINFO, _LIMIT, _USED = (Path(path) for path in (
 
 
 def available_mib() -> int:
-    """What the kernel says could be had without swapping, and no more than this container has left."""
+    """MiB that are available without swapping, according to the kernel, and within the container's limit."""
     found = [UNKNOWN_MIB]
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())

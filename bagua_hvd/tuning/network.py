@@ -1,8 +1,8 @@
-"""What is between the ranks: measured by a few allreduces; said in what the core's simulator takes.
+"""The network between the ranks: measured by a few allreduces, described by the parameters of the core's simulator.
 
-The rate is that by which the largest allreduce takes longer than the next one, so it holds what copying and adding
-cost, and not how often ranks wait for each other: repeated at once, an allreduce takes a hop less on some paths, for
-who ends first has asked for the next already. Several ranks of a host share one line.
+The rate follows from the difference in time between the largest allreduce and the next one. So it includes copying and
+adding, but not how often ranks wait for each other: an allreduce that is repeated at once takes a hop less on some
+paths, since the first rank to end has already requested the next one. The ranks of a host share one link.
 """
 import os
 import statistics
@@ -23,24 +23,24 @@ from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.tuning.cost import Ranks
 from bagua_hvd.tuning.memory import UNKNOWN_MIB, available_mib
 
-SIZES = 32 << 10, 256 << 10, 2 << 20, 8 << 20       # bytes of the allreduces that the rate is known by
-MOST_US = 1_500_000                         # of all allreduces: no larger size, if it would take more
-SMALL, LARGE = 4, 2                         # how often each
-NOISE = 0.02                                # of what the largest one took: no difference between two is known better
-_FASTEST = 1e12                             # bytes a second: what takes no time that could be seen
-_NEARER, _FARTHEST = 4, 4.0                 # times that a rate is improved on, and how far that may lead
+SIZES = 32 << 10, 256 << 10, 2 << 20, 8 << 20       # bytes of the allreduces that determine the rate
+MOST_US = 1_500_000                         # limit of all allreduces: skips a larger size that would exceed it
+SMALL, LARGE = 4, 2                         # repetitions of each
+NOISE = 0.02                                # of the largest one's time: precision of a difference
+_FASTEST = 1e12                             # bytes a second: the rate of a time too short to measure
+_NEARER, _FARTHEST = 4, 4.0                 # iterations that refine a rate, and their largest factor
 _SMALL_BYTES = 4
 
 
 class Measured(NamedTuple):
-    """Equal on all ranks: of the slowest.
+    """Measurements of the slowest rank, equal on all ranks.
 
     Attributes:
-        ranks: how many, on how many hosts. small: us of an allreduce of 4 bytes. nbytes, large: of a large one, us.
-        encode, decode: ps an element, by codec. spent: us that measuring took.
-        crowded: whether on any host ranks' threads and engines' have to share the processors.
-        less, lesser: of the next smaller one, us; 0: there is that of 4 bytes only.
-        free_mib: memory that each rank could still have, where there is least.
+        ranks: numbers of ranks and hosts. small: us of a 4-byte allreduce. nbytes, large: of a large one, and its us.
+        encode, decode: ps per element, by codec. spent: us that measuring took.
+        crowded: whether any host is oversubscribed: the threads of ranks and engines share processors.
+        less, lesser: bytes of the next smaller one, and its us; 0: there is only that of 4 bytes.
+        free_mib: available memory for each rank, on the host with the least.
     """
 
     ranks: Ranks
@@ -56,21 +56,21 @@ class Measured(NamedTuple):
     free_mib: int = UNKNOWN_MIB
 
     def network(self, seen: float = 0.0) -> Network:
-        """For the simulator: hosts, each with one rank. seen: bytes a second that training has got through since."""
+        """For the simulator: hosts, each with one rank. seen: bytes a second that training has reached since."""
         n = self.ranks.ends
         less, lesser = (self.less, self.lesser) if self.less else (_SMALL_BYTES, self.small)
         latency = max(self.small, 1) * 1e-6 / waits(n, _SMALL_BYTES)
         seconds = (self.large - lesser) * 1e-6 - latency * (waits(n, self.nbytes) - waits(n, less))
         seconds = max(seconds, NOISE * self.large * 1e-6, 1e-9)
         first = rate = on_the_line(self.nbytes - less, n) / seconds
-        for _ in range(_NEARER):            # by the schedules for these sizes on such a line, and with packets' headers
+        for _ in range(_NEARER):            # by the schedules for these sizes on such a link, with packet headers
             took = [max(allreduces(n, [nbytes], Network(latency, rate))) - latency * waits(n, nbytes)
                     for nbytes in (self.nbytes, less)]
             rate = min(first * _FARTHEST, max(first / _FARTHEST, rate * (took[0] - took[1]) / seconds))
         return Network(latency, min(_FASTEST, max(rate, seen)))
 
     def words(self, seen: float = 0.0) -> str:
-        """For people."""
+        """A description for messages."""
         known, used = self.network(), self.network(seen)
         where = f"{self.ranks.hosts} hosts" if self.ranks.hosts > 1 else f"{self.ranks.ranks} ranks of one host"
         why = f" as training has sent ({known.bytes_per_s * 8e-6:.0f} when measured)" if used != known else ""
@@ -79,12 +79,12 @@ class Measured(NamedTuple):
 
 @lru_cache(maxsize=512)
 def waits(n: int, nbytes: int) -> float:
-    """Hops that ranks wait for in an allreduce between so many hosts, where bytes take no time."""
+    """Hops that ranks wait for in an allreduce between n hosts, if bytes take no time."""
     return max(allreduces(n, [nbytes], Network(1.0, _FASTEST)))
 
 
 def on_the_line(nbytes: int, n: int) -> float:
-    """Bytes that an allreduce of so many sends over each of n lines."""
+    """Bytes that an allreduce of `nbytes` sends over each of n links."""
     return 2 * (n - 1) / n * nbytes
 
 
@@ -94,7 +94,7 @@ def longer(less: int, lesser: int, nbytes: int, large: int, size: int) -> int:
 
 
 def _timed(values: np.ndarray, name: str, group: ProcessSet, times: int) -> tuple[int, int]:
-    """us of an allreduce, the median after a first one, and of all; of the slowest rank."""
+    """(median us of an allreduce after a first one, us of all of them), of the slowest rank."""
     taken = []
     for _ in range(times + 1):
         began = perf_counter_ns()
@@ -110,10 +110,10 @@ def _agreed(numbers: list[int], name: str, group: ProcessSet) -> list[int]:
 
 
 def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> Measured:
-    """Collective; blocks for two seconds at most, on a line of which 32 KiB take no longer than 100 ms.
+    """Measures the network. Collective; blocks for two seconds at most if 32 KiB take no longer than 100 ms.
 
     Args:
-        name: of the operations. speeds: of codecs that are alike on all ranks, as Speeds has them.
+        name: of the operations. speeds: from Speeds, for the same codecs on all ranks.
     Raises:
         HorovodInternalError: a rank was lost.
     """
@@ -124,7 +124,7 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     less, lesser = nbytes, large = 0, 0
     for size in SIZES:
         if large:
-            # How often the first size waits more than 4 bytes do says nothing of larger ones.
+            # The extra waits of the first size over 4 bytes must not be extrapolated to larger sizes.
             hops = small * waits(ranks.ends, nbytes) / waits(ranks.ends, _SMALL_BYTES)
             known = (less, lesser) if less else (0, round(hops))
             expected = longer(*known, nbytes, large, size)

@@ -1,10 +1,10 @@
-"""How long a step would take: its critical path, over buckets that share one line.
+"""Predicts the time of a step: its critical path, over buckets that share one link.
 
-    a bucket is agreed on when its last gradient is there; the line takes buckets in that order, one after the other
-    it is there some latencies after it has left the line, and until then at most seven others are on their way
-    the step ends when all are there, and what follows has been computed
+    ranks agree on a bucket when its last gradient is ready; the link takes buckets in that order, one by one
+    a bucket is complete some latencies after it has left the link; until then, at most seven others are in flight
+    the step ends when all buckets are complete, and the computation that follows is done
 
-Integers, and floating point that is alike on all ranks: the simulator and this file use + - * / and comparisons only.
+Integers, and floating point that is equal on all ranks: the simulator and this file use + - * / and comparisons only.
 """
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,26 +15,26 @@ from bagua_hvd.tuning.cost import Cost
 from bagua_hvd.tuning.network import Measured, on_the_line
 from bagua_hvd.tuning.window import Window
 
-AT_ONCE = 8             # buckets that may be on their way (native/core/negotiation/window.h)
+AT_ONCE = 8             # buckets that may be in flight (native/core/negotiation/window.h)
 AGREED_HOPS = 2
-RATE_KNOWN_TO = 2.0     # times: what measuring takes for the rate of a far line may be as far from it
-_HALVINGS = 8           # of the distance to that
+RATE_KNOWN_TO = 2.0     # factor by which a measured rate of a distant link may be wrong
+_HALVINGS = 8           # of the interval up to it
 
 
 class Part(NamedTuple):
-    """A bucket on its way. until: the part of all bytes that is in this one and those before it, 0 < until <= 1."""
+    """A bucket in a step. until: the share of all bytes in this bucket and those before it, 0 < until <= 1."""
 
     until: float
     cost: Cost
 
 
 class Predictor:
-    """Of one job.
+    """Predicts the steps of one job.
 
     Args:
         codecs: in the order of Measured's.
-        overlaps: whether buckets travel while the backward pass goes on.
-        seen: bytes a second that a rank has sent in training, which the line must be able to carry.
+        overlaps: whether communication overlaps the backward pass.
+        seen: bytes a second that a rank has sent in training, which the link must be able to carry.
     """
 
     def __init__(self, measured: Measured, codecs: Sequence[object], overlaps: bool = True, seen: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class Predictor:
         self._overlaps = overlaps
 
     def _on_line_and_after(self, cost: Cost) -> tuple[float, float, float]:
-        """Seconds of the line, those from there until all is, and of the line's those of the processor."""
+        """Seconds on the link, from then until completion, and, of those on the link, the processor's."""
         network, line, after, codes = self._network, 0.0, 0.0, 0.0
         if cost.allreduced:
             line = on_the_line(cost.allreduced, self._ends) / network.bytes_per_s
@@ -58,13 +58,13 @@ class Predictor:
         return line, after, codes
 
     def step_us(self, parts: Sequence[Part], window: Window) -> int:
-        """us of a step in which these buckets travel, in the order in which they are ready."""
+        """us of a step that communicates these buckets, in the order in which they are ready."""
         return self._step_us(parts, [self._on_line_and_after(part.cost) for part in parts], window)
 
     def rate(self, parts: Sequence[Part], window: Window) -> float:
-        """Bytes a second that a line carries, if these buckets have taken window.step.
+        """Bytes a second that the link carries, if a step with these buckets has taken window.step.
 
-        As many as are known; more, at most RATE_KNOWN_TO times as many, where these would make them take longer.
+        The known rate; or, if it predicts a longer step, a higher one, up to RATE_KNOWN_TO times the known rate.
         """
         known = self._network.bytes_per_s
         times = [self._on_line_and_after(part.cost) for part in parts]
@@ -82,19 +82,19 @@ class Predictor:
 
     def _step_us(self, parts: Sequence[Part], times: Sequence[tuple[float, float, float]], window: Window) -> int:
         free = computed = 0.0
-        done = [0.0] * AT_ONCE          # when so many buckets, and all before them, were there; the last AT_ONCE
+        done = [0.0] * AT_ONCE          # when each of the last AT_ONCE, and all before it, were complete
         for part, (line, after, codes) in zip(parts, times, strict=True):
             ready = window.ready_at(part.until) if self._overlaps else window.backward
             agreed = ready * 1e-6 + computed + AGREED_HOPS * self._network.latency_s
             free = max(free, agreed, done[0]) + line
             done = [*done[1:], max(done[-1], free + after)]
-            computed += codes if self._crowded else 0.0         # the backward pass has to wait for it
+            computed += codes if self._crowded else 0.0         # the backward pass waits for it
         backward = window.backward * 1e-6 + computed
         return max(1, round((max(backward, done[-1]) - backward + computed) * 1e6) + window.computing)
 
 
 def on_the_lines(parts: Sequence[Part], ends: int) -> float:
-    """Bytes that each of so many lines carries in a step."""
+    """Bytes that each link carries in a step."""
     return sum(on_the_line(part.cost.allreduced, ends) + part.cost.sent for part in parts)
 
 

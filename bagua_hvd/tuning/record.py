@@ -1,4 +1,4 @@
-"""What was decided, and why: a line in the log, a table in a file, Horovod's table, and hvd.statistics().plans."""
+"""The record of decisions: a line in the log, a table in a file, Horovod's table, and hvd.statistics().plans."""
 import json
 import os
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ HOROVOD_HEADER = "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,
 
 
 class Decision(NamedTuple):
-    """One window's.
+    """The decision of one window.
 
     Attributes:
-        model: its name. step: steps made. effective: the first step by another plan. why: see Verdict; "first": nothing
-            was decided before with this network.
-        plan, before: from then on, and in the window. measured_us: of a step in it; before_us: before the plan that was
-            on trial. predicted_us: by `plan`. others: of every plan, as predicted, corrected by what is known of plans;
+        model: its name. step: steps made. effective: the first step by another plan. why: see Verdict; "first": the
+            first decision with this network.
+        plan, before: the plan from then on, and in the window. measured_us: of a step in it; before_us: before the plan
+            on trial. predicted_us: by `plan`. others: predictions for every plan, corrected by measurements;
             uncorrected: without that. bucket_bytes: in the window.
         error_ppm: of the codes, 0: not known. nbytes: of all gradients. network: as measured.
     """
@@ -42,7 +42,7 @@ class Decision(NamedTuple):
     seen: float = 0.0
 
     def sentence(self) -> str:
-        """For people; "": nothing to say."""
+        """A message for users; "" if there is none."""
         measured, predicted = f"{self.measured_us / 1000:.4g}", f"{self.predicted_us / 1000:.4g}"
         others = {plan: us for plan, us in self.others.items() if plan != self.before}
         best = min(others, key=lambda plan: others[plan]) if others else ""
@@ -61,7 +61,7 @@ class Decision(NamedTuple):
 
 
 class Record:
-    """Where decisions go. file: None: BAGUA_AUTO_LOG, if that is set; lines of JSON, one for each window."""
+    """Writes decisions. file: gets a line of JSON for each window; None: BAGUA_AUTO_LOG, if that is set."""
 
     def __init__(self, file: str | None = None) -> None:
         self._file = file or variables.read("BAGUA_AUTO_LOG")
@@ -69,7 +69,7 @@ class Record:
         self._begun = False
 
     def write(self, decision: Decision, first: bool) -> None:
-        """first: whether this is the first rank, which alone logs and writes files."""
+        """first: whether this is the first rank; only that one logs and writes files."""
         plan = {"plan": decision.plan, "step": decision.step, "measured_ms": decision.measured_us / 1000,
                 "predicted_ms": decision.predicted_us / 1000, "network": decision.network.words(decision.seen)}
         sentence = decision.sentence()

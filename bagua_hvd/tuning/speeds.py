@@ -1,4 +1,4 @@
-"""How quick codecs are beside whatever this process computes meanwhile."""
+"""Speeds of codecs, measured while this process computes."""
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ def _ps(codec: Codec) -> tuple[int, int]:
 
 
 class Speeds:
-    """Of codecs that take float32: measured from now on, by a thread of its own."""
+    """Measures the speeds of codecs that take float32, in a thread that starts now."""
 
     def __init__(self, codecs: Sequence[Codec]) -> None:
         pool = ThreadPoolExecutor(1, "codecs' speeds")

@@ -1,8 +1,8 @@
-"""Measures, decides and switches for one model: the agenda of steps, and what all ranks agree on in them.
+"""Measures, decides and switches for one model: actions scheduled by step, and the agreement of the ranks.
 
     measure, settle, [ window of steps | figures posted | 3 steps | decide | 3 steps | decided alike | leave | switch ]
 
-All of it is counted in steps, which are the same on all ranks. What was posted is waited for three steps later.
+Everything is scheduled in steps, which are the same on all ranks. Operations are waited for three steps after posting.
 """
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,19 +26,19 @@ from bagua_hvd.tuning.speeds import Speeds
 from bagua_hvd.tuning.window import Window, points, window
 
 MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
-CHANGED_PERCENT = 25                                # a step that is so much longer or shorter: what has changed?
-SHARE = 100                                         # measuring again takes one part of so many
+CHANGED_PERCENT = 25                                # a step that differs by more: something has changed
+SHARE = 100                                         # measuring again takes at most 1 / SHARE of the time
 PERIOD = 40                                         # windows after which the network is measured again
 LOSSES_PPM = {1: 100_000, 2: 1_000_000}             # of a gradient's norm, by Algorithm.safety
-NOISE_PPM = 1_000_000                               # the same of a codec that is right in the mean over its seeds
-_SAMPLE = 1 << 18                                   # elements of which losses are known
+NOISE_PPM = 1_000_000                               # the same for a codec that is unbiased over its seeds
+_SAMPLE = 1 << 18                                   # elements in a sample of losses
 _PLANS_MAX, _STEPS_MAX = 1 << 7, 1 << 24            # what fits in 31 bits
-_PPM_MAX = 2**31 - 2                                # what extremes() takes
+_PPM_MAX = 2**31 - 2                                # the limit of extremes()
 STATE = "choice of algorithm"
 
 
 class Plan(NamedTuple):
-    """One way to communicate. algorithm: an Algorithm. bucket_bytes: None: BAGUA_DEFAULT_BUCKET_SIZE."""
+    """One configuration of communication. algorithm: an Algorithm. bucket_bytes: None: BAGUA_DEFAULT_BUCKET_SIZE."""
 
     name: str
     algorithm: Any
@@ -50,12 +50,12 @@ class Plan(NamedTuple):
 
 
 class Tuner:
-    """The plan of one model, and how it is revised.
+    """Chooses the plan of one model, and revises it.
 
     Args:
-        plans: the exact one first; alike on all ranks.
-        window: steps in one. warmup: steps before the first. windows_max: after so many the plan stays; None: never.
-        record: where decisions go.
+        plans: the exact one first; the same on all ranks.
+        window: steps in a window. warmup: steps before the first. windows_max: after them the plan stays; None: never.
+        record: gets the decisions.
     Attributes:
         plan: the Plan in use. leaving: whether the next step is its last one.
     """
@@ -71,7 +71,7 @@ class Tuner:
         self._windows_max = windows_max
         self._record = record
         self._codecs = list(dict.fromkeys(plan.algorithm.codec for plan in plans if hasattr(plan.algorithm, "codec")))
-        self._names = [str(plan) for plan in plans]     # in a checkpoint: the numbers mean nothing where they differ
+        self._names = [str(plan) for plan in plans]     # in a checkpoint: plan numbers are valid only with them
         self._kinds = tuple(int(plan.algorithm.safety > 0) for plan in plans)
         self._hysteresis = Hysteresis(kinds=self._kinds)
         self.plan = plans[0]
@@ -89,17 +89,17 @@ class Tuner:
         self._spent = self._elapsed = 0     # us of measuring again, and of training until step `_counted`
         self._counted = 0
         self._since_measured = 0        # windows
-        self._carried = self._seen = 0.0    # bytes a second: by full steps since then, and what counts
-        self._parts: list[list[Part]] = []      # of the window that has ended last: by plan, its buckets
+        self._carried = self._seen = 0.0    # bytes a second: by exact steps since then, and the rate in use
+        self._parts: list[list[Part]] = []      # of the last window: by plan, its buckets
         self._until: list[float] = []           # of its figures
-        self._error_ppm = -1            # -1: to be found in this window
+        self._error_ppm = -1            # -1: not measured yet in this window
 
     # ------------------------------------------------------------------------------------------------ what Auto calls
 
     def agreed(self) -> None:
-        """The ranks have come together: all go on by the plan that was decided last. Collective; blocks.
+        """Called when the ranks have agreed: all continue with the plan that was decided last. Collective; blocks.
 
-        What any rank knows of plans all know then: which are barred, and the largest ratio of each.
+        All ranks get the knowledge of any rank: which plans are barred, and the largest ratio of each.
         """
         model, mine, plans = self._model, self._hysteresis, range(len(self._plans))
         if model.state.loaded(STATE):
@@ -123,9 +123,9 @@ class Tuner:
         self._keep()
 
     def sample(self, bucket: Bucket) -> None:
-        """Before a bucket is communicated: now and then, how much the plan's codec loses of it, and codecs' speeds."""
+        """Called before a bucket is communicated: sometimes measures the codec's losses on it, and codecs' speeds."""
         if self._speeds is None and self._agenda.get(self._steps + 1) == self._measure:
-            self._speeds = Speeds(self._codecs)         # beside the backward pass
+            self._speeds = Speeds(self._codecs)         # during the backward pass
         algorithm = self.plan.algorithm
         if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
             return
@@ -137,7 +137,7 @@ class Tuner:
         self._error_ppm = _losses_ppm(bucket, algorithm.codec)
 
     def stepped(self) -> None:
-        """After a step, on all ranks alike.
+        """Called after each step, on all ranks.
 
         Raises:
             HorovodInternalError: a rank was lost.
@@ -153,7 +153,7 @@ class Tuner:
         self._agenda[self._steps + steps] = act
 
     def _compare(self, numbers: list[int], what: str, then: Callable[[], None]) -> None:
-        """Posts them; `then` waits. Not when a rank has left the job: its training ended in this step, as here."""
+        """Posts a comparison, for which `then` waits; nothing if a rank has left: training ended in this step."""
         try:
             self._posted = Extremes(numbers, f"{self._model.name}.{what}", self._model.group)
         except HorovodInternalError as error:
@@ -215,13 +215,13 @@ class Tuner:
             if self._spent * SHARE <= self._elapsed:
                 self._in(1, self._measure)
                 return
-            if changed and not lossy:       # what is known is of another network: until it may be measured, all stays
+            if changed and not lossy:       # the network has changed: keep the plan until it may be measured again
                 self._next_window()
                 return
         predicted = self.predict(figures, self._measured)
         before, before_us = self._hysteresis.plan, self._hysteresis.before_us
         usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and
-                  (plan is self.plan or _fits(parts, self._measured))       # what this one keeps is there
+                  (plan is self.plan or _fits(parts, self._measured))       # this one's state is allocated already
                   for plan, parts in zip(self._plans, self._parts, strict=True)]
         verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy)
         self._say(verdict, before, before_us, figures, predicted, error_ppm)
@@ -249,13 +249,13 @@ class Tuner:
     # -------------------------------------------------------------------------------------------------------- figures
 
     def predict(self, figures: Window, measured: Measured) -> list[int]:
-        """us of a step by each plan."""
+        """us of a step with each plan."""
         overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
         used = self._parts[self._plans.index(self.plan)]
-        # What this plan has got through: measuring may have met the line at a bad moment.
+        # The rate that this plan has reached: the link may have been slow while it was measured.
         seen = on_the_lines(used, measured.ranks.ends) * 1e6 / max(1, figures.step)
         predictor = Predictor(measured, self._codecs, overlaps, seen)
-        # Of a step by codes bytes are the smaller part: what is wrong with the rest of it would be taken for a rate.
+        # With codes, bytes are the smaller part of a step: errors in the rest of it would distort the rate.
         if self.plan.algorithm.safety == 0:
             self._carried = predictor.rate(used, figures)
         self._seen = max(seen, self._carried)
@@ -264,7 +264,7 @@ class Tuner:
         return [predictor.step_us(parts, figures) for parts in self._parts]
 
     def _cut(self, ranks: Ranks) -> list[list[Part]]:
-        """By plan, its buckets."""
+        """The buckets of each plan."""
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
         order = {index: members[index] for index in reversed(members)}
         of_user = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else None
@@ -295,7 +295,7 @@ class Tuner:
 
 
 def _parts(plan: Plan, cut: Sequence[Sequence[Member]], ranks: Ranks) -> list[Part]:
-    """Of a plan whose buckets hold these."""
+    """The Parts of a plan with these buckets."""
     whole = max(1, sum(member.nbytes for inside in cut for member in inside))
     parts, done = [], 0
     for inside in cut:
@@ -308,14 +308,14 @@ def _parts(plan: Plan, cut: Sequence[Sequence[Member]], ranks: Ranks) -> list[Pa
 
 
 def _fits(parts: Sequence[Part], measured: Measured) -> bool:
-    """Whether what a plan keeps takes at most half of the memory that there is."""
+    """Whether a plan's state takes at most half of the available memory."""
     return 2 * sum(part.cost.kept for part in parts) <= measured.free_mib * variables.MIB
 
 
 def _losses_ppm(bucket: Bucket, codec: Any) -> int:
-    """What a codec loses of each member's norm, root mean square over the elements; members that are not finite apart.
+    """The RMS over elements of a codec's loss relative to their member's norm; without members that are not finite.
 
-    _PPM_MAX where finite values become infinite or NaN.
+    _PPM_MAX if finite values become infinite or NaN.
     """
     values = bucket.read()
     lost = np.empty_like(values)

@@ -1,4 +1,4 @@
-"""What some steps were like on one rank, as integers; on all ranks the largest of them counts."""
+"""Times of some steps on one rank, as integers; the largest of all ranks counts."""
 import statistics
 from bisect import bisect_left
 from collections import deque
@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from bagua_hvd.training.timing import StepTimes
 
-POINTS = 48             # so many ready times are agreed on with one small message
+POINTS = 48             # ready times that ranks agree on with one small message
 _LONGEST_US = 2**31 - 2
 
 
 class Window(NamedTuple):
-    """Medians over steps; us.
+    """Medians over steps, in us.
 
     Attributes:
-        step: from one step's end to the next one's. computing: less what training waited for communication.
-        backward: from a step's end until the last gradient is there.
-        ready: until these parts of the bytes are, in the order of the buckets. until: the parts, 0 < part <= 1, rising.
+        step: from one step's end to the next one's. computing: the same without waiting for communication.
+        backward: from a step's end until the last gradient is ready.
+        ready: until these shares of the bytes are ready, in bucket order. until: the shares, 0 < share <= 1, rising.
     """
 
     step: int
@@ -27,22 +27,22 @@ class Window(NamedTuple):
     until: tuple[float, ...]
 
     def as_list(self) -> list[int]:
-        """For of_list()."""
+        """The numbers for of_list()."""
         return [self.step, self.computing, self.backward, *self.ready]
 
     @classmethod
     def of_list(cls, numbers: Sequence[int], until: Sequence[float]) -> "Window":
-        """What as_list() was made of."""
+        """The inverse of as_list()."""
         step, computing, backward, *ready = numbers
         return cls(step, computing, backward, tuple(ready), tuple(until))
 
     def ready_at(self, part: float) -> int:
-        """When this part of the bytes is ready, 0 < part <= 1: it, or the next larger one that is known."""
+        """When this share of the bytes is ready, 0 < part <= 1, or the next larger one that is known."""
         return self.ready[min(len(self.ready) - 1, bisect_left(self.until, part))]
 
 
 def points(ends: Iterable[float]) -> list[float]:
-    """Where it has to be known when gradients are ready: at these ends of buckets, of too many some, and at 1."""
+    """Shares of the bytes at which to record readiness: at these ends of buckets (if too many, at some), and at 1."""
     known = sorted({*ends, 1.0})
     return [known[len(known) * (place + 1) // POINTS - 1] for place in range(POINTS)] if len(known) > POINTS else known
 
@@ -52,19 +52,19 @@ def _us(nanoseconds: float) -> int:
 
 
 def window(steps: Sequence[StepTimes], order: Sequence[int], nbytes: Sequence[int], until: Sequence[float]) -> Window:
-    """Of some steps, at least one.
+    """The Window of some steps, at least one.
 
     Args:
-        order: gradients, as the buckets hold them. nbytes: of each of these. until: parts of all bytes, rising.
+        order: gradients in the order of the buckets. nbytes: of each of them. until: shares of all bytes, rising.
     """
     backward = statistics.median(each.backward for each in steps)
     whole, done, latest, ready = sum(nbytes) or 1, 0, 0.0, []
-    rest = deque(round(part * whole) for part in until)         # the very ends of buckets, which fractions may miss
+    rest = deque(round(part * whole) for part in until)         # exact ends of buckets, which fractions may miss
     for index, size in zip(order, nbytes, strict=True):
         while rest and done >= rest[0]:
             ready.append(_us(latest))
             rest.popleft()
-        # One that no pass has touched is there at the end.
+        # A gradient that no pass has touched is ready at the end.
         latest = max(latest, statistics.median(min(each.ready.get(index, each.backward), each.backward)
                                                for each in steps))
         done += size
