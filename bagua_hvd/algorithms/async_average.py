@@ -17,7 +17,7 @@ With a codec Q, ranks send their difference from the last average y, d_i = s_i -
 
 The training thread takes the snapshot and adds the result between a step and the next forward pass: weights never
 change between forward and backward, and no lock is needed. Rounds of all ranks are in rounds.py. In pairs, each rank
-moves from peer to peer at its own pace, and past a late one (meetings.py). In a ring, a rank waits for both neighbours.
+moves from peer to peer at its own pace, past late ones (meetings.py). In a ring, a rank waits for both neighbours.
 hierarchical: hosts act as ranks, with the mean of their ranks' s; the residual of a host's sum stays in the rank that
 encoded it. A late rank then delays the next round, but not the training.
 

@@ -18,7 +18,7 @@ An algorithm may act at these points of a training step:
     step(model)                replaces the optimizer's step
     after_step(model)          the weights have been updated
 
-It must declare the state that it reads there, since access may be costly: TensorFlow copies the weights.
+An algorithm must declare the state that it reads there, since access may be costly: TensorFlow copies the weights.
 """
 import copy
 import difflib

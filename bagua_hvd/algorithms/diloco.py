@@ -3,7 +3,7 @@
 theta: the outer weights, equal on all ranks. Fragment p of P is sent after the first (p+1) H/P local steps, and then
 every H. x_i, theta, m and e_i are those of the fragment:
 
-    step t:         Delta_i = theta - x_i           sent; training goes on
+    step t:         Delta_i = theta - x_i           sent; training continues
                     e_i     = beta e_i              with error feedback: v_i = Delta_i + e_i, e_i = v_i - D(Q(v_i))
     step t + tau:   Delta   = (1/n) C_LP_S(Delta_i; Q, e_i)
                     m       = mu m + Delta

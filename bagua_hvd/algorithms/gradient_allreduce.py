@@ -1,4 +1,4 @@
-"""Gradient allreduce: what Horovod does, in buckets.
+"""Gradient allreduce: as in Horovod, in buckets.
 
 Rank i of n holds the bucket g_i (N elements).
 

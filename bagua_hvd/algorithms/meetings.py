@@ -1,4 +1,4 @@
-"""Rounds of pairs, each at its own pace: a rank with a late peer continues with other peers.
+"""Pairwise rounds, each pair at its own pace: a rank with a late peer continues with other peers.
 
 A cycle of rounds pairs a rank with one peer after the other (decentralized.py). A rank begins rounds in this order, and
 skips a round with its previous turn still in flight. Each pair matches its rounds by their number
@@ -28,7 +28,7 @@ STOPPING_SECONDS = 0.05      # between two rounds of a rank that waits for all t
 
 @dataclass
 class Meeting:
-    """A round of a pair in flight: its parts by bucket, its start (seconds, step), and the number of its buffers."""
+    """A pairwise round in flight: its parts by bucket, its start (seconds, step), and the number of its buffers."""
 
     parts: list[Exchange]
     since: float
@@ -40,7 +40,7 @@ class Meeting:
 
 
 class Meetings(AnyRounds):
-    """The rounds of pairs of one model, within one init().
+    """The pairwise rounds of one model, within one init().
 
     Args:
         begin: starts one bucket's part of a round of the cycle; the last argument numbers its own buffers.
@@ -108,7 +108,7 @@ class Meetings(AnyRounds):
             self._begin(next(round for round in self._order if round not in self._on_their_way))
 
     def stop(self) -> None:
-        """Makes rounds until all ranks have called this, then those that peers wait for. Collective."""
+        """Continues rounds until all ranks have called this, then ends those that peers wait for. Collective."""
         self.running = False
         if self.stopped:
             return

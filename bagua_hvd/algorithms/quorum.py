@@ -321,7 +321,7 @@ class QuorumRounds:
         for part in self._parts:
             part.age = (fragments - part.p - 1) * settings.communication_interval // fragments
         self.has_left = False
-        # A job of one rank by itself has no secret.
+        # A job with a single rank has no secret.
         secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
         address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, model.group)
         self._link = _Link(address, secret)

@@ -23,7 +23,7 @@ def host_count(group: ProcessSet) -> int:
 def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: State | None = None) -> Replicas:
     """The bucket's Replicas; initially the weights of this rank and its neighbours, sent in full precision.
 
-    Collective when they must be made, which is so on all ranks or on none (Reducer._agree).
+    Collective when they must be made, as is then the case on all ranks (Reducer._agree).
 
     Args:
         state: where to keep them; None: in the bucket's state, which is in checkpoints.

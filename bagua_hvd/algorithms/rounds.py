@@ -2,7 +2,7 @@
 
 A round of all ranks begins after a step, once the previous one has ended. Ranks match rounds by their number, so a slow
 rank delays the next round, but no rank's training. Each round also counts the ranks that have called abort(): they
-take part in rounds until all have. For rounds of pairs see meetings.py.
+take part in rounds until all have. For pairwise rounds see meetings.py.
 """
 import time
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""The rules of the collectives, for every framework: arguments, names, averages; what a framework supplies."""
+"""The collectives, common to all frameworks: arguments, names and averages; and the adapter of a framework."""

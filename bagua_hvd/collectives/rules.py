@@ -75,7 +75,7 @@ def poll(handle: int) -> bool:
     """Whether the operation has ended, so that synchronize() will not block.
 
     Args:
-        handle: what an asynchronous collective returned.
+        handle: the result of an asynchronous collective.
     Raises:
         ValueError: no such handle, or synchronized already.
     """
@@ -89,7 +89,7 @@ def synchronize(handle: int) -> Any:
     """Waits for an asynchronous collective and returns the result of its blocking form, once.
 
     Args:
-        handle: what an asynchronous collective returned.
+        handle: the result of an asynchronous collective.
     Returns:
         A tensor, a tuple of tensors for grouped forms, (output, received splits) for alltoall; None for an unknown
         handle and for one synchronized before.

@@ -7,8 +7,8 @@ survivors are in one of two steps. After the next rendezvous they exchange their
     no rank is ahead    each returns to the beginning of its step, and all repeat it
     some are ahead      the first of them sends its state to all others: model, optimizer, counters
 
-At the beginning of a step, counters are those at its first gradient, after the training loop has counted the step
-before. Buffers and random numbers are those at the end of the step before.
+Counters return to their values at the first gradient of the step, after the training loop has counted the step before.
+Buffers and random numbers return to their values at the end of the step before.
 """
 import zlib
 from abc import ABC, abstractmethod
@@ -132,7 +132,7 @@ class EveryStep(ABC):
         self._keep()
 
     def _check_equal(self, ranks, root, step):
-        """Called when a rank joins: all ranks with the job's state must have the same one."""
+        """Called when a rank joins: all ranks with the job's state must be bit-equal."""
         mine = zlib.crc32(b"")
         if basics.rank() in ranks:
             for data in self._equal_data():

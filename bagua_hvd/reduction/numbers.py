@@ -1,4 +1,4 @@
-"""The numbers of optimizers, by which ranks match what each of them communicates."""
+"""The numbers of optimizers, by which ranks match the operations of each of them."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +42,7 @@ def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) ->
 
 
 def numbers_of(optimizers: Sequence[Any]) -> Any:
-    """What take_numbers() needs from another rank."""
+    """The argument for take_numbers() on another rank."""
     return [optimizer.number for optimizer in optimizers], _numbers.next
 
 

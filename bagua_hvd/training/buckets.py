@@ -47,7 +47,7 @@ class Bucket:
     Attributes:
         views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
         missing: members without a view in this step.
-        state: what an algorithm keeps with this bucket between steps (error feedback, replicas, ...): a State.
+        state: a State that an algorithm keeps with this bucket between steps (error feedback, replicas, ...).
     """
 
     def __init__(self, name: str, members: dict[int, Member], prescale_factor: float = 1.0,

@@ -58,7 +58,7 @@ class Model:
             by index and not in the bucket, which may change with a checkpoint.
         delay: the number of steps from sending a gradient to applying it, 0 or 1.
         late: with delay=1: by index of each bucket of gradients, its Late, in flight or arrived.
-        pending: what an algorithm has begun in this step; {} at the beginning of the next.
+        pending: work that an algorithm has begun in this step; {} at the beginning of the next.
         window: how often gradients were communicated earlier in this step.
         continues: whether the gradients being communicated are those of an earlier window of this step, plus what
             another backward pass has added to them.

@@ -40,7 +40,7 @@ class Source(ABC):
 
     @abstractmethod
     def gradient(self, index: int) -> TensorView:
-        """The TensorView of gradient `index` as it is now, to be read only; zeros when there is none."""
+        """The TensorView of gradient `index` as it is now, read-only; zeros if there is none."""
 
     def hand_over(self, indices: Iterable[int],
                   memory: list[TensorView] | None) -> tuple[list[TensorView], list[TensorView]] | None:

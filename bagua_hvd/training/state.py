@@ -2,7 +2,7 @@
 
 There are two kinds, because a checkpoint may be loaded by another number of ranks:
 
-    own      rank-local (error feedback, replicas): loaded by the same rank of as many ranks, else made again
+    own      rank-local (error feedback, replicas): loaded by the same rank of equally many ranks, else recreated
     shared   equal on all ranks (an outer momentum, a projection): always loaded
 
 State of gradients has their unit: when the loss scale changes, it is rescaled. When a step is skipped, its changes of

@@ -16,7 +16,7 @@ since the variance of a mean lies between these bounds for any noise. They also 
 element without a gradient in any full step, or with a different one now. So no step is longer than sqrt(n) times Adam's
 own.
 
-Nothing is changed for other optimizers than Adam and AdamW, while all steps have been exact, or with delay=1.
+Nothing is changed for optimizers other than Adam and AdamW, while all steps have been exact, or with delay=1.
 
 Memory: 2 N elements from the first relaxed step on. They are in checkpoints.
 Source: a variance that is frozen between full steps is 0/1 Adam's, Lu et al., arXiv:2202.06009, after 1-bit Adam, Tang
@@ -71,7 +71,7 @@ def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:
 
 def _corrected(bucket: Bucket) -> np.ndarray:
     """The optimizer's own variance, bias corrected."""
-    members = members_of(bucket, begin=True)        # a frozen weight has none
+    members = members_of(bucket, begin=True)        # a frozen weight has no state
     v: np.ndarray = bucket.flat([member.v for member in members])
     for member, part in zip(members, bucket.slices(), strict=True):
         if member.step:

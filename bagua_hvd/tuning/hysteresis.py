@@ -15,7 +15,7 @@ _LEAST, _MOST = _ONE // 4, _ONE * 4
 
 
 class Verdict(NamedTuple):
-    """plan: to use from now on, new or not. why: "" (no change), "gain", "confirmed", "disappointed", "losses".
+    """plan: the plan to use from now on. why: "" (no change), "gain", "confirmed", "disappointed", "losses".
 
     predicted: us of a step by that plan, corrected by measurements of it.
     """

@@ -4,7 +4,7 @@
     a bucket is complete some latencies after it has left the link; until then, at most seven others are in flight
     the step ends when all buckets are complete, and the computation that follows is done
 
-Integers, and floating point that is equal on all ranks: the simulator and this file use + - * / and comparisons only.
+Results are equal on all ranks: the simulator and this file use integers, and only + - * / and comparisons of floats.
 """
 from collections.abc import Sequence
 from functools import lru_cache
@@ -45,7 +45,7 @@ class Predictor:
         self._overlaps = overlaps
 
     def _on_line_and_after(self, cost: Cost) -> tuple[float, float, float]:
-        """Seconds on the link, from then until completion, and, of those on the link, the processor's."""
+        """(seconds on the link, seconds from then until completion, the processor's part of the first)."""
         network, line, after, codes = self._network, 0.0, 0.0, 0.0
         if cost.allreduced:
             line = on_the_line(cost.allreduced, self._ends) / network.bytes_per_s
