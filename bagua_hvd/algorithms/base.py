@@ -155,7 +155,7 @@ class Algorithm:
         return None
 
     def takes_more(self, model: Model) -> bool:
-        """Whether weights may be added now: in any operation, all ranks must communicate the same number of weights."""
+        """Whether weights may be added now: at any time, all ranks must communicate the same number of weights."""
         return not self.asynchronous or model.step == 0
 
     def agreed(self, model: Model) -> None:

@@ -141,7 +141,7 @@ def _full_name(word, name, id):
 
 
 def _give_back(full_name, id):
-    """Returns the number in this name, under which nothing was posted, for the next operation."""
+    """Makes the number in this name, under which nothing was posted, the next one again."""
     runtime.unnamed[id] = itertools.chain([int(full_name.rpartition(".")[2])], runtime.unnamed[id])
 
 

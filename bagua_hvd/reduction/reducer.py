@@ -211,7 +211,7 @@ class Reducer:
         self.passes = self._window.passes_left = passes
 
     def reset(self) -> None:
-        """Forgets pending gradients: the next backward pass begins a new step. Operations in flight are ignored."""
+        """Forgets pending gradients: the next backward pass begins a step. Operations in flight go on unobserved."""
         self._weight = None
         self._step_ends()
         self._begin_window()

@@ -233,7 +233,7 @@ def partition(members: dict[int, Member], limit: int | None = None) -> list[list
     """
     limit = variables.read("BAGUA_DEFAULT_BUCKET_SIZE") if limit is None else limit
     if not variables.read("BAGUA_FUSION"):
-        limit = 0       # no two members fit
+        limit = 0       # no two members share a bucket
     buckets: list[list[int]] = []
     running: dict[tuple[int, object], list[Any]] = {}       # (dtype, device) -> [indices, bytes, limit]
     for index in reversed(members):

@@ -156,7 +156,7 @@ class Model:
 
     # Under loss scaling, gradients are multiplied until just before the step, and so is their state: when the scale
     # changes, the state is rescaled. A step with gradients that are not finite is skipped: the values sent are lost, so
-    # the state of before is restored. In memory, state has the unit of the last communication.
+    # the earlier state is restored. In memory, state has the unit of the last communication.
     #
     # With delay=1, the skipped step is the one after that with gradients that are not finite. So the loss is detected
     # in the values that have arrived: arrived().

@@ -13,7 +13,7 @@ class Ranks(NamedTuple):
 
     @property
     def ends(self) -> int:
-        """The number of ends of links over which bytes are sent: hosts, or the ranks of a single host."""
+        """The number of endpoints of links: hosts, or the ranks of a single host."""
         return self.hosts if self.hosts > 1 else self.ranks
 
 

@@ -52,7 +52,7 @@ class Hysteresis:
     barred: set[int] = field(default_factory=set)
 
     def corrected(self, plan: int, predicted: Sequence[int]) -> int:
-        """us of a step. A plan without measurements is expected to miss its prediction as much as measured ones."""
+        """us of a step. A plan without measurements is assumed to exceed its prediction by as much as measured ones."""
         ratio = self.ratios.get(plan)
         if ratio is None:
             ratio = max([_ONE, self.ratios.get(self.plan, _ONE)] + [
