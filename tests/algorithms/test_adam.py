@@ -1,13 +1,13 @@
 """qadam and onebit_adam against their equations.
 
-In the warm-up, Adam on the mean gradient. Then, v frozen after T updates, with the weight decay of Adam (L2) in g_i:
+The warm-up is Adam on the mean gradient. After its T updates v is frozen (Adam's weight decay, L2, is part of g_i):
 
     m_i = beta1 m + (1 - beta1) g_i         m = C_LP_S(m_i)
     x   = x - gamma / (1 - beta1^t) m / p, p = sqrt(v) / sqrt(1 - beta2^T) + eps    (AdamW: x -= gamma lambda x before)
 
-onebit_adam: m = p C_LP_S(m_i / p), as published: m = C_LP_S(m_i), both with errors.
+onebit_adam: m = p C_LP_S(m_i / p), as published: m = C_LP_S(m_i), both with error feedback.
 Where v = 0, m = 0.
-Unless bounded=False m_i and m are cut to (1 - beta1^t) p c, where c = max(1, (1 - beta1) / sqrt(1 - beta2)).
+Unless bounded=False, m_i and m are clipped to (1 - beta1^t) p c, where c = max(1, (1 - beta1) / sqrt(1 - beta2)).
 """
 import numpy as np
 import pytest
@@ -45,9 +45,9 @@ def assert_near(actual, wanted, what):
 
 
 def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
-    """Every step from where the ranks are: what rounding tips into another level must not look like an error.
+    """Compares each step from the ranks' actual weights, so that one rounding difference does not grow.
 
-    hosts: in two levels, with their ranks. scaled: by steps of Scaled.
+    hosts: the ranks of each host, for the two-level algorithm. scaled: steps under a loss scale (Scaled).
     """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(0, False))
@@ -66,7 +66,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
     silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
     for t in range(STEPS):
         x = flat(model)
-        # Elements that have no gradient in the warm-up have no variance: they stay. Some never have one.
+        # Elements without a gradient in the warm-up have no variance and never move. Some never get a gradient.
         gs = [np.where(silent & (every_third | (t < WARMUP + 2)), F(0), gradient(i, t, dyadic(8, t))) for i in range(n)]
         take_step(model, optimizer, t, gs[rank], under_scale if scaled else None)
         what = (type(optimizer.algorithm).__name__, t)
@@ -124,7 +124,7 @@ def equations():
     run(QAdam(warmup_steps=WARMUP, codec=codecs.rotated(2)), codecs.rotated(2), False, adams[0])
     for make in adams[::2]:
         run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, make)
-        # All of a bucket have an m of the same size: where v is small it is cut.
+        # As published, all elements of a bucket get an m of the same size: it is clipped where v is small.
         assert run(OneBitAdam(published=True, warmup_steps=WARMUP), codecs.sign_rms, True, make)
         assert not run(OneBitAdam(published=True, warmup_steps=WARMUP, bounded=False), codecs.sign_rms, True, make)
     run("qadam", codecs.minmax_uint8, False,
@@ -172,7 +172,7 @@ def pitfalls():
     hvd.init()
     rank = hvd.rank()
 
-    # One algorithm, two optimizers with warm-ups of their own.
+    # One algorithm object, two optimizers: each has its own warm-up.
     algorithm, models = QAdam(hierarchical=False), [make_model(start(0, False)) for _ in range(2)]
     optimizers = [
         hvd.DistributedOptimizer(hvd.QAdamOptimizer(model.parameters(), warmup_steps=warmup), algorithm=algorithm)
@@ -183,7 +183,7 @@ def pitfalls():
             v = of_adam(optimizer, "exp_avg_sq") if t else None
             train(rank, model, optimizer, [t])
             assert t == 0 or (of_adam(optimizer, "exp_avg_sq") == v).all() == (t >= warmup)
-    # A group that is added in the warm-up has a bias correction of its own; afterwards it has no variance.
+    # A group added in the warm-up has its own bias correction; one added later has no variance.
     model, late = make_model(start(0, False)), torch.nn.Parameter(torch.ones(4))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR, betas=(BETA1, BETA2)),
                                          algorithm=QAdam(warmup_steps=4))
@@ -200,7 +200,7 @@ def pitfalls():
     backward(model, gradient(rank, 9, flat(model)))
     with pytest.raises(ValueError, match=r"noname\.2\.0 has no momentum and variance, .*: unfreeze .* add groups"):
         optimizer.step()
-    # A closure comes first, in the warm-up and after it.
+    # step(closure) works in the warm-up and after it.
     weights = []
     for in_closure in (False, True):
         model = make_model(start(0, False))
@@ -219,7 +219,7 @@ def pitfalls():
                 optimizer.step()
         weights.append(flat(model).copy())
     assert (weights[0] == weights[1]).all()
-    # What changes gradients or weights between the backward pass and the step is not lost.
+    # Changes of gradients or weights between the backward pass and the step are kept.
     model = make_model(start(0, False))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR), algorithm=QAdam(warmup_steps=1))
     for t in range(4):
@@ -247,12 +247,12 @@ def test_pitfalls(run_ranks):
 
 
 def frozen_later():
-    """They stay, with their momenta, as in plain Adam; the others train; unfrozen ones go on."""
+    """Weights frozen after the warm-up stay, with their momenta, as in plain Adam; they train again once unfrozen."""
     hvd.init()
     for algorithm in (QAdam(warmup_steps=2), OneBitAdam(warmup_steps=2)):
         torch.manual_seed(0)
         first, frozen, never, last = (torch.nn.Parameter(torch.randn(3)) for _ in range(4))
-        alone = torch.nn.Parameter(torch.randn(2, dtype=torch.float64))         # in a bucket by itself
+        alone = torch.nn.Parameter(torch.randn(2, dtype=torch.float64))         # in its own bucket
         optimizer = hvd.DistributedOptimizer(
             torch.optim.AdamW([first, frozen, never, last, alone], lr=LR, weight_decay=0.1), algorithm=algorithm)
         never.requires_grad_(False)
@@ -286,9 +286,9 @@ def test_frozen_later(run_ranks, n):
 
 
 def resumed():
-    """With each weight in a bucket of its own, listed the other way round, after one was frozen for a while.
+    """Resumes with one weight per bucket in reversed order, after one weight was frozen for a while.
 
-    Then the algorithm's state is dropped, as when ranks come to differ: how long a weight was frozen is none of it.
+    Then drops the algorithm's state, as when ranks diverge: it holds nothing about how long a weight was frozen.
     """
     hvd.init()
     for algorithm in (QAdam(warmup_steps=2), OneBitAdam(warmup_steps=2)):

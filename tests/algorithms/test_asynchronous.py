@@ -1,8 +1,8 @@
-"""Asynchronous averaging: its equations in a schedule without chance, and what holds in any schedule.
+"""Asynchronous averaging: its equations in a deterministic schedule, and its invariants in any schedule.
 
 With sync_interval_ms=0 and max_staleness=1 a round begins after every step and ends after the next one, so that
 
-    x_i <- x_i - step(g_i) + A(s)_i - s_i         s_i: what x_i was at the end of the step before
+    x_i <- x_i - step(g_i) + A(s)_i - s_i         s_i: x_i at the end of the step before
 """
 import itertools
 import time
@@ -36,7 +36,7 @@ EVERY_STEP = {"sync_interval_ms": 0, "max_staleness": 1}
 
 
 def rounds(delta, warmup=0):
-    """delta(number of the round, snapshots): what is added to each worker's weights a step later."""
+    """delta(number of the round, snapshots): the change of each rank's weights one step later."""
     def simulate(n, places, xs):
         optimizers, snapshots, number = [SGD() for _ in range(n)], None, 0
         for t in itertools.count():
@@ -67,7 +67,7 @@ def to_neighbours(number, s):
 
 
 def to_host(hosts, mode="shift_one"):
-    """The mean of this round's two hosts, each counted for its ranks."""
+    """The mean of the two hosts that are paired in this round, weighted by their numbers of ranks."""
     def delta(number, s):
         sizes = [len(members) for members in hosts]
         averages = of_host(hosts, pairs(len(hosts), number, means("float32", s, hosts), sizes, mode))
@@ -90,7 +90,7 @@ def to_neighbour_hosts(hosts):
 def to_mean_by_codes(hosts=None):
     """d_i = s_i - y;  y += mean_i D(Q(d_i)), with the owner's error;  A - s_i = y - s_i + (d_i - D(Q(d_i))).
 
-    hosts: what is encoded is a host's sum, times hosts / n; the encoding rank's A has n / hosts times what Q loses.
+    hosts: a host's sum is encoded, times hosts / n; n / hosts times the loss of Q is added to the encoding rank's A.
     """
     kept = {}
 
@@ -124,7 +124,7 @@ def equations():
     assert_trains_as(Async(**EVERY_STEP), rounds(to_mean), apart=True, exact=False)
     assert_trains_as(Async(warmup_steps=3, **EVERY_STEP), rounds(to_mean, 3), exact=False)
     assert_trains_as(Async(codec=codecs.minmax_uint8, **EVERY_STEP), rounds(to_mean_by_codes()), apart=True)
-    if hvd.size() > 1:          # one rank has no peer
+    if hvd.size() > 1:          # a single rank has no peer
         assert_trains_as(Async("ring", codec=codecs.minmax_uint8, **EVERY_STEP), rounds(to_neighbours_by_codes()),
                          apart=True)
         assert_trains_as(Async("shift_one", **EVERY_STEP), rounds(to_peer), apart=True)
@@ -157,7 +157,7 @@ def test_equal_their_equations_between_hosts(run_ranks, letters):
 
 
 def codes_keep_the_mean():
-    """Without gradients the mean over ranks ends where it was, whatever the codec loses, in one level and in two."""
+    """Without gradients the mean over ranks stays, whatever error the codec makes, in one level and in two."""
     hvd.init()
     for hierarchical in (False, True):
         torch.manual_seed(hvd.rank())
@@ -186,7 +186,7 @@ def wrap(model, algorithm, lr=0.25):
 
 
 def chance():
-    """Ranks of different speed make different numbers of steps, and stop when they like."""
+    """Ranks of different speed make different numbers of steps and stop at different times."""
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
     for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float64, torch.float16, torch.bfloat16)):
@@ -197,11 +197,11 @@ def chance():
                 for t in range((2, 9, 5)[(rank + epoch) % 3]):
                     optimizer.zero_grad()
                     if t % 4 == 1:
-                        sum(p.sum() for p in model.parameters())        # forward, and no backward
+                        sum(p.sum() for p in model.parameters())        # a forward pass without a backward pass
                     before = flat(model)
                     backward(model, gradient(rank, t, before))
                     time.sleep(0.002 * (rank + epoch) % 3)
-                    np.testing.assert_array_equal(flat(model), before)  # nothing changes between them
+                    np.testing.assert_array_equal(flat(model), before)  # weights change only in step()
                     optimizer.step()
                 optimizer.algorithm.abort()
                 aborted = flat(model)
@@ -222,12 +222,12 @@ def test_ranks_of_different_speed(run_ranks):
 
 
 def preserved():
-    """Without gradients, rounds leave the workers' mean where it is and draw the workers together."""
+    """Without gradients, rounds preserve the mean of the ranks and reduce their distance."""
     hvd.init()
     rank = hvd.rank()
     for kind in KINDS:
         model = make_model(start(rank, True))
-        optimizer = wrap(model, kind(sync_interval_ms=0, max_staleness=4))      # eight rounds at least, however slow
+        optimizer = wrap(model, kind(sync_interval_ms=0, max_staleness=4))      # at least eight rounds, however slow
         first = hvd.allgather(torch.from_numpy(flat(model))[None]).numpy()
         for _ in range(40):
             optimizer.zero_grad()
@@ -276,7 +276,7 @@ def test_the_first_rank_to_finish(run_ranks, mode):
 
 
 def added_later(kind):
-    """A group of parameters: refused while ranks are in rounds, or these would not have as many buckets."""
+    """add_param_group is refused while ranks make rounds, in which their buckets must be equal."""
     hvd.init()
     one, late = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
     early, rank = torch.nn.Parameter(torch.ones(2)), hvd.rank()
@@ -301,7 +301,7 @@ def added_later(kind):
     algorithm.resume()
     for _ in range(9):
         train(1, one, early, late)
-        time.sleep(0.05)        # for an average to come meanwhile
+        time.sleep(0.05)        # time for an average to arrive
     hvd.barrier()
     algorithm.abort()
     everyone = hvd.allgather(late.detach()[None])
@@ -315,7 +315,7 @@ def test_added_later(run_ranks, kind):
 
 
 def stopped_before_the_first_round():
-    """One rank is done before it has begun a round, another waits in one."""
+    """One rank stops before its first round while another waits in one."""
     hvd.init()
     for kind in KINDS:
         model = make_model(start(hvd.rank(), True))

@@ -68,7 +68,7 @@ def test_own_algorithm_must_communicate():
 
 
 def test_default_of_hierarchical():
-    """On, except where hosts would take the ranks' places as peers, and ranks of a host would wait for each other."""
+    """On, except where hosts would replace ranks as peers and the ranks of a host would wait for each other."""
     said = {name: inspect.signature(type(algorithms.get(name))).parameters.get("hierarchical")
             for name in algorithms.names()}
     assert {name for name, parameter in said.items() if parameter and not parameter.default} == {"async", "choco"}

@@ -34,13 +34,13 @@ def round_trip(x):
 
 
 def chunks(count, n):
-    """Chunk k of a flat bucket: the first count % n are one element longer."""
+    """Chunk k of a flat bucket: the first count % n chunks are one element longer."""
     ends = np.cumsum([count // n + (k < count % n) for k in range(n)])
     return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def bytegrad(gradients, average=True, worker_errors=None, server_errors=None):
-    """What every rank ends with. Error states are updated in place: one of N for each rank, one of its chunk."""
+    """The result, equal on all ranks. Updates errors in place: a worker's over the bucket, a server's over a chunk."""
     n, count = len(gradients), len(gradients[0])
     result = np.empty(count, F)
     for k, chunk in enumerate(chunks(count, n)):
@@ -74,7 +74,7 @@ def bucket_over(arrays, name):
 
 
 def in_place(algorithm, flat, name, cuts=()):
-    """Communicates a copy of `flat`, cut into tensors of their own memory, and returns it flat again."""
+    """Communicates a copy of `flat`, split at `cuts` into separate tensors, and returns the result flat."""
     parts = [part.copy() for part in np.split(flat, cuts)]
     algorithm.communicate(bucket_over(parts, name), global_process_set).wait()
     return np.concatenate(parts)
@@ -97,7 +97,7 @@ def values():
             assert_same_bits(actual, bytegrad(everyone), what)
             actual = in_place(ByteGrad(average=False), everyone[rank], f"sum.{what}")
             assert_same_bits(actual, bytegrad(everyone, average=False), what)
-    # Offset data, symmetric extremes, and tensors whose borders are not those of the chunks.
+    # Data with an offset, symmetric extremes, and tensors that end within chunks.
     everyone = [gradient_of(r, 999, 7) + F(1000) for r in range(n)]
     assert_same_bits(in_place(ByteGrad(), everyone[rank], "offset", (10, 11, 500)), bytegrad(everyone), "offset")
     everyone = [np.linspace(-1 - r, 1 + r, 777).astype(F) for r in range(n)]
@@ -121,15 +121,15 @@ def error_feedback():
     sent, exact = np.zeros(count), np.zeros(count)
     for step in range(steps):
         everyone = [gradient_of(r, count, step) for r in range(n)]
-        everyone[0][0] = 1000.0                # without feedback, a chunk of such a range erases its small elements
+        everyone[0][0] = 1000.0                # without feedback, its chunk would lose all small elements
         gradient[:] = everyone[rank]
         algorithm.communicate(bucket, global_process_set).wait()
         assert_same_bits(gradient, bytegrad(everyone, True, worker_errors, server_errors), step)
         sent += gradient
         exact += np.mean(everyone, 0)
-    # The loss does not add up over the steps: it stays within the last levels (range / 255) of both encodings.
+    # Errors do not accumulate over the steps: the sum stays within a level (range / 255) of each encoding.
     assert np.abs(sent - exact).max() < 2 * 1100 / 255, np.abs(sent - exact).max()
-    # A checkpoint brings it back; another one of another size does not.
+    # A checkpoint restores the error; one of another size is dropped with a warning.
     state = bucket.state.state_dict()
     other = bucket_over([gradient], "feedback")
     other.state.load_state_dict(state, own=True)
@@ -159,7 +159,7 @@ def special_values():
     for dtype, tolerance in ((np.float64, 1e-6), (np.float16, 2e-3)):
         everyone = [gradient_of(r, 300, 5) for r in range(n)]
         actual = in_place(ByteGrad(), everyone[rank].astype(dtype), f"dtype.{dtype.__name__}")
-        levels = max(np.ptp(g) for g in everyone) / 255     # rounding may tip an element into the next level, twice
+        levels = max(np.ptp(g) for g in everyone) / 255     # rounding may reach the next level, in each encoding
         assert np.abs(actual - np.mean(everyone, 0)).max() <= levels * (1 + tolerance), dtype
 
 

@@ -1,4 +1,4 @@
-"""Gradient averaging by codes against the equations, bit for bit.
+"""Compressed gradient averaging against the equations, bit for bit.
 
 bytegrad, doublesqueeze, rotated, topk:
 
@@ -63,7 +63,7 @@ def all_cases_under_a_loss_scale():
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_equal_their_equations_under_a_changing_loss_scale(run_ranks, n):
-    """Errors are in true units, and a step that is skipped takes back what it has done to them."""
+    """Errors are kept in true units, and a skipped step restores them."""
     run_ranks(n, all_cases_under_a_loss_scale, env=BUCKETS, timeout=110)
 
 
@@ -74,7 +74,7 @@ def test_equal_their_equations(run_ranks, n):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_equal_their_equations_one_step_late(run_ranks, n):
-    """delay=1: the step applies what the equation made of the gradients before; see test_delay.py."""
+    """delay=1: each step applies the result for the gradients of the step before; see test_delay.py."""
     run_ranks(n, all_cases, arguments={"delay": 1}, env=BUCKETS, timeout=110)
 
 

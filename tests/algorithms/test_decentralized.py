@@ -1,5 +1,5 @@
-"""Gossip against the equations, bit for bit where float32's order is defined: decentralized (D-PSGD),
-low_precision_decentralized (DCD-PSGD), choco. And replicas: W of a rank is R of its left neighbour, L of its right one.
+"""Gossip against the equations, bit for bit where the order of float32 sums is defined: decentralized (D-PSGD),
+low_precision_decentralized (DCD-PSGD), choco. Replicas too: a rank's W is its left neighbour's R, its right one's L.
 """
 import functools
 import itertools
@@ -22,7 +22,7 @@ from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pai
 
 def d_psgd(average, interval=1, warmup=0):
     """The mean gradient in the warm-up. Then x' = sum_j W_ij x_j at every interval-th step, the first included;
-    x = x' - step(g(x)), g where x was before.
+    x = x' - step(g(x)), with g at the x before averaging.
     """
     def simulate(n, places, xs):
         optimizers = [SGD() for _ in range(n)]
@@ -46,13 +46,13 @@ def both_neighbours(n, s, xs):
 
 
 def pairs_of_hosts(hosts):
-    """shift_one with hosts for peers, each with the mean of its ranks."""
+    """shift_one with hosts as peers, each with the mean of its ranks."""
     sizes = [len(members) for members in hosts]
     return lambda n, s, xs: of_host(hosts, pairs(len(hosts), s, means("float32", xs, hosts), sizes))
 
 
 def after_steps(interval, communicate, hosts=None, warmup=0):
-    """The mean gradient in the warm-up. Then local steps; after the first and every interval-th one from there,
+    """The mean gradient in the warm-up. Then local steps; after the first and every interval-th one,
     xs = communicate(t, replicas, xs).
     """
     def simulate(n, places, xs):
@@ -80,7 +80,7 @@ def dcd_psgd(t, replicas, xs):
 def choco(codec, gamma):
     def communicate(t, replicas, xs):
         means = replicas.means(xs)
-        seed = seeds.of(t, -1)          # the one bucket of weights
+        seed = seeds.of(t, -1)          # the single bucket of weights
         replicas.add(codec, [means[i] - replicas.around(i)[0] for i in range(len(xs))], seed)
         share = gamma / 3
         return [x + replicas.mixed(i, -2 * share, share, share) for i, x in enumerate(means)]
@@ -108,7 +108,7 @@ def all_cases():
         assert_replicas_agree(optimizer)
     for codec in (codecs.qsgd(15), codecs.rotated(2, 256)):
         assert_trains_as(Choco(codec, 0.3), after_steps(1, choco(codec, 0.3)), apart=True)
-    # The warm-up's mean gradient is added up in any order, so from there on nearly equal.
+    # The order of the sum over ranks is undefined in the warm-up, so the result is only nearly equal.
     algorithm = Decentralized(communication_interval=2, warmup_steps=3)
     assert_trains_as(algorithm, d_psgd(everyone, 2, 3), apart=True, exact=False)
     if n > 1:
@@ -136,7 +136,7 @@ def cases_in_two_levels(hosts):
         assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, 0.25), hosts), apart=True)
 
 
-# ABCC: the period of three hosts is no divisor of the number of ranks.
+# ABCC: three hosts, a period that does not divide the number of ranks.
 @pytest.mark.parametrize("letters", [*LAYOUTS, "ABCC"])
 def test_equal_their_equations_between_hosts(run_ranks, letters):
     run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
@@ -144,7 +144,7 @@ def test_equal_their_equations_between_hosts(run_ranks, letters):
 
 
 def drawn_together():
-    """Without gradients all models go to the mean over all ranks, those of a host as well."""
+    """Without gradients all models converge to the mean over all ranks, also within a host."""
     hvd.init()
     first = torch.arange(6.0) * (hvd.rank() + 1) ** 2
     wanted = hvd.allreduce(first, op=hvd.Average)

@@ -1,4 +1,4 @@
-"""delay=1: the step applies the average of the step before (Pipe-SGD with a width of two), against NumPy.
+"""delay=1: each step applies the average of the step before (Pipe-SGD of width two), against NumPy.
 
     x_{t+1} = x_t - step(g_{t-1})       g_{-1} = 0      g_t = the algorithm's average of the gradients at x_t
 
@@ -51,7 +51,7 @@ def gradients(model):
 
 
 def powersgd():
-    """As PowerSGD in time, fed with the same gradients, a step later."""
+    """With the same gradients, delay=1 applies the results of PowerSGD without a delay, one step later."""
     hvd.init()
     ends = []
     for delay in (0, 1):
@@ -79,9 +79,9 @@ LOST = (3, 7)       # steps in which a gradient of the last rank is infinite
 
 
 def scaled_oracle(n, places, combine, steps):
-    """The weights after each step. A lost average is not applied, and what it did to errors is as if it had not been.
+    """The weights after each step. A lost average is not applied, and leaves the errors as they were.
 
-    combine(made, b, gs): made counts the steps that were made.
+    combine(made, b, gs): made is the number of steps applied so far.
     """
     optimizer, x, arrived, made = SGD(), start(0, False), np.zeros(COUNT, F), 0
     for t in range(steps):
@@ -129,7 +129,7 @@ def under_a_changing_scale():
                 scaler.update()
                 if algorithm is None:
                     np.testing.assert_allclose(flat(model), expected, rtol=1e-6, atol=1e-6, err_msg=what)
-                elif way == "unscale":          # the norm that nothing exceeds still multiplies by 1 - rounding
+                elif way == "unscale":          # clipping that does not bind multiplies by 1 - rounding
                     np.testing.assert_allclose(flat(model), expected, rtol=1e-3, atol=1e-3, err_msg=what)
                 else:
                     assert_same_bits(flat(model), expected.astype(F), what)
@@ -138,7 +138,7 @@ def under_a_changing_scale():
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_under_a_changing_loss_scale(run_ranks, n):
-    """What travels is in true units, and a step that is skipped takes back what its gradients did to errors."""
+    """Gradients are sent in true units, and a skipped step restores the errors."""
     run_ranks(n, under_a_changing_scale, env=BUCKETS, timeout=110)
 
 
@@ -146,7 +146,7 @@ def test_under_a_changing_loss_scale(run_ranks, n):
 
 
 def loops():
-    """Windows of passes, no_sync, clipping, sums, compression, bfloat16, a process set: the plain mean, a step late."""
+    """Accumulation, no_sync, clipping, sums, compression, bfloat16, process sets: the plain mean, one step late."""
     hvd.init(process_sets=[hvd.ProcessSet([0, 2])])
     rank = hvd.rank()
     x = start(0, False)
@@ -196,7 +196,7 @@ def loops():
         backward(model, sent(t, rank))
         expected = sum(sent(t - 1, i) for i in range(2)) / 2 if t else np.zeros(COUNT, F)
         if rank == 2:
-            expected = sent(t, 2)           # outside of the set: at once
+            expected = sent(t, 2)           # outside the set: no delay
         np.testing.assert_allclose(gradients(model), expected, rtol=1e-5, atol=1e-5)
         optimizer.step()
 
@@ -206,7 +206,7 @@ def test_loops(run_ranks):
 
 
 def passes_apart():
-    """A pass after zero_grad() begins another window; one that adds to what has arrived is refused."""
+    """A pass after zero_grad() begins a new window; one that accumulates onto averaged gradients is refused."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = wrap(model)
@@ -219,7 +219,7 @@ def passes_apart():
         backward(model, g[2])
     optimizer.zero_grad()
     backward(model, g[3])
-    assert not gradients(model).any()                   # what travelled was given up
+    assert not gradients(model).any()                   # the operation in flight was dropped
     optimizer.step()
     optimizer.zero_grad()
     backward(model, g[4])
@@ -232,7 +232,7 @@ def test_passes_apart(run_ranks):
 
 
 def memory():
-    """Gradients are not copied where their memory can change hands; where anybody else has it, it stays."""
+    """Gradients are not copied where their memory can be swapped; memory that others refer to stays in use."""
     hvd.init()
     x = start(0, False)
     model = torch.nn.ParameterList(torch.nn.Parameter(part) for part in torch.from_numpy(x.copy()).split(100))
@@ -254,14 +254,14 @@ def memory():
         before = step(set_to_none=t < 3)
         assert t == 0 or [p.grad.data_ptr() for p in model] == [before[p] for p in model]
     kept = [p.grad for p in model]
-    for _ in range(3):                                  # a list that is looked at after each step
+    for _ in range(3):                                  # a list that is read after each step
         before = step()
         assert all(p.grad is tensor for p, tensor in zip(model, kept, strict=True))
     del kept
     step()
     before = step()
     assert [p.grad.data_ptr() for p in model] == [before[p] for p in model]
-    everything = torch.zeros(COUNT)                     # one tensor for all gradients, of which each is a part
+    everything = torch.zeros(COUNT)                     # p.grad are views of one tensor
     for p, part in zip(model, everything.split(100), strict=True):
         p.grad = part
     del p, part
@@ -275,7 +275,7 @@ def test_memory(run_ranks):
 
 
 def unused():
-    """A rank's pass touches no parameter: step() sends its zeros, and applies what has arrived."""
+    """A rank uses no parameter: step() sends zeros for it and applies the average of the step before."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = wrap(model)
@@ -326,7 +326,7 @@ def test_sparse(run_ranks):
 
 
 def checkpoints(algorithm):
-    """What travels is waited for by whoever saves, though the other ranks do nothing; and the training goes on."""
+    """state_dict() waits for operations in flight, even where other ranks do nothing; training can continue."""
     hvd.init()
     made = algorithms.get(named(algorithm), **({"warmup_steps": 0, "rank": 1} if algorithm == "powersgd" else {}))
 
@@ -342,17 +342,17 @@ def checkpoints(algorithm):
     state = None
     if hvd.rank() == 0:
         state = copy.deepcopy(optimizer.state_dict())
-    hvd.barrier()                                       # until rank 0 has saved, nobody goes on
+    hvd.barrier()                                       # the other ranks do nothing until rank 0 has saved
     state = copy.deepcopy((model.state_dict(), state or optimizer.state_dict()))
     steps(model, optimizer, range(3, 6))
     other = make_model(np.zeros(COUNT, F))
     resumed = wrap(other, algorithm=copy.deepcopy(made))
-    steps(other, resumed, range(7, 9))                  # what it was doing before is forgotten
+    steps(other, resumed, range(7, 9))                  # loading discards this state
     other.load_state_dict(state[0])
     resumed.load_state_dict(state[1])
     steps(other, resumed, range(3, 6))
     assert_same_bits(flat(other), flat(model), "resumed")
-    # Without the algorithm's state, and rank 0's for all: zeros, and the average again.
+    # Without the algorithm's state, gradients are zeros; with rank 0's state on all ranks, averages again.
     resumed.load_state_dict(with_kept(state[1], {}))
     resumed.zero_grad()
     backward(other, gradient(hvd.rank(), 3, flat(other)))
@@ -369,7 +369,7 @@ def test_checkpoints(run_ranks, algorithm):
 
 
 def new_job():
-    """What travelled when the job was shut down is lost on all ranks; the next one begins with zeros."""
+    """Averages in flight at shutdown are lost on all ranks; the next job begins with zeros."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = wrap(model, algorithm=TwoPhases())
@@ -382,7 +382,7 @@ def new_job():
         hvd.shutdown()
         hvd.init()
     hvd.shutdown()
-    optimizer.state_dict()                              # and saving afterwards is no error
+    optimizer.state_dict()                              # saving after shutdown works
 
 
 def test_new_job(run_ranks):
@@ -390,7 +390,7 @@ def test_new_job(run_ranks):
 
 
 def uneven(algorithm):
-    """A rank that has joined counts as zeros, also for what travels; afterwards all begin anew, with zeros."""
+    """A joined rank contributes zeros, also to averages in flight; afterwards all ranks begin again with zeros."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = wrap(model, algorithm=named(algorithm))
@@ -413,7 +413,7 @@ def test_uneven(run_ranks, algorithm):
 
 
 def slow_peer():
-    """A step waits for no rank's gradients of the same step: here one makes them when the other's step is over."""
+    """A step needs no gradients of the same step from other ranks: rank 1 makes them after rank 0 has stepped."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = wrap(model)
@@ -446,7 +446,7 @@ def ends(algorithm):
             backward(model, dyadic(9, t))
             optimizer.step()
 
-    train()                                             # and nothing of it lives on
+    train()                                             # drops model and optimizer
     if hvd.rank() == 0:
         hvd.shutdown()
 
@@ -457,7 +457,7 @@ def test_ends(run_ranks, algorithm):
 
 
 def dropped(algorithm):
-    """What has arrived of optimizers that are gone does not stay until the job ends."""
+    """Results for deleted optimizers are released before the job ends."""
     hvd.init()
     kept = []
     for _ in range(4):
@@ -512,7 +512,7 @@ def test_refusals(run_ranks):
 
 
 def buckets_in_any_order():
-    """Two phases of several buckets, and no two ranks make their gradients in the same order."""
+    """Two-phase operations of several buckets, with another order of gradients on every rank."""
     hvd.init()
     torch.manual_seed(0)
     layers = torch.nn.ModuleList([torch.nn.Linear(12, 12) for _ in range(4)])

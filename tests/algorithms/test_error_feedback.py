@@ -2,7 +2,7 @@
 
     m_i <- mu m_i + g_i
     g   = mean_i m_i                    in the first W steps
-    g   = C_LP_S(m_i; Q, e_i, f_k)      from then on, the errors zero at first
+    g   = C_LP_S(m_i; Q, e_i, f_k)      from then on, with errors of zero at first
 """
 from types import SimpleNamespace
 
@@ -50,7 +50,7 @@ def all_cases(scaled=False):
     hvd.init()
     for make, codec, by_allgather in CASES:
         for mu, warmup in ((0.9, 0), (0.0, 3), (0.9, 4)):
-            # A mean over ranks in full precision is added up in any order, so then only nearly equal.
+            # The order of a full-precision sum over ranks is undefined, so the result is only nearly equal.
             assert_trains_as(make(momentum=mu, warmup_steps=warmup), error_feedback(codec, mu, warmup, by_allgather),
                              exact=warmup == 0, scaled=scaled)
 
@@ -62,12 +62,12 @@ def test_equals_its_equations(run_ranks, n):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_equals_its_equations_under_a_changing_loss_scale(run_ranks, n):
-    """Momenta and errors are in true units, and a step that is skipped takes back what it has done to them."""
+    """Momenta and errors are kept in true units, and a skipped step restores them."""
     run_ranks(n, all_cases, arguments={"scaled": True}, env=BUCKETS, timeout=110)
 
 
 def overflow():
-    """A rank's infinity reaches all, and stays neither in its momentum nor in an error."""
+    """An infinity on one rank reaches all ranks and stays neither in its momentum nor in an error."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = hvd.DistributedOptimizer(
@@ -95,7 +95,7 @@ def test_infinity_reaches_all_and_does_not_stay(run_ranks):
 
 
 def passes_before_a_step():
-    """A further pass adds its gradients to the momentum of the step, which decays once; if they are kept."""
+    """Further passes add their gradients to the momentum, which decays once; after zero_grad() it decays again."""
     hvd.init()
     mean = (hvd.size() + 1) / 2
     for make, _, _ in CASES:
@@ -123,7 +123,7 @@ def passes_before_a_step():
 
 
 def test_a_seed_needs_the_step():
-    """Of which a checkpoint must know, also where no full step does."""
+    """Stochastic codecs count steps, so that checkpoints hold the count, even without full steps."""
     for codec in (codecs.block(4, stochastic=True), codecs.rotated(1)):
         assert DoubleSqueeze(codec, full_steps=0).counts_steps
     assert not DoubleSqueeze(full_steps=0).counts_steps

@@ -1,7 +1,7 @@
-"""Of every registered algorithm, whatever it computes: what must not change it.
+"""Invariants of every registered algorithm.
 
-A loss scale is a power of two, and so are all that it becomes: where what an algorithm keeps is in true units, the
-weights are bit for bit those of a training without. tests/torch/test_matrix.py has the other cells.
+Loss scales are powers of two. Algorithms keep their state in true units, so the weights must be bit for bit those of
+a training without a scale. tests/torch/test_matrix.py has the other cells.
 """
 import torch
 
@@ -18,10 +18,10 @@ def optimizer_for(name, parameters):
 
 
 def under_a_changing_scale():
-    """With steps that are skipped, where gradients travel: averages of weights are taken all the same."""
+    """With skipped steps where gradients are sent; averages of weights are made in skipped steps too."""
     hvd.init()
     for name in NAMES:
-        if name in ASYNC:           # whose rounds are when they are
+        if name in ASYNC:           # their rounds depend on timing
             continue
         ends = []
         for is_scaled in (False, True):

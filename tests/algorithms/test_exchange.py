@@ -1,11 +1,11 @@
-"""Several operations as one: what runs when, what comes out, and what happens when something fails."""
+"""Several operations as one: their order, the result, and errors."""
 import pytest
 
 from bagua_hvd.algorithms.exchange import exchange
 
 
 class Operation:
-    """Ends when it is told to, or waited for."""
+    """Ends when the test says so, or when waited for."""
 
     def __init__(self, log, name, error=None):
         self.log, self.name, self.error = log, name, error

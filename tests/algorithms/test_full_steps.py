@@ -17,9 +17,9 @@ from bagua_hvd.job import basics
 from workers import COUNT, F, backward, buckets_of, flat, gradient, make_model, start
 
 LR, BETA1, BETA2, EPS, FULL_STEPS, STEPS = 0.01, 0.9, 0.99, 1e-8, 2, 16
-# By hand: two steps at intervals of 1, of 2, of 4, of 8.
+# Worked out by hand: two steps at intervals of 1, of 2, of 4, of 8.
 EXACT = {0, 1, 3, 5, 9, 13}
-EMPTIES = {3, 9}        # every other one after the warm-up
+EMPTIES = {3, 9}        # every other full step after the warm-up
 RELAXED = ("decentralized", "low_precision_decentralized", "choco", "local_sgd", "diloco", "topk",
            "powersgd", "doublesqueeze")
 ASYNCHRONOUS = ("async",)
@@ -33,11 +33,11 @@ def test_schedule():
 
 
 def test_default_is_the_variable(monkeypatch):
-    assert all(algorithms.get(name).full_steps == 0 for name in RELAXED + ASYNCHRONOUS)    # the tests' environment
+    assert all(algorithms.get(name).full_steps == 0 for name in RELAXED + ASYNCHRONOUS)    # set for all tests
     monkeypatch.delenv("BAGUA_FULL_STEPS")
     for name in RELAXED + ASYNCHRONOUS:
         algorithm = algorithms.get(name)
-        begins = 96 if name in ASYNCHRONOUS else 64       # asynchronous ranks can make none later
+        begins = 96 if name in ASYNCHRONOUS else 64       # asynchronous ranks cannot make full steps later
         assert algorithm.full_steps == 64 and algorithm.warmup_steps == begins and algorithm.shares_variance, name
     assert algorithms.get("topk", full_steps=0, warmup_steps=3).warmup_steps == 3
     with pytest.raises(ValueError, match="full_steps=-1: expected an integer"):
@@ -45,7 +45,7 @@ def test_default_is_the_variable(monkeypatch):
 
 
 class Adam:
-    """One rank's, with the variance of the module's docstring. x -> x after the step."""
+    """One rank's Adam, with the variance of the module's docstring. x -> x after the step."""
 
     def __init__(self, n):
         self.n, self.t, self.T, self.m, self.v, self.w = n, 0, 0, 0.0, 0.0, 0.0
@@ -59,7 +59,7 @@ class Adam:
             self.v += (1 - BETA2) / (1 - BETA2**self.T) * (square - self.v)
         self.w += (1 - BETA2) / (1 - BETA2**self.t) * (square - self.w)
         used = np.clip(self.v, self.w / self.n, self.w)
-        used = np.maximum(used, (1 - BETA2) / (1 - BETA2**self.t) * square)      # the optimizer adds its own
+        used = np.maximum(used, (1 - BETA2) / (1 - BETA2**self.t) * square)      # the optimizer adds its own gradient
         return x - LR * self.m / (1 - BETA1**self.t) / (np.sqrt(used) + EPS)
 
 
@@ -68,7 +68,7 @@ def adam_of(model):
 
 
 def local_steps():
-    """local_sgd, of which each rank's steps are known between the meetings; saved and loaded in the middle."""
+    """local_sgd, with each rank's steps simulated between the full ones; saved and loaded in the middle."""
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(0, False))
@@ -100,9 +100,9 @@ def test_local_steps(run_ranks, n):
 
 
 def compressed(bits):
-    """Every algorithm sends all of a gradient in the full steps, and Adam's variance is what the equations say.
+    """Every algorithm sends whole gradients in full steps, and Adam's variance follows the equations.
 
-    With 8 bits each of two encodings loses up to 1/16 of a number: of what it is, however small beside others.
+    With 8 bits, each of the two encodings has a relative error of up to 1/16, also for small elements.
     """
     hvd.init()
     near = {"rtol": 1e-4, "atol": 1e-5} if bits == 32 else {"rtol": 0.13, "atol": 0.04}
@@ -122,7 +122,7 @@ def compressed(bits):
             with optimizer.skip_synchronize():
                 optimizer.step()
             withheld += mean - seen
-            if name == "topk" and t in EMPTIES | {each + 1 for each in EMPTIES}:     # all is there, a step later not
+            if name == "topk" and t in EMPTIES | {each + 1 for each in EMPTIES}:     # nothing is withheld here
                 if np.allclose(withheld, 0, atol=(1e-4 if bits == 32 else 0.2) * abs(mean).max()) != (t in EMPTIES):
                     missed.append((name, t, "withheld", abs(withheld).max()))
             if t in exact:
@@ -173,7 +173,7 @@ def test_emptied_in_any_dtype(run_ranks):
 
 
 def others():
-    """Other optimizers are left alone, late gradients too, and asynchronous ranks are exact in the beginning only."""
+    """Other optimizers and delay=1 keep no variance; asynchronous ranks are exact only at the beginning."""
     hvd.init()
     for make, delay in ((lambda p: torch.optim.SGD(p, lr=0.1), 0), (lambda p: torch.optim.Adam(p, amsgrad=True), 0),
                         (lambda p: torch.optim.Adam(p), 1)):
@@ -188,7 +188,7 @@ def others():
     for name in ASYNCHRONOUS:
         model = make_model(start(0, False))
         optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, full_steps=2))  # 3 exact
-        for t in range(3 + 5 * (hvd.rank() + 1)):       # as many as each likes
+        for t in range(3 + 5 * (hvd.rank() + 1)):       # different numbers of steps
             optimizer.zero_grad()
             backward(model, gradient(hvd.rank(), t, flat(model)))
             optimizer.step()
@@ -205,7 +205,7 @@ def test_others(run_ranks):
 
 
 def one_is_frozen():
-    """A weight without a step leaves the variance of the others in its bucket as it is without that weight."""
+    """A frozen weight does not change the variance of the others in its bucket."""
     hvd.init()
     weights = {}
     for frozen in (False, True):
@@ -228,12 +228,12 @@ def test_one_is_frozen(run_ranks):
 
 
 def frozen_and_unfrozen():
-    """A weight that is frozen for long keeps its variance: its next steps are as long as those before."""
+    """A weight frozen for a long time keeps its variance: its next steps are as long as those before."""
     hvd.init()
     for algorithm in (algorithms.PowerSGD(rank=1, full_steps=4), algorithms.LocalSGD(2, full_steps=4)):
         torch.manual_seed(0)
         other, frozen = (torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2))
-        alone = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))       # in a bucket by itself
+        alone = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.float64))       # in its own bucket
         optimizer = hvd.DistributedOptimizer(torch.optim.Adam([other, frozen, alone], lr=0.01), algorithm=algorithm)
         for t in range(320):
             frozen.requires_grad_(not 10 <= t < 310)
@@ -256,7 +256,7 @@ def test_frozen_and_unfrozen(run_ranks):
 
 
 def seldom_used():
-    """Local steps pass over a weight that has no gradient: then none is larger than sqrt(n) times Adam's own."""
+    """Local steps without a gradient skip a weight: then no step exceeds sqrt(n) times Adam's own."""
     hvd.init()
     used, seldom, alone = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam([used, seldom], lr=LR, betas=(0.0, 0.99)),
@@ -269,7 +269,7 @@ def seldom_used():
         before = seldom.detach().clone(), alone.detach().clone()
         optimizer.step()
         if seldom.grad is not None:
-            alone.grad = seldom.grad.clone()        # of zeros, in a full step
+            alone.grad = seldom.grad.clone()        # zeros in a full step
             reference.step()
         moved, allowed = (then - now.detach() for then, now in zip(before, (seldom, alone), strict=True))
         assert (allowed * 0.999 <= moved).all() and (moved <= allowed * 1.001 * 2 ** 0.5).all(), (t, moved, allowed)
@@ -280,7 +280,7 @@ def test_seldom_used(run_ranks):
 
 
 def windows_of_a_step():
-    """Each draws numbers of its own."""
+    """Each window of a step draws new random numbers."""
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(1000))
     algorithm = algorithms.ByteGrad(codec=codecs.qsgd(2))
@@ -301,7 +301,7 @@ def test_windows_of_a_step(run_ranks):
 
 
 def bytes_sent():
-    """Full steps cost what gradient_allreduce costs, and no others do."""
+    """Only full steps send as many bytes as gradient_allreduce."""
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(200, 300))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam([parameter]),

@@ -15,7 +15,7 @@ from workers import BUCKETS, COUNT, SGD, SHAPES, Errors, F, assert_trains_as, c_
 
 
 def local_sgd(interval, warmup):
-    """Averaged gradients for `warmup` steps; then x_i <- x_i - step(g_i), and after every interval-th the mean."""
+    """Averaged gradients for `warmup` steps; then x_i <- x_i - step(g_i), and the mean after every interval-th step."""
     def simulate(n, places, xs):
         optimizers = [SGD() for _ in range(n)]
         for t in itertools.count():
@@ -53,7 +53,7 @@ def of_the_whole(interval, eta, mu, warmup=0):
 
 
 def fragments(count):
-    """For each the places of its tensors: those whose middle lies in its share of the elements."""
+    """The indices of each fragment's tensors: a tensor belongs to the fragment in which its middle lies."""
     ends = np.cumsum([0, *map(math.prod, SHAPES)])
     middles = [(begin + end) / 2 for begin, end in itertools.pairwise(ends)]
     of = [min(count - 1, math.floor(middle * count / COUNT)) for middle in middles]
@@ -124,7 +124,7 @@ def all_cases():
     for interval, eta, mu, warmup in ((1, 0.7, 0.9, 0), (3, 0.7, 0.9, 0), (3, 1.0, 0.0, 0), (2, 0.7, 0.9, 5)):
         algorithm = whole_diloco(interval, outer_lr=eta, outer_momentum=mu, warmup_steps=warmup)
         assert_trains_as(algorithm, of_the_whole(interval, eta, mu, warmup), apart=True, exact=False)
-    if hvd.size() == 1:     # it waits for nobody, and who comes in time makes the same steps
+    if hvd.size() == 1:     # a single rank waits for no other and never misses a round
         algorithm = whole_diloco(3, outer_lr=0.7, outer_momentum=0.9, quorum=0.5, warmup_steps=2)
         assert_trains_as(algorithm, of_the_whole(3, 0.7, 0.9, 2), exact=False)
 
@@ -135,7 +135,7 @@ def test_equal_their_equations(run_ranks, n):
 
 
 def frozen_later():
-    """Frozen weights go where the ranks have brought them, and no further by momentum."""
+    """Frozen weights take the ranks' last outer step and then stay: momentum does not move them."""
     hvd.init()
     for algorithm in (whole_diloco(2, full_steps=0), DiLoCo(4, codec=None, full_steps=0)):
         frozen, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
@@ -161,7 +161,7 @@ def test_streams_equal_their_equations(run_ranks, n):
 
 
 def broadcast_late():
-    """Ranks that begin apart are made equal after a first step: outer weights of before count no more, others do."""
+    """Broadcasting diverged weights after the first step replaces the outer weights; broadcasting equal ones does not."""
     hvd.init()
     weight = torch.nn.Parameter(torch.full((4,), float(hvd.rank())))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)],

@@ -1,4 +1,4 @@
-"""What an algorithm keeps of gradients, under a GradScaler: resumed, and with a fused optimizer.
+"""State that algorithms keep of gradients, under a GradScaler: resumed, and with a fused optimizer.
 
 The equations under a changing scale are in test_compressed_gradients, test_error_feedback, test_powersgd, test_adam.
 """
@@ -37,7 +37,7 @@ def scaler_of(scale=1024.0):
 
 
 def skipped_where_something_begins():
-    """The first step of all, and the first one of which anything is kept: bit for bit as without a scale."""
+    """An overflow in the very first step, and in the first one that sets state: bit for bit as without a scale."""
     hvd.init()
     for algorithm in (ByteGrad(error_feedback=True), DoubleSqueeze(momentum=0.5, full_steps=2), PowerSGD(full_steps=0),
                       TopK(full_steps=2)):
@@ -58,7 +58,7 @@ def test_skipped_where_something_begins(run_ranks):
 
 
 def resumed(saved_after, scale):
-    """With the scaler's state it goes on bit by bit; without, in one sentence. After 6 steps the scale has grown."""
+    """Resumes bit for bit with the scaler's state, else raises an error. After 6 steps the scale has grown."""
     hvd.init()
     model, scaler = make_model(start(0, False)), scaler_of()
     optimizer = wrap(model)
@@ -83,7 +83,7 @@ def resumed(saved_after, scale):
         with pytest.raises(ValueError, match=f"a loss scale of {scale}, and this training begins with {begins}: load"):
             train(*other, range(saved_after, saved_after + 1))
         assert_same_bits(flat(other[0]), before, "nothing was changed")
-    # In one process the scaler is known, as when an elastic job restores: the scale may be another by then.
+    # Within a process, as when an elastic job restores, the scaler is known and may have another scale.
     before, ends = copy.deepcopy((model.state_dict(), optimizer.state_dict())), []
     for scale in (scaler.get_scale(), 64.0):
         model.load_state_dict(before[0])
@@ -100,7 +100,7 @@ def test_resumed(run_ranks, saved_after, scale):
 
 
 def fused():
-    """Such an optimizer unscales by itself, and is called for a step that it then does not make."""
+    """A fused optimizer unscales by itself, and is called even for steps that it then skips."""
     hvd.init()
     ends = []
     for fused in (True, False):

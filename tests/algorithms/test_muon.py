@@ -26,7 +26,7 @@ def loss_of(model, rank, step):
 
 
 def optimizers_of(model, **options):
-    """Muon for matrices, AdamW for the rest, as it is meant to be used."""
+    """Muon for matrices, AdamW for the rest, as Muon's authors recommend."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     rest = [p for p in model.parameters() if p.dim() != 2]
     made = [torch.optim.Muon(matrices, lr=0.02, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
@@ -34,7 +34,7 @@ def optimizers_of(model, **options):
 
 
 def train(model, optimizers, rank):
-    """The loss of the last step, before it."""
+    """Returns the loss of the last step, before its update."""
     for step in range(STEPS):
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -46,7 +46,7 @@ def train(model, optimizers, rank):
 
 
 def reference(n, delay):
-    """One process that averages the gradients of all ranks' batches by itself."""
+    """One process that averages the gradients of all ranks' batches."""
     model = make_model()
     optimizers = optimizers_of(model)
     late = [torch.zeros_like(p) for p in model.parameters()]
@@ -84,7 +84,7 @@ def served():
             assert loss_of(model, 0, 0).item() < first, (name, delay)
             if name == "gradient_allreduce":
                 for actual, wanted in zip(model.parameters(), expected.parameters(), strict=True):
-                    # bfloat16 within Muon makes steps of what rounding changed.
+                    # Muon computes in bfloat16, so rounding differences become visible steps.
                     torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=2e-3)
 
 
@@ -93,7 +93,7 @@ def test_muon(run_ranks):
 
 
 def with_a_scaler():
-    """Skipped together, and unscaled, as any optimizer."""
+    """Optimizers skip steps together and unscale gradients."""
     hvd.init()
     for delay in (0, 1):
         model = make_model()

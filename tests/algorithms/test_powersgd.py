@@ -28,7 +28,7 @@ from workers import (
 
 
 def matrices(rank):
-    """{index: (slice of x, rows, columns)} of what becomes smaller as two factors."""
+    """{index: (slice of x, rows, columns)} of the matrices that are sent as two factors."""
     found, ends = {}, np.cumsum([0, *map(math.prod, SHAPES)])
     for index, shape in enumerate(SHAPES):
         rows = shape[0] if len(shape) > 1 else 0
@@ -61,7 +61,7 @@ def equation(scaled=False):
             q = np.random.default_rng(index).standard_normal((columns, r)).astype(F)
             bucket_of[index].state.keep(name_of[index], lambda q=q: q, shared=True)
 
-        # Every step from the E and Q that there are: the power iteration magnifies rounding from step to step.
+        # Each step starts from the actual E and Q: the power iteration amplifies rounding from step to step.
         sgd, before, under_scale = SGD(), np.zeros((n, COUNT)), Scaled(model, optimizer)
         for t in range(10):
             x = flat(model)
@@ -91,12 +91,12 @@ def test_equals_its_equation(run_ranks, n):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_equals_its_equation_under_a_changing_loss_scale(run_ranks, n):
-    """Errors are in true units, and a step that is skipped takes back what it has done to them."""
+    """Errors are kept in true units, and a skipped step restores them."""
     run_ranks(n, equation, arguments={"scaled": True}, env=BUCKETS, timeout=110)
 
 
 def buckets_in_another_order_on_every_rank():
-    """Ranks use their parameters in another order, and wait for two allreduces of each bucket."""
+    """Each rank uses its parameters in another order and waits for two allreduces per bucket."""
     hvd.init()
     torch.manual_seed(0)
     layers = torch.nn.ModuleList([torch.nn.Linear(12, 12) for _ in range(4)])
@@ -116,7 +116,7 @@ def test_order_of_buckets(run_ranks):
 
 
 def zeros_at_first():
-    """A matrix without a gradient in the first steps (frozen, unused) takes part as soon as it has one."""
+    """A matrix without a gradient in the first steps (frozen or unused) takes part from its first gradient on."""
     hvd.init()
     weight = torch.nn.Parameter(torch.zeros(8, 8))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), algorithm=PowerSGD(2, 0))
@@ -126,7 +126,7 @@ def zeros_at_first():
         optimizer.zero_grad()
         (weight * torch.from_numpy(gradient * (t > 1))).sum().backward()
         optimizer.step()
-    # Errors make up for what the first basis, of nothing, could not show.
+    # Error feedback makes up for the first basis, which is zero.
     np.testing.assert_allclose(weight.detach().numpy(), -2 * gradient, atol=1e-5)
 
 
@@ -135,7 +135,7 @@ def test_a_gradient_that_comes_late(run_ranks):
 
 
 def overflow():
-    """A NaN in one step is not in the next ones."""
+    """A NaN in one step does not affect later steps."""
     hvd.init()
     model = make_model(start(0, False))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25), algorithm=PowerSGD(1, 0))
@@ -159,7 +159,7 @@ def test_nan_reaches_all_and_does_not_stay(run_ranks):
 
 
 def scales():
-    """Gradients that are larger or smaller by a power of two give the same steps but for that, bit by bit."""
+    """Gradients times a power of two give the same steps times that power, bit for bit."""
     hvd.init()
 
     def trained(exponent):

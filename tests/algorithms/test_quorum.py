@@ -1,4 +1,4 @@
-"""Outer steps with a quorum: who is waited for, and what happens to ranks that are late, die, or are new."""
+"""Outer steps with a quorum: the ranks it waits for, and ranks that are late, die, or are new."""
 import os
 import signal
 import subprocess
@@ -40,7 +40,7 @@ def test_a_server_for_both_families():
 
 
 class Rank:
-    """What a rank says to a server about one fragment."""
+    """The messages of one rank to a server about one fragment."""
 
     def __init__(self, server, quorum, grace_s=0.0, codec=(), outer_lr=ETA, theta=THETA):
         self.link = _Link(f"127.0.0.1:{server.port}", SECRET)
@@ -80,18 +80,18 @@ def test_weights_and_who_is_late(server):
     ranks[0].send(0, 1, weight=3)
     for rank in ranks[1:]:
         rank.is_asked(0)
-    ranks[1].send(0, 5, weight=1)       # the quorum, and no grace
+    ranks[1].send(0, 5, weight=1)       # this reaches the quorum, without grace
     for rank in ranks[:2]:
         rank.receives("mean", 0, [2] * 4)
     ranks[2].send(0, 7)
     ranks[2].receives("state", 1, after(2))
-    ranks[2].send(1, 7)                 # now it is in time, and the others are asked
+    ranks[2].send(1, 7)                 # in time now, so the server asks the others
     for rank in ranks[:2]:
         rank.is_asked(1)
     ranks[0].send(1, 3)
     for rank in ranks[::2]:
         rank.receives("mean", 1, [5] * 4)
-    assert np.array_equal(Rank(server, 2).state[1], after(2, 5))        # who comes now
+    assert np.array_equal(Rank(server, 2).state[1], after(2, 5))        # a new rank
     assert ranks[1].link.response("w") is None
 
 
@@ -129,11 +129,11 @@ def test_a_share_of_those_who_are_left(server):
     ranks[1].is_asked(0)
     for rank in ranks[2:]:
         rank.link.close()
-    ranks[0].receives("mean", 0, [2] * 4)       # half of two, and the other one may be suspended
+    ranks[0].receives("mean", 0, [2] * 4)       # half of the two that remain
 
 
 def test_another_training_is_refused(server):
-    """The quorum server goes on for the ranks that it has; who comes again has the theta of before."""
+    """The server refuses other settings and serves its ranks further; a rank that enters gets the current theta."""
     first = Rank(server, 1)
     for other, sentence in (({"theta": np.ones(9, np.float32)}, "nbytes is 32 there and 72 here"),
                             ({"theta": np.ones(3, np.float32)}, "nbytes is 32 there and 24 here"),
@@ -150,12 +150,12 @@ def test_another_training_is_refused(server):
 def test_grace(server):
     ranks = [Rank(server, 1, grace_s=1000) for _ in range(2)]
     ranks[0].send(0, 1)
-    ranks[1].send(0, 3)                 # all are here: nobody waits for its end
+    ranks[1].send(0, 3)                 # all have contributed: the grace period is cut short
     ranks[0].receives("mean", 0, [2] * 4)
 
 
 def one_stands_still(folder, streaming):
-    """Rank 2 makes no step until the others have made rounds without it; what it finds later counts all the same."""
+    """Rank 2 pauses while the others make rounds; its late contribution still counts."""
     hvd.init()
     algorithm = DiLoCo(6, fragments=2, overlap_steps=2, quorum=2, grace_s=0.05, codec=codecs.block(8)) \
         if streaming else whole_diloco(4, quorum=2, grace_s=0.05)
@@ -172,7 +172,7 @@ def one_stands_still(folder, streaming):
     algorithm.abort()
     step(model, optimizer, generator)
     hvd.consensus(model)
-    # Whoever took part in a round has its theta.
+    # Ranks that took part in the same round have the same theta.
     found = hvd.allgather_object([(part.number, part.outer()[0].tobytes()) for part in parts_of(optimizer)])
     for of_ranks in zip(*found, strict=True):
         by_number = {}
@@ -194,8 +194,8 @@ def test_one_stands_still(run_ranks, tmp_path, streaming):
 @pytest.mark.long
 @pytest.mark.timeout(1000)
 def test_jobs_come_and_go(tmp_path):
-    """Three jobs of one rank, one of them by torchrun. Two ranks are killed; torchrun starts its one again. The third
-    goes on as it is."""
+    """Three jobs of one rank each, one under torchrun. Two ranks are killed: torchrun restarts its own; the third job
+    continues."""
     environment = {**os.environ, "_HOROVOD_SECRET_KEY": b64encode(SECRET).decode(), "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": str(ROOT)}
     started = []
@@ -238,8 +238,8 @@ def test_jobs_come_and_go(tmp_path):
         again = rounds("torchrun")
         del again[killed]
         thetas, = again.values()
-        assert min(thetas) > before                     # it began where the other one was
-        other, = rounds("going on").values()            # of one process
+        assert min(thetas) > before                     # it began at the other job's state
+        other, = rounds("going on").values()            # of a single process
         both = thetas.keys() & other.keys()
         assert both and all(thetas[number] == other[number] for number in both)
         assert going_on.poll() is None

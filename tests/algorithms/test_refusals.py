@@ -1,4 +1,4 @@
-"""What is refused when an optimizer is made: one sentence each, before anything was changed."""
+"""Errors raised by the constructor of an optimizer, each before it changes anything."""
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""What an algorithm sends in two phases goes on during the backward pass: whenever another bucket is posted."""
+"""The second phase of an operation starts during the backward pass, when another bucket is posted."""
 import time
 
 import torch
@@ -36,7 +36,7 @@ def second_phase_within_the_pass():
             time.sleep(0.001)
 
     for step in range(3):
-        if step == 2:           # the ranks agree in the first one
+        if step == 2:           # the ranks compare their buckets in the first step
             Context.post, reducer.synchronize = logged_post, logged_synchronize
             for layer in layers:
                 layer.weight.register_hook(await_first_phases)

@@ -1,4 +1,4 @@
-"""BAGUA_OVERLAP, BAGUA_FUSION and BAGUA_HIERARCHY: what an algorithm's three optimizations can be taken away by."""
+"""BAGUA_OVERLAP, BAGUA_FUSION and BAGUA_HIERARCHY: each switches off one optimization of every algorithm."""
 import pytest
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ def step(model, optimizer):
 
 
 def watched(model, optimizer):
-    """What happens in one step: "communicate" when something is posted, "last" when the last gradient is there."""
+    """The events of one step: "communicate" for a posted operation, "last" for the last gradient."""
     events, context = [], hvd.mpi_ops._basics.context()
     post, kinds = type(context).post, []
 
@@ -63,7 +63,7 @@ def all_in_one(overlap, fusion, hierarchy):
             assert optimizer.algorithm.hierarchical == bool(hierarchy)
         if not hierarchy:
             assert not any(levels for _, levels in kinds), (algorithm, kinds)
-        # With no learning left to do, all ranks hold the same, where the algorithm says so.
+        # With a learning rate of zero all ranks hold the same weights, where the algorithm guarantees it.
         weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
         assert torch.isfinite(weights).all()
         if not optimizer.algorithm.models_differ:
@@ -89,7 +89,7 @@ def exact():
 
 
 def test_exact_gradients_are_the_same_whatever_is_switched_off(run_ranks):
-    """Two ranks: of two numbers there is one sum."""
+    """Two ranks, because the sum of two numbers does not depend on the order."""
     settings = ({}, {"BAGUA_OVERLAP": "0"}, {"BAGUA_FUSION": "0"}, {"BAGUA_HIERARCHY": "0"})
     sums = {run_ranks(2, exact, env=env)[0].output.split("weights ")[1].split()[0] for env in settings}
     assert len(sums) == 1, sums

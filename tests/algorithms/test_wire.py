@@ -65,7 +65,7 @@ def measure():
             hvd.barrier()
             return basics.context().counters().payload_bytes_sent
 
-        # What comes once, before: the replicas, DiLoCo's start. A period of odd n, in which every rank rests once.
+        # Sent once, before: the replicas, DiLoCo's start. A period is n for odd n, in which every rank pauses once.
         before = steps(STEPS)
         count = STEPS * (n if "shift_one" in name else 1)
         sent = (steps(count) - before) / count
