@@ -8,7 +8,7 @@ from bagua_hvd.core import native
 from values import OPS, make, reduced
 from world import DTYPES, bfloat16_bits, result, storage, view
 
-# 1 MiB of int64 and more: several blocks and segments, sizes that divide nothing; 0: nothing at all.
+# 1 MiB of int64 and more: several blocks and segments, sizes that divide nothing; 0: an empty tensor.
 COUNTS = [0, 1, 3, 17, 1000, 4099]
 LARGE = 150_001
 
@@ -44,7 +44,7 @@ def test_allreduce(world, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
 def test_average_and_factors(world, dtype):
-    """prescale, sum, postscale / size; integers truncate towards zero. Powers of two: exact in every float dtype."""
+    """prescale, sum, postscale / size; integers truncate towards zero. Powers of two are exact in every float dtype."""
     n, count = world.n, 1003
     values = [np.arange(count) % 16 - 8 * (rank % 2) for rank in range(n)]
     inputs = [bfloat16_bits(v) if dtype == "bfloat16" else v.astype(dtype) for v in values]
@@ -69,7 +69,7 @@ def test_average_and_factors(world, dtype):
 
 
 def test_allreduce_is_bit_equal_on_all_ranks(world):
-    """Whatever the order of additions, all ranks see the same bits, also of values that round."""
+    """All ranks get the same bits, whatever the order of additions, also where sums round."""
     count = 100_003
     inputs = [np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(world.n)]
     name = name_for_all(world)
@@ -138,7 +138,7 @@ def test_broadcast_from_every_root(world, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_alltoall_with_splits(world, dtype):
-    """Rank r sends (r + i) % 3 * scale rows to rank i, and two rows to nobody: the tail is dropped."""
+    """Rank r sends (r + i) % 3 * scale rows to rank i; the two rows after those are dropped."""
     n = world.n
     for scale in (0, 1, 7, 9000):
         splits = np.array([[(r + i) % 3 * scale for i in range(n)] for r in range(n)], np.int32)
@@ -158,7 +158,7 @@ def test_alltoall_with_splits(world, dtype):
 
 
 def test_results_larger_than_caches(world):
-    """9 MiB and some: written past the caches where ranks share memory. Nothing is aligned."""
+    """9 MiB, unaligned: shared memory writes such results past the caches."""
     n, name, count = world.n, name_for_all(world), (9 << 20) + 7
     memory = [np.random.default_rng(rank).integers(0, 256, count + 1, np.uint8) for rank in range(n)]
     sent = [array[1:] for array in memory]
@@ -258,7 +258,7 @@ def test_group_of_mixed_dtypes_and_shapes(world):
 
 
 def test_many_in_scrambled_order(world):
-    """Ranks post in different orders; operations match by name, and run fused without changing results."""
+    """Ranks post in different orders; operations match by name, and fusion does not change results."""
     n, count, name = world.n, 60, name_for_all(world)
 
     def call(rank, context):

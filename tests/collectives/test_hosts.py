@@ -12,18 +12,18 @@ from memory import resident_nbytes
 from values import make, reduced
 from world import DTYPES, World, bfloat16_bits, result, view
 
-# Which host each rank is on: one for all, one for each, equal and unequal ones, ranks in order and dealt in turn.
+# The host of each rank: one host, one rank per host, equal and unequal hosts, ranks by host and round-robin.
 HOSTS = ["A", "AAA", "AB", "ABC", "AAB", "AABB", "ABAB", "AABBB", "ABBBB", "ABCDE", "AABBCC", "ABCABCA", "ABCDEFG",
          "AAAABBBB", "ABCDEFGH"]
 PATHS = ["", "ring", "doubling", "halving", "hierarchical"]
-# The flat paths do not know about hosts: of many ranks, those with one on each are enough.
+# The flat paths ignore hosts, so for many ranks one rank per host is enough.
 WORLDS = [(hosts, path) for hosts in HOSTS for path in PATHS
           if len(hosts) < 6 or path in ("", "hierarchical") or len(set(hosts)) == len(hosts)]
-# What `make test` sees of the paths that are not chosen.
+# The forced paths that `make test` covers.
 FORCED = {("ABCDE", "ring"), ("ABC", "doubling"), ("AABB", "halving"), ("AABBB", "hierarchical"),
           ("ABBBB", "hierarchical")}
 assert set(WORLDS) > FORCED and {path for _, path in FORCED} == set(PATHS) - {""}
-# Nothing, less than one element for each shard, sizes that divide nothing, and several segments.
+# Empty, fewer elements than shards, sizes that divide nothing, and several segments.
 COUNTS = [0, 1, 3, 1000, 65_537]
 LARGE = 1_000_003
 DTYPES_PER_WORLD = 3
@@ -37,7 +37,7 @@ def name_for_all():
 
 
 def on_hosts(hosts, path="", **options):
-    """A World whose ranks are on these hosts, a letter for each."""
+    """A World whose ranks are on these hosts, one letter per rank."""
     return World(len(hosts), "auto", path, hosts=[f"{_boot}.{host}" for host in hosts], **options)
 
 
@@ -50,7 +50,7 @@ def world(request):
 
 
 def check_allreduce(world, dtype, count, op, offset=0):
-    """In place and out of place, from memory that begins `offset` bytes past an aligned address."""
+    """In place and out of place, in memory that begins `offset` bytes past an aligned address."""
     inputs = [make(dtype, count, rank, world.n) for rank in range(world.n)]
     expected = reduced(dtype, op, inputs)
     name = name_for_all()
@@ -71,7 +71,7 @@ def check_allreduce(world, dtype, count, op, offset=0):
 
 
 def dtypes_of(world):
-    """DTYPES_PER_WORLD of them, the next ones for each next world: on every path, all."""
+    """The next DTYPES_PER_WORLD dtypes for each world, so that every path covers all dtypes."""
     begin = WORLDS.index(world.place) * DTYPES_PER_WORLD
     return [list(DTYPES)[index % len(DTYPES)] for index in range(begin, begin + DTYPES_PER_WORLD)]
 
@@ -102,7 +102,7 @@ def test_large_and_unaligned(world):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
 def test_average_with_factors(world, dtype):
-    """Powers of two, so exact in every float dtype whatever is scaled where; integers truncate towards zero."""
+    """Powers of two, so exact in every float dtype wherever the scaling is done; integers truncate towards zero."""
     values = [np.arange(1003) % 16 - 8 * (rank % 2) for rank in range(world.n)]
     inputs = [bfloat16_bits(v) if dtype == "bfloat16" else v.astype(dtype) for v in values]
     name = name_for_all()
@@ -127,7 +127,7 @@ def test_average_with_factors(world, dtype):
 
 
 def test_all_ranks_end_bit_equal(world):
-    """Also where sums round, whoever adds what in which order."""
+    """All ranks get the same bits, also where sums round, whatever the order of additions."""
     inputs = [np.random.default_rng(rank).standard_normal(100_003).astype(np.float32) for rank in range(world.n)]
     name = name_for_all()
 
@@ -143,7 +143,7 @@ def test_all_ranks_end_bit_equal(world):
 
 
 def test_a_group_of_many_sizes(world):
-    """Fused into one vector whose pieces, segments and shards end in the middle of tensors."""
+    """Fused into one vector, in which pieces, segments and shards end within tensors."""
     counts = [0, 1, 7, 300_001, 0, 65_537, 2, 4099]
     name = name_for_all()
 
@@ -162,7 +162,7 @@ def test_a_group_of_many_sizes(world):
 
 
 def rows_of(rank):
-    """Rows of dim 0 that differ between ranks, with nothing on some."""
+    """The number of rows of dim 0 on a rank; some ranks have none."""
     return [0, 3, 70_000, 1, 5, 12_345, 0, 2][rank]
 
 
@@ -247,7 +247,7 @@ def test_alltoall_with_splits(world, dtype):
 
 
 def test_process_sets_across_hosts(world):
-    """Sets of some ranks have hosts and members of their own, and areas that are given to others after a removal."""
+    """Sets of ranks have their own hosts and shared memory, which later sets reuse after a removal."""
     sets = [[0, world.n - 1], list(range(1, world.n)), list(range(world.n - 1))] if world.n > 2 else [[0]][:world.n - 1]
     for ranks in sets:
         name = name_for_all()
@@ -271,14 +271,14 @@ def bytes_sent(world):
 
 
 @pytest.mark.parametrize(("hosts", "path", "expected"), [
-    # N = 6 * 2^16 bytes. Two levels: half of the vector in shared memory twice, then the own shard.
+    # N = 6 * 2^16 bytes. Two levels: half of the vector in shared memory twice, then the rank's shard.
     ("AABB", "hierarchical", 4 * [1.5]), ("AABB", "ring", 4 * [1.5]), ("AABB", "doubling", 4 * [2.0]),
     ("ABCD", "halving", 4 * [1.5]), ("ABC", "doubling", [1.0, 2.0, 1.0]),
-    # One shard only: within host B everything but the owner's part goes to the owner; it alone crosses.
+    # A single shard: host B's other rank sends all but the owner's part to the owner, which alone uses the network.
     ("ABB", "hierarchical", [1.0, 2.0, 1.0]),
 ])
 def test_a_forced_path_is_taken(hosts, path, expected):
-    """By the bytes that each rank sends, in units of the vector."""
+    """Recognized by the bytes that each rank sends, in units of the vector."""
     count = 6 << 14
     with on_hosts(hosts, path) as world:
         before = bytes_sent(world)
@@ -308,7 +308,7 @@ def test_an_unknown_path_is_an_error():
 
 @pytest.mark.long
 def test_memory_does_not_grow():
-    """20,000 small operations of every kind, after as many that let caches and buffers reach their size."""
+    """20,000 small operations of every kind, after as many that fill caches and buffers."""
     kinds = [native.ALLREDUCE, native.ALLGATHER, native.BROADCAST, native.REDUCESCATTER, native.ALLTOALL]
     with on_hosts("AAB") as world:
         def call(rank, context):

@@ -1,4 +1,4 @@
-"""Small allreduces whose agreement is known travel with their negotiation (core/negotiation/inline_payload.h)."""
+"""Small allreduces with known metadata travel inside the negotiation (core/negotiation/inline_payload.h)."""
 import threading
 import time
 
@@ -39,7 +39,7 @@ def test_like_an_executed_one(world, dtype, op):
         name = f"{dtype}.{op}"
         bits = np.array([rank + 1, 3 - rank, 1], np.float32)
         results = []
-        for _ in range(3):                  # the first asks in full, and is executed
+        for _ in range(3):                  # the first sends a full request and is executed normally
             array = np.ascontiguousarray(store(dtype, bits).astype(storage(dtype)))
             before = sent(context)
             reduce(context, name, array, dtype, op)
@@ -77,7 +77,7 @@ def test_what_is_larger_is_executed(world, nbytes):
 
 
 def test_beside_others_in_one_answer(world):
-    """Those that are fused are executed together, whether some are inline or not."""
+    """Fused operations are executed together, whether some are inline or not."""
     def call(rank, context):
         for _ in range(3):
             small = [np.full(2, rank + float(i), np.float32) for i in range(20)]
@@ -122,7 +122,7 @@ def test_a_rank_that_has_joined_gives_zeros():
 
 
 def test_an_agreement_that_was_forgotten():
-    """With room for one agreement each is forgotten for the next, while ranks still ask by its id."""
+    """With a cache of one entry, each request evicts another, while ranks still refer to the evicted id."""
     def call(rank, context):
         for attempt in range(30):
             arrays = [np.full(1, rank + 1.0 + i, np.float32) for i in range(3)]
@@ -137,7 +137,7 @@ def test_an_agreement_that_was_forgotten():
 
 
 def test_who_asks_by_a_forgotten_id_and_joins():
-    """The coordinator learns of both at once: what the rank asks for once more, in full, is from before its join."""
+    """A rank sends an evicted id and a join at once: the request that it repeats in full precedes its join."""
     evicted, asked = threading.Barrier(2), threading.Event()
 
     def call(rank, context):
@@ -148,12 +148,12 @@ def test_who_asks_by_a_forgotten_id_and_joins():
             reduce(context, "x", x.copy())
         if rank == 0:
             for _ in range(2):
-                reduce(context, "y", x.copy(), process_set=mine.value)     # takes the only place
+                reduce(context, "y", x.copy(), process_set=mine.value)     # evicts the only cache entry
         evicted.wait(20)
         if rank == 0:
             first = post(context, "x", x)
             time.sleep(0.3)
-            large = np.ones(1 << 26, np.float32)            # the engine copies it, and looks at nothing meanwhile
+            large = np.ones(1 << 26, np.float32)            # the copy blocks the engine
             copy = context.post(native.ALLREDUCE, "large", [view(large, "float32", np.empty_like(large))],
                                 process_set=mine.value)
             time.sleep(0.02)
@@ -162,7 +162,7 @@ def test_who_asks_by_a_forgotten_id_and_joins():
             copy.wait()
             for _ in range(2):
                 alone = np.ones(3, np.float32)
-                time.sleep(0.2)                             # until the other has joined
+                time.sleep(0.2)                             # until the other rank has joined
                 reduce(context, "x", alone)
                 assert alone.tolist() == [1, 1, 1]
             join = context.post(native.JOIN, "join")

@@ -1,4 +1,4 @@
-"""Negotiation in a tree of relays: the same results as in a star, whoever relays for whom (decision 23)."""
+"""Negotiation in a tree of relays gives the same results as in a star, whichever ranks are relays (decision 23)."""
 import threading
 
 import numpy as np
@@ -8,7 +8,7 @@ from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from world import World, result, view
 
-# A chain, where every rank but the last relays; two levels of relays; hosts with relays of their own.
+# A chain in which every rank but the last is a relay; two levels of relays; one relay per host.
 SHAPES = pytest.mark.parametrize("n, options", [
     (3, {"transport": "inproc", "negotiation_fanout": 1}),
     (4, {"transport": "tcp", "negotiation_fanout": 1}),
@@ -33,7 +33,7 @@ def add(context, ranks):
 
 @SHAPES
 def test_operations_in_any_order(n, options):
-    """New names and known ones, a rank's own order each, runs cut differently on every rank."""
+    """New and known names in each rank's own order, batched differently on every rank."""
     def call(rank, context):
         order = np.random.default_rng(rank)
         for _ in range(4):
@@ -54,7 +54,7 @@ def test_operations_in_any_order(n, options):
 
 @SHAPES
 def test_ids_that_were_forgotten(n, options):
-    """Eight names, a cache of three: some ranks ask by ids that the coordinator does not know any more."""
+    """Eight names, a cache of three: some ranks send ids that the coordinator has evicted."""
     def call(rank, context):
         for step in range(8):
             arrays = [np.full(2, rank + step, np.float32) for _ in range(8)]
@@ -109,9 +109,9 @@ def test_process_sets_that_overlap(n, options):
 
 @SHAPES
 def test_relays_leave_and_others_go_on(n, options):
-    """All but the first and the last rank leave in the middle of the others' traffic; nothing of it may be lost.
+    """All but the first and the last rank leave during the others' traffic; no message is lost.
 
-    A relay stays until its children have left, too.
+    A relay stays until its children have left.
     """
     first_steps = threading.Barrier(n)
 
@@ -134,7 +134,7 @@ def test_relays_leave_and_others_go_on(n, options):
 
 @SHAPES
 def test_what_was_answered_is_done_when_rank_0_leaves(n, options):
-    """Rank 0's part of a broadcast is over early; its goodbye must not overtake the answer that relays pass on."""
+    """Rank 0 finishes its part of a broadcast early; its goodbye must not overtake the response that relays forward."""
     def call(rank, context):
         x = np.full(3, 7.0 if rank == 0 else 0.0, np.float32)
         context.post(native.BROADCAST, "last", [view(x, "float32", "in place")], root_rank=0, blocking=True).wait()
@@ -160,7 +160,7 @@ def test_who_needs_a_rank_that_left_hears_it(n, options):
 
 
 def test_rank_0_handles_one_message_for_each_child():
-    """8 ranks, fan-out 2, known names one by one: rank 0 has two children, so two messages each way, and not seven."""
+    """8 ranks, fan-out 2, known names one by one: rank 0 exchanges messages with two children, not with seven ranks."""
     steps = 50
 
     def call(rank, context):
@@ -177,9 +177,9 @@ def test_rank_0_handles_one_message_for_each_child():
         with World(8, "shm", negotiation=negotiation, negotiation_fanout=2) as world:
             return world.run(call)[0] / steps
 
-    early = 7 / steps       # what others ask before rank 0 has begun to count
+    early = 7 / steps       # requests of other ranks before rank 0 begins to count
     assert 14 - early <= messages_of_rank_0("star") <= 14
-    # Below a child there is another relay: what it has to say may come in two or three parts.
+    # A child is itself a relay, whose requests may arrive in two or three messages.
     assert 4 <= messages_of_rank_0("tree") <= 12
 
 

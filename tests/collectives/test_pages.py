@@ -1,4 +1,4 @@
-"""Large results that are new to the process come in huge pages, where the system has them."""
+"""Large newly allocated results use huge pages where the system has them."""
 import resource
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from bagua_hvd.core import native
 from world import World, view
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-NBYTES = 64 << 20       # malloc gives it back to the system each time
+NBYTES = 64 << 20       # malloc returns it to the system each time
 TRIALS = 3
 
 
@@ -24,8 +24,8 @@ def test_a_result_costs_few_page_faults():
             context.post(native.ALLREDUCE, "sum", [view(source, "float32", out)], op=native.OP_SUM).wait()
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, np.array_equal(out, source)
 
-        # The system may have none at the moment, but hardly each time.
+        # The system may have no huge page at the moment, but hardly in every trial.
         trials = [result for _ in range(TRIALS) for result in world.run(call)]
     assert all(right for _, right in trials)
-    # Small pages at both ends; and a few where memory is in pieces.
+    # Small pages at both ends, and some more where memory is fragmented.
     assert min(faults for faults, _ in trials) < NBYTES // 4096 // 8

@@ -1,4 +1,4 @@
-"""Process sets in the core: removal and reuse of ids while operations are in flight, sets without an area, refusals."""
+"""Process sets in the core: removal and reuse of ids with operations in flight, sets without shared memory, errors."""
 import threading
 import time
 
@@ -35,7 +35,7 @@ def total(context, name, value, set_id=0, count=3):
 
 @TRANSPORTS
 def test_an_operation_never_runs_on_another_set_with_the_same_id(transport):
-    """Posted ahead: an allreduce on {0, 1, 2}, its removal, and {0, 1} under the same id."""
+    """Posted ahead: an allreduce on {0, 1, 2}, the set's removal, and {0, 1}, which gets the same id."""
     with World(4, transport) as world:
         all_have_posted = threading.Barrier(4)
 
@@ -51,7 +51,7 @@ def test_an_operation_never_runs_on_another_set_with_the_same_id(transport):
             if rank < 3:
                 try:
                     late = context.post(native.ALLREDUCE, "x", [view(x, "float32", "in place")], process_set=old)
-                except ValueError as error:     # the removal was quicker
+                except ValueError as error:     # the removal came first
                     assert "does not exist" in str(error)
                 all_have_posted.wait(30)
             for operation in (keep, removal, addition):
@@ -59,7 +59,7 @@ def test_an_operation_never_runs_on_another_set_with_the_same_id(transport):
             assert (removal.value, addition.value) == (1, old)
             if late is None:
                 return
-            # Either it came before the removal, and then sums over the old set, or it fails on all its members.
+            # An allreduce before the removal sums over the old set; a later one fails on all members.
             try:
                 late.wait()
                 return x[0]
@@ -74,7 +74,7 @@ def test_an_operation_never_runs_on_another_set_with_the_same_id(transport):
 
 @TRANSPORTS
 def test_reused_areas_keep_their_blocks(transport):
-    """A slow reader of the old set's last block must not see what a new set with the same id writes."""
+    """A slow reader of the old set's last block must not see the writes of a new set with the same id."""
     with World(4, transport) as world:
         def call(rank, context):
             for i in range(30):
@@ -122,7 +122,7 @@ def test_more_sets_than_areas_and_sets_of_one_rank(transport):
 
 @TRANSPORTS
 def test_posting_races_with_removal(transport):
-    """Each operation ends, one way or the other, on all ranks."""
+    """Each operation completes or fails on all ranks."""
     with World(4, transport) as world:
         def call(rank, context):
             for i in range(100):
@@ -134,7 +134,7 @@ def test_posting_races_with_removal(transport):
                     operation = context.post(native.ALLREDUCE, f"x{i}", [view(x, "float32", "in place")],
                                              process_set=set_id)
                 except ValueError:
-                    pass                        # removed already, or not a member
+                    pass                        # already removed, or not a member
                 removal.wait()
                 if operation:
                     try:
@@ -148,7 +148,7 @@ def test_posting_races_with_removal(transport):
 @TRANSPORTS
 @pytest.mark.parametrize("members", [3, 4])
 def test_a_removal_that_one_member_puts_before_a_pairwise_average(transport, members):
-    """In a ring of four, rank 0 has begun it by then: nobody waits for the time limit."""
+    """In a ring of four, rank 0 has begun the average by then; no rank waits until the timeout."""
     with World(5, transport) as world:
         def call(rank, context):
             set_id = add(context, list(range(members)))
@@ -171,7 +171,7 @@ def test_a_removal_that_one_member_puts_before_a_pairwise_average(transport, mem
 
 @TRANSPORTS
 def test_removal_waits_for_pairwise_averages(transport):
-    """They start without the coordinator, on each rank at its own time: all asked for before the removal end well."""
+    """They start without the coordinator, at different times on each rank; all posted before the removal succeed."""
     with World(4, transport) as world:
         def call(rank, context):
             for i in range(20):
@@ -217,7 +217,7 @@ def test_refusals():
 
 
 def test_counters_do_not_wait():
-    """They may be read while another thread waits for an operation that only this one can complete."""
+    """Counters may be read while another thread waits for an operation that only the reader can complete."""
     read = threading.Event()
     with World(2) as world:
         def call(rank, context):
@@ -242,12 +242,12 @@ def add_among_members(context, ranks):
 @pytest.mark.parametrize("transport, negotiation", [("inproc", "star"), ("shm", "star"), ("tcp", "star"),
                                                     ("inproc", "tree")])
 def test_members_alone_ask_for_a_set_while_others_are_elsewhere(transport, negotiation):
-    """Ranks 0 and 3 never hear of it from their callers; ids are equal afterwards, also of sets that all ask for."""
+    """Ranks 0 and 3 do not call add(); ids are equal on all ranks afterwards, also of sets that all ranks add."""
     with World(4, transport, negotiation=negotiation) as world:
         def call(rank, context):
             set_id = add_among_members(context, [1, 2]) if rank in (1, 2) else None
             mine = total(context, "members", rank, set_id) if set_id is not None else None
-            total(context, "all", 1)        # no rank is past this before the set is there
+            total(context, "all", 1)        # the set exists once this returns on any rank
             assert context.process_set_ranks(1) == [1, 2] and context.process_set_ranks(2) is None
             return set_id, mine, add(context, [0, 3])
 

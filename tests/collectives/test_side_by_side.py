@@ -1,4 +1,4 @@
-"""Several collectives on their way at once: between two ranks, over sockets, and in two levels."""
+"""Several collectives in flight at once: between two ranks, over sockets, and in two levels."""
 import functools
 import time
 
@@ -10,7 +10,7 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 from low_precision import CODECS
 from world import World, view
 
-LARGE = 16 << 20            # elements: far more than sockets hold
+LARGE = 16 << 20            # elements: far more than socket buffers hold
 LIMIT_S = 60
 
 
@@ -20,7 +20,7 @@ def post(context, name, array, blocking=False, **options):
 
 
 def test_what_is_on_its_way_goes_on_while_nobody_waits():
-    """A thread has waited for another operation and gone: the engine's own thread wakes for what began meanwhile."""
+    """After a waiting thread has returned, the engine's own thread continues operations that began meanwhile."""
     def call(rank, context):
         large, small = np.full(LARGE, rank + 1.0, np.float32), np.full(1, rank + 1.0, np.float32)
         if rank:
@@ -60,8 +60,7 @@ def test_a_small_one_ends_before_a_large_one(n, count, made):
         assert all(world.run(call))
 
 
-# Each posts its kind, and returns the handle, and what says afterwards whether the result is right. count: a multiple
-# of n.
+# Each posts its kind and returns the handle and a check of the result. count: a multiple of n.
 def broadcast(context, name, rank, n, count=LARGE):
     x = np.full(count, float(rank), np.float32)
     return (context.post(native.BROADCAST, name, [view(x, "float32", "in place")], root_rank=1),
@@ -81,7 +80,7 @@ def allgather(context, name, rank, n, count=LARGE):
 
 
 def d_lp_s(context, name, rank, n, count=LARGE // 4, hosts="AABB"):
-    """What is the same everywhere is encoded without loss: a replica becomes its host's mean."""
+    """Values equal within a host are encoded without loss, so a replica becomes its host's mean."""
     mean = np.mean([other + 1.0 for other in range(n) if hosts[other] == hosts[rank]])
     x, replicas = np.full(count, rank + 1.0, np.float32), [np.zeros(count, np.float32) for _ in range(3)]
     return (context.post(native.D_LP_S, name, [view(x, "float32", "in place")], hierarchical=1,
@@ -108,8 +107,7 @@ def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
 
 @pytest.mark.parametrize("hosts", ["AABB", "ABABA", "ABBB", "AABBBCC"])
 def test_in_two_levels_many_go_on_at_once(hosts):
-    """More than there are lanes, of all kinds and lengths, in any order, beside what runs to its end, in sets that
-    overlap."""
+    """More operations than channels, of all kinds and lengths, in any order, also ones that never yield, in many sets."""
     n = len(hosts)
     counts = [1, 1000, 300_000, 70_000, 3, 1_500_000, 500, 20_000]
     kinds = [(kind, count * n) for count in (1, 1000, 200_000)
@@ -132,7 +130,6 @@ def test_in_two_levels_many_go_on_at_once(hosts):
                           for i, x in enumerate(set_arrays)]
             posts += [functools.partial(kind, context, f"z{i}", rank, n, count)
                       for i, (kind, count) in enumerate(kinds)]
-            # Two tensors, one after the other.
             posts.append(functools.partial(context.post, native.ALLGATHER, "g",
                                            [view(rows, "float32", x) for x in gathered]))
             for i in order.permutation(len(posts)):
@@ -154,7 +151,7 @@ def test_in_two_levels_many_go_on_at_once(hosts):
 
 
 def test_in_two_levels_what_is_on_its_way_goes_on_while_nobody_waits():
-    """Ranks that sleep wake each other for their host's steps, and sockets wake them for the others'."""
+    """Sleeping ranks are woken by ranks of their host and by sockets for other hosts."""
     def call(rank, context):
         arrays = [np.full(LARGE // 8, rank + 1.0, np.float32) for _ in range(6)]
         time.sleep(0.1 * rank)
