@@ -1,4 +1,4 @@
-"""What can be wrong before a job runs: each a clear error that names the fact and the remedy, and nothing hangs."""
+"""Errors before a job runs: each names the fact and the remedy, and nothing hangs."""
 import os
 import shutil
 import subprocess
@@ -42,7 +42,7 @@ def test_no_rendezvous(run_ranks):
 
 def test_extension_not_built(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "bagua_hvd", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    # -S: an editable installation must not find the extension that this copy lacks.
+    # -S: an editable installation must not provide the extension that this copy lacks.
     done = subprocess.run([sys.executable, "-S", "-c", "import bagua_hvd.core.native"], cwd=tmp_path, text=True,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=60)
     assert done.returncode == 1

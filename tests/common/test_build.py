@@ -1,4 +1,4 @@
-"""What building says and packs. Whole wheels are built and checked by `make wheels`."""
+"""Messages and contents of builds. `make wheels` builds and checks whole wheels."""
 import re
 import runpy
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def features_of_proc():
-    """As bhvd_cpu_features names them, read from /proc/cpuinfo."""
+    """The CPU features in /proc/cpuinfo, under the names of bhvd_cpu_features."""
     words = set(Path("/proc/cpuinfo").read_text().split())
     if not words >= {"avx2", "f16c", "fma"}:
         return "scalar"
@@ -61,7 +61,7 @@ def test_the_sdist_holds_what_wheels_are_made_of(tmp_path):
 
 
 def test_types_of_the_native_module_are_the_headers():
-    """mypy reads them; a build makes them from the header, and a wheel has them."""
+    """The stub for mypy is generated from the header and is part of the wheel."""
     build = runpy.run_path(str(ROOT / "build.py"))
     text = build["stub"]()
     assert (ROOT / build["STUB"]).read_text() == text, "build again"
@@ -72,7 +72,7 @@ def test_types_of_the_native_module_are_the_headers():
 
 
 def test_extras_are_for_users():
-    """What is published pins nothing; what develops and demonstrates this is a group; Python 3.14 has no TensorFlow."""
+    """Published requirements are not pinned; development tools are a group; Python 3.14 has no TensorFlow."""
     about = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
     extras = about["project"]["optional-dependencies"]
     assert not [package for packages in extras.values() for package in packages if "==" in package]
@@ -96,7 +96,7 @@ def test_conda_installs_what_pip_does():
 
 
 def test_the_index_of_torch_is_for_torch_alone():
-    """Another package of the same name as one of ours there would be installed unnoticed."""
+    """Else a package of the same name on that index would be installed unnoticed."""
     printed = subprocess.run(["make", "-n", "-W", "pyproject.toml", ".venv/built", "TORCH_INDEX=there"], cwd=ROOT,
                              check=True, capture_output=True, text=True, timeout=60).stdout
     lines = [line for line in printed.splitlines() if "there" in line]

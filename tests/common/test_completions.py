@@ -1,4 +1,4 @@
-"""Being told when operations have ended: in whatever order, from whatever thread, well or not."""
+"""Callbacks at the end of operations: in any order, from any thread, with and without errors."""
 import threading
 
 import numpy as np
@@ -23,7 +23,7 @@ def test_operations_that_end_in_another_order_are_told_as_they_end(transport):
             for i, operation in enumerate(operations):
                 operation.when_ended(lambda i=i: (told.append(i), all_told.set() if len(told) == 2 else None))
             if rank == 1:
-                for i in (1, 0):                # the second one first
+                for i in (1, 0):                # in reverse order
                     post(context, f"x{i}")[1].wait()
                     post(context, f"gate{i}")[1].wait()
                 return
@@ -73,7 +73,7 @@ def test_failures_end_operations_too():
 
 
 def test_many_threads_and_many_operations():
-    """Every one is told exactly once, while posts, ends and callbacks race."""
+    """Each callback runs exactly once, while posts, completions and callbacks race."""
     with World(2) as world:
         def call(rank, context):
             counts, done, lock = {}, threading.Semaphore(0), threading.Lock()
@@ -116,7 +116,7 @@ def test_a_callback_that_raises_does_not_silence_the_others(monkeypatch, capfd):
             first.when_ended(lambda: 1 / 0)
             _, second = post(context, "b")
             second.when_ended(told.set)
-            assert told.wait(20)        # on this thread, if the second one has ended already
+            assert told.wait(20)        # runs on this thread if the second has already ended
 
         world.run(call)
     assert printed.wait(20)

@@ -1,4 +1,4 @@
-"""State, ObjectState, run_fn and notification_manager in one process: what is saved, raised and called, and when."""
+"""State, ObjectState, run_fn and notification_manager in one process: saved values, errors, and the order of calls."""
 import gc
 import weakref
 
@@ -13,7 +13,7 @@ def make_state(rank=0, bcast_object=lambda obj: obj, **kwargs):
 
 
 class Recorder(State):
-    """Writes down what is called."""
+    """Records the calls."""
 
     def __init__(self):
         super().__init__(lambda obj: obj, lambda: 0)
@@ -33,7 +33,7 @@ class Recorder(State):
 
 
 def run_with(outcomes, state=None):
-    """What a run_fn with these outcomes (exceptions or results) of its function calls."""
+    """The result and the calls of a run_fn with these outcomes (exceptions or results) of its function."""
     state = state or Recorder()
     state.register_reset_callbacks([lambda: state.calls.append("callback 1")])
     state.register_reset_callbacks([lambda: state.calls.append("callback 2")])
@@ -60,12 +60,12 @@ def test_no_failure():
 
 
 class Batch:
-    """What a step has on its stack."""
+    """A local variable of a step."""
 
 
 @pytest.mark.parametrize("error", [HorovodInternalError("x"), HostsUpdatedInterrupt(False)])
 def test_nothing_keeps_what_a_failed_step_had(error):
-    """A frame with the error in it is a cycle, as in Reducer.synchronize()."""
+    """A frame that refers to its own error is a cycle, as in Reducer.synchronize()."""
     batches = []
 
     def func(state):
@@ -155,7 +155,7 @@ def test_skip_sync_only_for_pure_removals(results, skip_sync):
     with pytest.raises(HostsUpdatedInterrupt) as raised:
         state.check_host_updates()
     assert raised.value.skip_sync is skip_sync
-    state.check_host_updates()      # said once
+    state.check_host_updates()      # raised once only
 
 
 def test_repeated_timestamps_are_one_update():
@@ -175,7 +175,7 @@ def test_reset_forgets_news():
 
 
 def test_rank_0_decides():
-    others = make_state(rank=1, bcast_object=lambda obj: None)      # rank 0 has heard nothing
+    others = make_state(rank=1, bcast_object=lambda obj: None)      # rank 0 has no update
     others.on_hosts_updated(1, HostUpdateResult.added)
     others.check_host_updates()
     told = make_state(rank=1, bcast_object=lambda obj: HostUpdateResult.removed)
@@ -199,7 +199,7 @@ def test_object_state_saves_and_restores():
     state = make_state(epoch=1, history=[])
     state.epoch = 2
     state.restore()
-    assert state.epoch == 1     # the constructor's values count as saved
+    assert state.epoch == 1     # the constructor saves its values
     state.epoch = 3
     state.save()
     state.epoch, state.untracked = 4, "mine"

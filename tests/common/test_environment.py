@@ -1,4 +1,4 @@
-"""The environment becomes options, or one clear sentence."""
+"""The environment becomes options, or an error."""
 import base64
 import re
 import socket
@@ -100,7 +100,7 @@ def test_malformed_values_are_named(name, value):
 def test_malformed_rendezvous(name, value):
     with pytest.raises(ValueError, match=name) as caught:
         read_options({**JOB, name: value})
-    # A secret is not repeated in errors.
+    # Errors do not show a secret.
     assert (value in str(caught.value)) == (name != "_HOROVOD_SECRET_KEY")
 
 

@@ -36,7 +36,7 @@ def test_entries_end_with_their_objects():
     kept[other] = 3
     del one
     assert kept.values() == [3]
-    # One in a cycle.
+    # Part of a cycle.
     other.value = other
     del other
     gc.collect()
@@ -45,7 +45,7 @@ def test_entries_end_with_their_objects():
 
 def test_another_object_where_one_lay():
     kept = ByIdentity()
-    for _ in range(1000):       # mostly the first does
+    for _ in range(1000):       # mostly the first attempt succeeds
         one = Unhashable()
         kept[one] = 1
         number = id(one)

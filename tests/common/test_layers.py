@@ -1,7 +1,7 @@
-"""The layers of the Python side: imports point down only, and there is no circle, neither of files nor of folders.
+"""The layers of the Python package: imports point down only, without cycles of files or folders.
 
-Read from the source, imports inside functions included; so are names of modules in strings, which importlib or another
-Python are given. The layers are those of the picture in docs/architecture.md.
+Imports are read from the source, also those inside functions, as are module names in strings (for importlib or another
+interpreter). The layers are those of the picture in docs/architecture.md.
 """
 import ast
 import re
@@ -15,12 +15,12 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 
 def drawn():
-    """The picture's layers from the ground up, down to the line where C begins: lists of folders, or files."""
+    """The picture's layers from the bottom, down to where C begins: lists of folders, or files."""
     picture = PAGE.read_text().split("```text")[1].partition("```")[0].partition("   |")[0]
     return [re.match(r" ([\w, ]+?)  ", line)[1].split(", ") for line in reversed(picture.strip("\n").splitlines())]
 
 
-# A file imports from its own layer and from those before it.
+# A file may import from its own layer and from lower ones.
 LAYERS = drawn()
 ROOF = "bagua_hvd"                  # the package itself: its version, and run() of the launcher
 
@@ -48,7 +48,7 @@ def docstrings(tree):
 
 
 def imports(module):
-    """What of bagua_hvd the module imports, or names in a string that is no sentence, wherever in the file."""
+    """The modules of bagua_hvd that a module imports anywhere, or names in a string that is not a sentence."""
     path = MODULES[module]
     tree = ast.parse(path.read_text())
     prose = set(docstrings(tree))
@@ -131,12 +131,12 @@ def test_no_circle_of_folders():
 
 
 def only_leads_on(module):
-    """Whether the file is but a docstring and imports: another path to what is elsewhere."""
+    """Whether the file has only a docstring and imports, as an alias path."""
     body = ast.parse(MODULES[module].read_text()).body[1:]
     return bool(body) and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
 
 
-# What is at home there is for the runner itself, too: hosts and their slots, the config file, deadlines.
+# The runner itself also uses what is defined there: hosts and their slots, the config file, deadlines.
 HOROVODS = [module for module in MODULES if module.startswith(f"{ROOF}.common")
             or module.startswith(f"{ROOF}.runner.common.util.") and only_leads_on(module)]
 

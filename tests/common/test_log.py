@@ -1,4 +1,4 @@
-"""The logger bagua_hvd: levels, Horovod's form, the rank in each record, and what the core says."""
+"""The logger bagua_hvd: levels, Horovod's format, the rank in each record, and messages of the core."""
 import logging
 import re
 import time
@@ -48,7 +48,7 @@ def test_a_wrong_level(monkeypatch):
 
 
 def test_what_the_core_says(run_ranks):
-    """The timeline's disk is full: a sentence of the core's, in the job's own form."""
+    """The timeline's disk is full: a message of the core appears in the job's log format."""
     first, second = run_ranks(2, be_a_job, env={"HOROVOD_TIMELINE": "/dev/full"})
     assert re.search(r"W timeline\.c:\d+\] \[0\]: the timeline /dev/full ends here: No space left", first.output)
     assert LINE.findall(first.output) == [("W", "timeline.c", "0")] and LINE.findall(second.output) == []
@@ -62,7 +62,7 @@ def handle_records():
 
     class Mine(logging.Handler):
         def emit(self, record):
-            # What the core said is handled while the engine goes on: the job may be asked anything meanwhile.
+            # Messages of the core are handled outside the engine, so a handler may use the job.
             hvd.allreduce(hvd.statistics().total.operations * __import__("torch").ones(1), process_set=mine)
             print(f"mine: {record.levelname} {record.rank} {record.filename} {record.getMessage():.60}", flush=True)
             handled.set()
@@ -75,7 +75,7 @@ def handle_records():
         time.sleep(0.05)
     hvd.barrier()
     if hvd.rank() == 0:
-        handled.wait(60)        # the job is asked nothing once it is over
+        handled.wait(60)        # the handler needs the running job
 
 
 def test_a_handler_of_the_script_gets_the_stall_report_and_may_use_the_job(run_ranks):

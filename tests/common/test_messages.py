@@ -1,4 +1,4 @@
-"""What was received is the dataclass that was sent, or a sentence."""
+"""A received message equals the dataclass that was sent, or raises an error."""
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,4 +1,4 @@
-"""What importing says when the native core is missing, and that common/ imports no framework."""
+"""The error of an import without the native core, and that common/ imports no framework."""
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ def run(source):
 def test_the_error_names_the_remedy():
     result = run(
         "import sys\n"
-        "sys.modules['bagua_hvd._native'] = None\n"     # as if it had not been built
+        "sys.modules['bagua_hvd._native'] = None\n"     # as if not built
         "import bagua_hvd.job.basics"
     )
     assert result.returncode == 1
@@ -40,5 +40,5 @@ def test_tensors_cross_as_they_are():
         assert [int(native.ffi.cast("uintptr_t", pointer)) for pointer in (entry.src, entry.dst)] == list(view[:2])
         assert tuple(entry.shape[i] for i in range(entry.ndim)) == view.shape
         assert (entry.dtype, entry.dst_on_host) == (view.dtype, 0)
-    assert native.ffi.typeof("struct bhvd_tensor[]").item.fields[-1][0] == "dst_on_host"    # the last of them
+    assert native.ffi.typeof("struct bhvd_tensor[]").item.fields[-1][0] == "dst_on_host"    # the last field
     assert len(operations.tensor_array([])[0]) == 0

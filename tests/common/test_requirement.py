@@ -1,4 +1,4 @@
-"""What importing `.torch`, `.tensorflow` or `.keras` says without what it needs. Modules of our own stand for that."""
+"""Errors of importing `.torch`, `.tensorflow` or `.keras` without their requirements, which fakes replace here."""
 import os
 import subprocess
 import sys

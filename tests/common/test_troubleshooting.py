@@ -1,4 +1,4 @@
-"""The sentences of docs/troubleshooting.md are those that the code prints."""
+"""The code contains the messages that docs/troubleshooting.md quotes."""
 import re
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SENTENCES = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def code():
-    """All text of the code; string literals that continue on the next line as one."""
+    """All text of the code, with continued string literals joined."""
     files = [ROOT / "build.py", *(ROOT / "bagua_hvd").rglob("*.py"), *(ROOT / "native").rglob("*.c")]
     return "".join(re.sub(r'" *\n *f?"', "", file.read_text()) for file in files)
 

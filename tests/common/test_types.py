@@ -1,4 +1,4 @@
-"""An editor shows parameters, defaults and results of every public name: all are annotated, and documented."""
+"""Every public name is annotated and documented, so that editors show parameters, defaults and results."""
 import importlib
 import inspect
 import re
@@ -27,7 +27,7 @@ def load(name):
 
 
 def public(module):
-    """(name, function) of what the module offers of ours, methods included."""
+    """(name, function) of the module's public functions and methods that are defined in bagua_hvd."""
     names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     for name in names:
         value = getattr(module, name)
@@ -44,7 +44,7 @@ def public(module):
                     yield f"{name}.{method}", function
 
 
-# Where classes are defined that scripts make or derive from; others that a module happens to import are not its own.
+# Modules of the classes that scripts use or derive from; other classes that a module imports are not its API.
 OFFERED = tuple(f"{PACKAGE}.{name}" for name in (
     "job.process_sets", "job.elastic", "core.exceptions", "torch.sync_batch_norm", "torch.qadam", "torch.consensus",
     "torch.elastic.state", "torch.elastic.sampler", "algorithms.base", "training.buckets", "codecs",
@@ -72,7 +72,7 @@ def test_every_public_name_is_annotated(name):
 
 
 def unexplained(function):
-    """Parameters that help() shows in the signature only."""
+    """Parameters that the docstring does not mention."""
     shown = inspect.getdoc(function) or ""
     return [name for name in inspect.signature(function).parameters if not re.search(rf"\b{name}\b", shown)]
 
@@ -99,7 +99,7 @@ def test_help_says_nothing_of_parameters_that_are_not_there():
 
 def test_reductions_are_integers_with_names():
     hvd = importlib.import_module(f"{PACKAGE}.torch")
-    assert str(hvd.Sum) == f"{hvd.Sum}" == "1"      # on every Python: the core reads it in texts
+    assert str(hvd.Sum) == f"{hvd.Sum}" == "1"      # on every Python: the core parses it
     assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product)] == [0, 1, 2, 3, 4, 5]
     assert hvd.Sum.name == "Sum" and hvd.Sum == 1
 

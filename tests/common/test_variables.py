@@ -1,4 +1,4 @@
-"""The table of environment variables: complete, equal to its page, and the only reader."""
+"""The table of environment variables: complete, equal to its page, and the only code that reads them."""
 import ast
 import importlib
 import os
@@ -15,7 +15,7 @@ from bagua_hvd.core.variables import TABLE, read
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bagua_hvd"
 OURS = re.compile(r"""["'](_?(?:HOROVOD|BAGUA)_[A-Z0-9_]*[A-Z0-9])["']""")
-# Measuring has variables of its own between its processes, and reports every setting that begins so.
+# The benchmarks pass variables between their processes, and report every setting with these prefixes.
 FILES = [path for path in PACKAGE.rglob("*.py") if "bench" not in path.parts and path.name != "variables.py"]
 
 
@@ -32,7 +32,7 @@ def is_environment(node):
 
 
 def keys_read(path):
-    """What the file asks os.environ for, as syntax trees: `[key]`, `.get(key)`, `key in`, getenv(key)."""
+    """The keys that the file reads from os.environ, as syntax trees: `[key]`, `.get(key)`, `key in`, getenv(key)."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and is_environment(node.value):
             yield node.slice
@@ -44,14 +44,14 @@ def keys_read(path):
                 yield node.args[0]
 
 
-# Where the name is itself a variable: of other engines, of the loader, two of Horovod's functions, and what is reported
-# of the environment beside measurements.
+# Here the name is itself a variable: names of other engines and of the loader, two of Horovod's functions, and the
+# environment in benchmark reports.
 ANY_NAME = {"job/engines/detect.py", "job/engines/mpi_library.py", "job/env.py", "runner/processes.py",
             "common/util.py", "bench/report.py"}
 
 
 def name_in(module, key):
-    """The text of a key: written there, or a constant of the module. None: it is known at run time only."""
+    """The text of a key: a literal, or a constant of the module; None if known only at run time."""
     if isinstance(key, ast.Constant):
         return key.value
     return getattr(importlib.import_module(module), key.id, None) if isinstance(key, ast.Name) else None
@@ -70,7 +70,7 @@ def test_nothing_else_reads_them():
                 own.append(f"{place}:{key.lineno}: {name}")
     assert own == []
     assert any_name == ANY_NAME
-    core = (ROOT / "native").rglob("*.[ch]")        # reads no variable at all
+    core = (ROOT / "native").rglob("*.[ch]")        # the core reads no variables
     assert [path for path in core if re.search(r"getenv|\benviron\b", path.read_text())] == []
 
 
@@ -81,7 +81,7 @@ def test_what_is_said_to_have_an_effect_is_read():
     assert unread == []
 
 
-# Of every process of a job, the launcher's included: sitecustomize is imported before anything else.
+# Traces every process of a job, including the launcher: sitecustomize is imported first.
 TRACE = """
 import atexit, os
 class Traced(os._Environ):
@@ -131,7 +131,7 @@ def test_what_a_job_reads_is_in_the_table(tmp_path, arguments):
     assert done.returncode == 0, done.stderr
     reads = [set(path.read_text().split()) for path in tmp_path.glob("read.*")]
     ranks = [names for names in reads if "HOROVOD_RANK" in names]
-    assert len(ranks) >= 2 and len(reads) > len(ranks), reads        # the launcher, too
+    assert len(ranks) >= 2 and len(reads) > len(ranks), reads        # includes the launcher
     for names in reads:
         assert names <= TABLE.keys(), names - TABLE.keys()
     assert all({"BAGUA_ALGORITHM", "HOROVOD_START_TIMEOUT"} <= names for names in ranks)

@@ -1,4 +1,4 @@
-"""The files that a gradient passes on its way to the core: with a function that is handed it, or a bucket of it."""
+"""The files that a gradient passes through to the core, with a function that takes it, or a bucket of it."""
 import pytest
 
 STEPS = 4
@@ -22,7 +22,7 @@ def walk_torch(expected):
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = model(torch.ones(4, 8)).sum()
-        with walked(found if step == STEPS - 1 else {}):        # the first one is the ranks' agreement
+        with walked(found if step == STEPS - 1 else {}):        # ranks agree in the first step
             loss.backward()
         optimizer.step()
     assert sorted(found) == expected
@@ -41,7 +41,7 @@ def walk_fit(expected):
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), algorithm="gradient_allreduce"), loss="mse")
     traced, ran, call = {}, {}, Bridge._call
 
-    def watched(bridge, *arguments):        # on threads of TensorFlow, each of which has a profiler of its own
+    def watched(bridge, *arguments):        # TensorFlow calls it on threads, each with its own profiler
         with walked(ran):
             return call(bridge, *arguments)
 
