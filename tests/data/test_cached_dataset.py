@@ -1,4 +1,4 @@
-"""CachedDataset: each sample is loaded once, by whichever process; what cannot be kept is loaded each time."""
+"""CachedDataset: each sample is loaded once, in any process; a sample that cannot be cached is loaded each time."""
 import logging
 import os
 import pickle
@@ -63,7 +63,7 @@ def test_names_and_later_runs(tmp_path):
 
 
 class Labels(list):
-    """Samples with what a pickle of another process may have otherwise: tensors."""
+    """Samples with tensors, as pickles from another process may have."""
 
     def __getitem__(self, i):
         import torch
@@ -109,7 +109,7 @@ def test_what_can_no_longer_be_unpickled_is_loaded(tmp_path, monkeypatch):
 
 
 def test_other_processes_of_the_host_have_it(tmp_path):
-    """One process after the other, and copies of the object, as a loader's workers have."""
+    """Processes that run one after the other share a cache, as do copies of the object in a loader's workers."""
     cached = CachedDataset(Squares(), tmp_path, "squares")
     for i in range(5):
         cached[i]
@@ -132,7 +132,7 @@ def test_workers_of_a_loader(tmp_path):
     for _ in range(2):
         loader = data.DataLoader(cached, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context="fork")
         assert sorted(i for _, numbers in loader for i in numbers.tolist()) == list(range(40))
-    assert len(cached.cache) == 40 and cached.dataset.loaded == []      # in the workers
+    assert len(cached.cache) == 40 and cached.dataset.loaded == []      # loaded in the workers
     assert sum(cached[i][1] for i in range(40)) == 780 and cached.dataset.loaded == []
 
 

@@ -101,7 +101,7 @@ def test_reads_ahead_as_far_as_the_queue_goes(make):
     loader = make(5, count=3)
     iterator = iter(loader)
     next(iterator)
-    # One was taken, five are in the queue (the mark of the epoch's end is one of them), one is in the thread's hand.
+    # One was taken, five are in the queue (one marks the end of the epoch), the thread holds one.
     wait_for(lambda: loader.read == 6)
     time.sleep(0.05)
     assert loader.read == 6
