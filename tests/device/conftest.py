@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def built():
-    """Before a time limit runs: the compiler takes half a minute for the kernels, and several on a busy machine."""
+    """Before a time limit runs: compiling the kernels takes half a minute, and longer on a busy machine."""
     import device_arrays  # needs torch
     import nvrtc
 

@@ -1,20 +1,20 @@
-/* A fake libcuda.so.1, for tests on machines without a GPU. It is no CUDA and measures nothing: it has the functions that
- * native/device/cuda.c and the tests use, over memory of this process.
+/* A fake libcuda.so.1, for tests on machines without a GPU. It emulates the functions that native/device/cuda.c and the tests
+ * use, in memory of this process. Its timings mean nothing.
  *
- * Where a real driver refuses, waits or fails, so does this one:
- *   - The memory of each GPU lies in an arena that nobody may touch: the pages are PROT_NONE. Copies go through a second
- *     mapping of the same memory; while a kernel runs, the pages are open. Code that reads a device pointer on the host
- *     crashes. An address of ordinary memory with the bit TAG set is device memory as well: no processor reads such an address.
- *   - A kernel reaches the memory of its own GPU, within what was allocated and not freed. Pinned memory it could reach, but each
- *     access would cross the link.
- *   - Each GPU has a context. A stream, a kernel or an event of another one than the current one is refused.
- *   - Each stream is a thread that works late and takes its time, so that an order nobody asked for shows.
- *   - A copy to pageable memory returns when it is done; one from there has read its source when it returns.
- *   - Pinned memory, and memory that is freed, waits for all that the GPU was given; fake_cuda_set_allocations_wait.
+ * It refuses, waits and fails where a real driver does:
+ *   - The memory of each GPU lies in an arena whose pages are PROT_NONE. Copies go through a second mapping of the same memory;
+ *     while a kernel runs, the pages are open. Code that reads a device pointer on the host crashes. An address of ordinary
+ *     memory with the bit TAG set is device memory as well: no processor reads such an address.
+ *   - A kernel reaches allocated memory of its own GPU only. A real one could reach pinned memory, but each access would cross
+ *     the link.
+ *   - Each GPU has a context. A stream, a kernel or an event of a context that is not current is refused.
+ *   - Each stream is a thread with random delays, so that missing synchronization shows.
+ *   - A copy to pageable memory returns when it is done; one from pageable memory has read its source when it returns.
+ *   - Allocating pinned memory, and freeing any, waits for all work of the GPU; see fake_cuda_set_allocations_wait.
  *   - While a thread captures a graph in the global mode, calls such as cuEventQuery fail on all threads that have not
  *     exchanged their mode, and invalidate the capture.
- *   - BHVD_FAKE_CUDA_FAIL_AFTER=n: the n-th copy on a stream fails, and with it all that comes later, as after a fault. A
- *     kernel that faults does the same.
+ *   - BHVD_FAKE_CUDA_FAIL_AFTER=n: the n-th copy on a stream fails, and with it all later work, as after a fault. A kernel
+ *     that faults does the same.
  *
  * Kernels are functions for the CPU, made of PTX (tests/support/ptx.py) or written by a test: struct fake_function. */
 #define _GNU_SOURCE
@@ -39,27 +39,27 @@ enum {
 
 static const uintptr_t TAG = (uintptr_t)1 << 62;
 
-/* A kernel's code. Every parameter takes 8 bytes. Returns 0, or the driver's code for what was wrong. */
+/* A kernel's code. Every parameter takes 8 bytes. Returns 0, or the driver's error code. */
 struct fake_function {
     int (*run)(unsigned blocks, unsigned threads, void **params, int (*reaches)(uint64_t address, size_t nbytes));
     int param_count;
 };
 
-/* What a CUfunction points to here. */
+/* The target of a CUfunction. */
 struct kernel {
     const struct fake_function *function;
     struct context *context;
-    struct kernel *next;            // of those that were made before, so that none is lost
+    struct kernel *next;            // list of all kernels, so that none is a leak
 };
 static struct kernel *_Atomic kernels;
 
 struct event {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t recorded, completed;       /* how often */
-    uint64_t asked;                     /* after which record it was asked last whether it is complete */
+    uint64_t recorded, completed;       /* numbers of records */
+    uint64_t asked;                     /* the number of the record that was last queried */
     struct context *context;
-    struct event *next;                 /* of all there ever were */
+    struct event *next;                 /* list of all events */
 };
 
 struct task {
@@ -69,7 +69,7 @@ struct task {
     void *argument;
     void *dst;
     const void *src;
-    void *owned;                        /* of a source that was pageable */
+    void *owned;                        /* the copy of a pageable source */
     size_t nbytes;
     const struct fake_function *function;
     unsigned blocks, threads;
@@ -84,13 +84,13 @@ struct stream {
     struct task *head, **tail;
     int busy, closing, capturing;
     struct context *context;
-    struct stream *next;                /* of the context's, never freed */
+    struct stream *next;                /* list of the context's streams, never freed */
     pthread_t thread;
 };
 
 struct context {
     int device;
-    size_t used;                        /* of its arena */
+    size_t used;                        /* of its arena, in bytes */
     struct stream *streams, *default_stream;
 };
 
@@ -103,20 +103,20 @@ struct pinned {
 static struct {
     pthread_mutex_t lock;
     unsigned char *arena, *alias;
-    uint16_t *valid;                    /* of each ALIGNMENT bytes, how many are allocated */
+    uint16_t *valid;                    /* the allocated bytes in each block of ALIGNMENT bytes */
     struct context contexts[DEVICES_MAX];
     struct pinned *pinned;
     size_t pinned_bytes;
-    int open;                           /* kernels that run now */
+    int open;                           /* running kernels */
     atomic_int failed, copies, captures, invalidated, allocations_wait;
     int fail_after, devices;
-    struct event *events;               /* never freed: a stream may still come to one */
+    struct event *events;               /* never freed: a stream may still use one */
     uint64_t launches, link_bytes, asked;
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = DEVICES_MAX};
 
 static _Thread_local struct context *stack[STACK_MAX];
 static _Thread_local int depth;
-static _Thread_local int capture_mode;  /* 0: global, 1: of this thread, 2: relaxed */
+static _Thread_local int capture_mode;  /* 0: global, 1: thread-local, 2: relaxed */
 
 static struct context *current(void) { return depth ? stack[depth - 1] : NULL; }
 
@@ -126,7 +126,7 @@ static int refuse(int code, const char *why)
     return code;
 }
 
-/* A call that a capture in the global mode forbids to all threads. */
+/* Fails where a capture in the global mode forbids a call on all threads. */
 static int forbidden(void)
 {
     if (!atomic_load(&fake.captures) || capture_mode != 0)
@@ -168,9 +168,9 @@ static int is_pinned(uintptr_t address, size_t nbytes)
     return found;
 }
 
-static _Thread_local const struct context *running;     /* whose kernel runs on this thread */
+static _Thread_local const struct context *running;     /* the context of the kernel on this thread */
 
-/* What a kernel may touch. */
+/* Whether the running kernel may access the memory. */
 static int reaches(uint64_t address, size_t nbytes)
 {
     return in_arena(address) && (address - (uintptr_t)fake.arena) / ARENA == (size_t)running->device &&
@@ -243,7 +243,7 @@ static void *stream_main(void *arg)
             stream->tail = &stream->head;
         stream->busy = 1;
         pthread_mutex_unlock(&stream->lock);
-        usleep((unsigned)rand_r(&seed) % 300);          /* late, and never twice as late */
+        usleep((unsigned)rand_r(&seed) % 300);          /* a random delay */
         run_task(stream, task);
         free(task);
         pthread_mutex_lock(&stream->lock);
@@ -350,7 +350,7 @@ API int cuDeviceGet(int *device, int ordinal)
     return OK;
 }
 
-/* GPUs of several processes are the same ones unless BHVD_FAKE_CUDA_UUID says otherwise. */
+/* All processes see the same GPUs unless BHVD_FAKE_CUDA_UUID differs. */
 API int cuDeviceGetUuid_v2(unsigned char *uuid, int device)
 {
     const char *text = getenv("BHVD_FAKE_CUDA_UUID");
@@ -404,7 +404,7 @@ API int cuThreadExchangeStreamCaptureMode(int *mode)
 
 /* ------------------------------------------------------------------------------------------------------- memory */
 
-/* Before memory is had or given back: whether it can be, once the GPU has done all that it was given. */
+/* Before memory is allocated or freed: whether that is allowed, once all work of the GPU is done. */
 static int may_allocate(void)
 {
     if (!depth)
@@ -455,14 +455,14 @@ API int cuMemFreeHost(void *memory)
     return OK;
 }
 
-/* Addresses are never used again: an access to memory that was freed is a fault. */
+/* Addresses are never reused, so every access to freed memory is a fault. */
 API int cuMemAlloc_v2(void **out, size_t nbytes)
 {
     int code = may_allocate();
     if (code)
         return code;
     struct context *context = current();
-    const size_t size = (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;   /* and a gap */
+    const size_t size = (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;   /* with a gap */
     pthread_mutex_lock(&fake.lock);
     const size_t begin = (size_t)context->device * ARENA + context->used;
     const int fits = context->used + size <= ARENA;
@@ -540,7 +540,7 @@ API int cuStreamDestroy_v2(void *handle)
     return OK;
 }
 
-/* Of the fake only: a graph is captured from the stream in the global mode; the end says whether it is valid. */
+/* Fake only: captures a graph from the stream in the global mode; the end returns whether it is valid. */
 API void fake_cuda_begin_capture(struct stream *stream)
 {
     stream->capturing = 1;
@@ -552,7 +552,7 @@ API int fake_cuda_end_capture(struct stream *stream)
     atomic_fetch_sub(&fake.captures, 1);
     return atomic_exchange(&fake.invalidated, 0) ? CAPTURE_INVALIDATED : OK;
 }
-/* Of the fake only: the stream stops here until the event is recorded again. */
+/* Fake only: the stream waits until the event is recorded again. */
 API void fake_cuda_hold(void *stream, struct event *event)
 {
     pthread_mutex_lock(&event->lock);
@@ -561,11 +561,11 @@ API void fake_cuda_hold(void *stream, struct event *event)
     add(stream_of(stream), (struct task){.kind = WAIT, .event = event, .ticket = ticket});
 }
 
-/* Of the fake only: how many GPUs there are. */
+/* Fake only: sets the number of GPUs. */
 API void fake_cuda_set_devices(int devices) { fake.devices = devices; }
-/* Of the fake only: whether memory that is had or given back waits for the GPU, as some drivers do. */
+/* Fake only: whether allocating and freeing wait for the GPU, as in some drivers. */
 API void fake_cuda_set_allocations_wait(int wait) { atomic_store(&fake.allocations_wait, wait); }
-/* Of the fake only: the handle of a kernel in the current context. Never freed. */
+/* Fake only: the handle of a kernel in the current context. Never freed. */
 API void *fake_cuda_kernel(const struct fake_function *function)
 {
     struct kernel *kernel = malloc(sizeof *kernel);
@@ -582,10 +582,10 @@ void fake_cuda_call(void *stream, void (*fn)(void *), void *arg)
 void *fake_cuda_visible(const void *p) { return visible(p); }
 int fake_cuda_is_current(void) { return depth > 0; }
 
-/* Of the fake only: copies made, kernels launched, bytes asked to be copied between host and device so far. */
+/* Fake only: copies made, kernels launched, and bytes of copies between host and device so far. */
 API int fake_cuda_copies(void) { return fake.copies; }
 API uint64_t fake_cuda_launches(void) { return __atomic_load_n(&fake.launches, __ATOMIC_RELAXED); }
-/* Of the fake only: how many records were asked for by cuEventQuery, however often. */
+/* Fake only: records queried by cuEventQuery, each counted once. */
 API uint64_t fake_cuda_asked(void) { return __atomic_load_n(&fake.asked, __ATOMIC_RELAXED); }
 API uint64_t fake_cuda_pinned_bytes(void) { return __atomic_load_n(&fake.pinned_bytes, __ATOMIC_RELAXED); }
 API uint64_t fake_cuda_link_bytes(void) { return __atomic_load_n(&fake.link_bytes, __ATOMIC_RELAXED); }

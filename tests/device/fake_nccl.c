@@ -1,16 +1,16 @@
-/* A fake libnccl.so.2, for tests on machines without GPUs; in one library with fake_cuda.c. It is no NCCL and
- * measures nothing: it does the collectives that native/gpu/nccl_run.c asks for, between threads or processes of one
- * machine, through a shared mailbox for each ordered pair of ranks.
+/* A fake libnccl.so.2, for tests on machines without GPUs; in one library with fake_cuda.c. It does the collectives that
+ * native/gpu/nccl_run.c uses, between threads or processes of one machine, through a shared mailbox for each ordered pair of
+ * ranks. Its timings mean nothing.
  *
- * What makes it worth testing against:
- *   - Calls answer ncclInProgress, as a communicator that does not block may: what they do is put on the stream only when
- *     somebody asks for the communicator's state. An event recorded too early is a wrong result.
+ * Behaviour that tests rely on:
+ *   - Calls return ncclInProgress, as a non-blocking communicator may: their work is put on the stream only when the
+ *     communicator's state is queried. An event recorded too early gives a wrong result.
  *   - It refuses calls without a current context, or that mix groups.
- *   - ncclCommAbort returns when the GPU has done all that it was given, as freeing memory does; so it never returns while
- *     another communicator's kernel hangs. From 2.22 on the aborts of a group are one.
- *   - BHVD_FAKE_NCCL_SLOW_MS=n: a communicator, and its first collective, are in progress for so long.
+ *   - ncclCommAbort returns when all work of the GPU is done, as freeing memory does; so it never returns while another
+ *     communicator's kernel hangs. From 2.22 on, the aborts of a group are one.
+ *   - BHVD_FAKE_NCCL_SLOW_MS=n: a communicator, and its first collective, are in progress for n ms.
  *   - BHVD_FAKE_NCCL_FAIL_AFTER=n: the n-th group of this process reports an error of a peer, and hangs on all ranks until the
- *     communicator is aborted. BHVD_FAKE_NCCL_HANG=1: an error nobody reports. BHVD_FAKE_NCCL_VERSION: what it says it is. */
+ *     communicator is aborted. BHVD_FAKE_NCCL_HANG=1: it hangs without an error. BHVD_FAKE_NCCL_VERSION: its version. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -47,8 +47,8 @@ struct comm {
     int rank, size;
     atomic_int aborted, error, running, finalized, used;
     _Atomic int64_t busy_until_ms;
-    struct group *late;                 /* to be put on the stream when the state is asked for */
-    struct comm *next;                  /* of all there ever were */
+    struct group *late;                 /* put on the stream when the state is queried */
+    struct comm *next;                  /* list of all communicators */
 };
 
 struct op {
@@ -69,7 +69,7 @@ struct group {
 static _Thread_local struct group *open_group;
 static _Thread_local int depth, aborts;
 static atomic_int groups;
-static _Atomic(struct comm *) comms;    /* never freed: a stream may still come to one */
+static _Atomic(struct comm *) comms;    /* never freed: a stream may still use one */
 
 /* --------------------------------------------------------------------------------------------------- arithmetic */
 
@@ -125,7 +125,7 @@ static void add_transfer(struct exchange *x, int sends, int peer, const void *da
         x->transfers[x->count++] = (struct transfer){peer, sends, (unsigned char *)data, nbytes};
 }
 
-/* One look at the first unfinished transfer of each direction and peer. */
+/* Tries once to advance the first unfinished transfer of each direction and peer. */
 static int advance(struct comm *comm, struct exchange *x)
 {
     int left = 0;
@@ -147,7 +147,7 @@ static int advance(struct comm *comm, struct exchange *x)
             box->nbytes = n;
         } else {
             if (box->nbytes != n)
-                abort();                /* the ranks disagree about what they do */
+                abort();                /* the ranks' operations differ */
             memcpy(t->data, box->data, n);
         }
         t->data += n;
@@ -269,7 +269,7 @@ API int ncclGroupEnd(void)
         return SUCCESS;
     open_group = NULL;
     if (group->comm->late)
-        return INVALID_USAGE;           /* the one before was not waited for */
+        return INVALID_USAGE;           /* the previous group is still pending */
     group->comm->late = group;
     return IN_PROGRESS;
 }
@@ -346,7 +346,7 @@ API int ncclGetVersion(int *version)
     return SUCCESS;
 }
 
-/* The id names memory that nobody has to remove. */
+/* The id names memory that is freed with its last user. */
 API int ncclGetUniqueId(struct unique_id *id)
 {
     int fd = memfd_create("fake_nccl", MFD_CLOEXEC);
@@ -428,5 +428,5 @@ API const char *ncclGetLastError(struct comm *comm)
     return "the stand-in was told to fail";
 }
 
-/* Of the fake only: groups that this process has launched. */
+/* Fake only: groups that this process has launched. */
 API int fake_nccl_groups(void) { return atomic_load(&groups); }

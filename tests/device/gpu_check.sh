@@ -1,15 +1,15 @@
 #!/bin/sh
-# Everything that needs a GPU, on a machine that has one; see docs/results/gpu.md.
+# Runs everything that needs a GPU, on a machine that has one; see docs/results/gpu.md.
 #
 #     tests/device/gpu_check.sh [--long | --rehearse] [FOLDER]
 #
 #     no option    at most 8 minutes: the kernels' bytes, bandwidths, NCCL with one rank, collectives, encoded ones, training
-#     --long       the rest: more ranks, all algorithms, compute-sanitizer; several GPUs, where there are
-#     --rehearse   both on a machine without a GPU, with fakes of driver, NCCL and CuPy: shows this script's own mistakes
+#     --long       the rest: more ranks, all algorithms, compute-sanitizer; several GPUs if there are
+#     --rehearse   both on a machine without a GPU, with fakes of driver, NCCL and CuPy, to test this script
 #
-# The steps go on after failures, and each has a limit of time. At the end: a summary of at most 40 lines, then the last lines
-# of what failed. The raw output goes to FOLDER (docs/results/gpu/<date>), one file for each step, and device.jsonl: its
-# lines belong into docs/results/records. The exit code is the number of steps that failed.
+# Each step has a time limit, and a failure does not stop the others. At the end: a summary of at most 40 lines, then the last
+# lines of the failed steps. The raw output goes to FOLDER (docs/results/gpu/<date>), one file per step, and device.jsonl, whose
+# lines belong in docs/results/records. The exit code is the number of failed steps.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 mode=quick
@@ -29,7 +29,7 @@ run="$python -m bagua_hvd.runner.launch"
 
 line() { printf '%s\n' "$*" >>"$summary"; }
 
-# name, seconds at most, command. What it came to is its last line, or those with a bandwidth.
+# name, time limit in seconds, command. The summary shows the last line of its output, and lines with a bandwidth.
 step() {
     name=$1 seconds=$(($2 * slack))
     shift 2
@@ -54,13 +54,13 @@ step() {
     [ $code -ne 0 ] || grep -E 'GB/s|allreduce of .* us' "$out/$name.log" | cut -c1-100 >>"$summary"
 }
 
-# The same for what only PyTorch with CUDA can do.
+# A step that needs PyTorch with CUDA.
 on_gpu() {
     if [ $mode = rehearse ]; then line "-        $1: needs PyTorch with CUDA, not rehearsed"; else step "$@"; fi
 }
 
 quick() {
-    # The codecs' bytes on the GPU against the C codecs'; then each kernel's bandwidth beside the copy's: aim for 80 %.
+    # The codecs' bytes on the GPU against the C codecs; then each kernel's bandwidth beside a copy's: aim for 80 %.
     step kernels 150 $python -m pytest -q -p no:cacheprovider tests/device/test_kernels.py -k "$kernels"
     step bandwidths 60 $python -m tests.laboratory.device --record --folder "$out" $bandwidths
     # Every dtype, encoded operations, order of streams, groups of c10d, an optimizer on two streams, a shutdown while the

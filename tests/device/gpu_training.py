@@ -2,8 +2,8 @@
 
     baguarun -np 2 python tests/device/gpu_training.py
 
-One line for each algorithm: the loss of the first and of the last steps, in bits per character, and steps per second.
-Exit code 1: a loss is not finite or has not fallen. With --device cpu it is the same training on the CPU.
+Prints one line per algorithm: the loss of the first and of the last steps, in bits per character, and steps per second.
+Exit code 1: a loss is not finite or has not fallen. With --device cpu the same training runs on the CPU.
 """
 import argparse
 import math
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from torch_char_lm import Transformer, characters  # noqa: E402
 
 CONTEXT, BATCH, SHOWN = 64, 32, 10
-# Made for Adam, or for their own optimizer.
+# They need Adam, or have their own optimizer.
 ADAM = {"onebit_adam", "qadam"}
 
 
@@ -37,7 +37,7 @@ def make_optimizer(name, model, algorithm):
 
 
 def train(name, data, vocabulary, device, steps):
-    """The loss of every step, as the mean over the ranks, and the seconds that all took."""
+    """The loss of every step, as the mean over the ranks, and the duration of all steps in seconds."""
     torch.manual_seed(1)
     model = Transformer(vocabulary, CONTEXT, width=64).to(device)
     arguments = {"warmup_steps": steps // 3} if name in ADAM else {}

@@ -1,10 +1,10 @@
-// What the C code that tests/support/ptx.py makes of PTX runs on. Threads of a block are fibers that take turns at barriers and
-// warp functions; blocks run one after the other. A kernel that would be wrong on a GPU fails, with a sentence that says why:
+// The runtime of the C code that tests/support/ptx.py makes of PTX. The threads of a block are fibers that switch at barriers
+// and warp functions; blocks run one after the other. A kernel that would be wrong on a GPU fails with an error:
 //   - an access that is not aligned to its width, or to memory that the launch cannot reach,
 //   - two threads that access one byte of shared memory, one of them writing, with no barrier or warp function between; in
-//     launches that ask for it the same in global memory, where nothing orders blocks,
-//   - a barrier or a warp function that not all the threads reach that it is for.
-// Says nothing about a GPU's speed. Compiled with PTX_COUNTS it counts instructions and the 32-byte sectors that warps touch.
+//     launches with `races`, also of global memory, where blocks are unordered,
+//   - a barrier or a warp function that not all of its threads reach.
+// Timings mean nothing. Compiled with PTX_COUNTS it counts instructions and the 32-byte sectors that warps access.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,13 +18,13 @@
 #include <ucontext.h>
 
 enum { FIBERS = 256, STACK = 1 << 16, WARP = 32, SHARED_BEGIN = 256, SHARED_END = SHARED_BEGIN + 49152, SECTOR = 32 };
-enum { MISALIGNED_ADDRESS = 716, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719 };     // as the driver has them
+enum { MISALIGNED_ADDRESS = 716, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719 };     // the driver's codes
 enum state { READY, AT_BARRIER, AT_WARP_FUNCTION, DONE };
 
-// Whether a kernel may touch these bytes of global memory.
+// Whether a kernel may access these bytes of global memory.
 typedef int (*reaches_fn)(uint64_t address, size_t nbytes);
 
-// As fake_cuda.c has it. Returns 0, or the driver's code for the kernel's fault.
+// As in fake_cuda.c. Returns 0, or the driver's error code.
 struct fake_function {
     int (*run)(unsigned blocks, unsigned threads, void **params, reaches_fn reaches);
     int param_count;
@@ -35,16 +35,16 @@ struct thread {
     const uint64_t *param;
     struct block *block;
     enum state state;
-    jmp_buf stopped;                    // where it goes on
+    jmp_buf stopped;                    // where it continues
     const char *at;                     // the instruction at which it waits,
-    uint32_t mask, value;               // the lanes that it waits for there, and what it brings for them
+    uint32_t mask, value;               // the lanes that it waits for there, and its operand
 };
 
-// Who accessed a byte last, and when.
+// The thread that last accessed a byte, and when.
 struct mark {
     uint64_t epoch, warp_epoch;
     int64_t block;
-    int thread;                         // MANY: several of them
+    int thread;                         // MANY: several threads
 };
 enum { MANY = -1 };
 
@@ -52,7 +52,7 @@ struct byte {
     struct mark written, read;
 };
 
-// One byte of global memory in a table by hash.
+// One byte of global memory, in a hash table.
 struct cell {
     uint64_t address, launch;
     struct byte byte;
@@ -60,12 +60,12 @@ struct cell {
 enum { CELLS = 1 << 20, PROBES = 1000 };
 
 struct counts {
-    uint64_t instructions;              // of all threads
-    uint64_t bytes_read, bytes_written, sectors_read, sectors_written, requests;     // global memory; requests: of warps
+    uint64_t instructions;              // executed by all threads
+    uint64_t bytes_read, bytes_written, sectors_read, sectors_written, requests;     // of global memory; requests: by warps
 };
 
 #ifdef PTX_COUNTS
-enum { SITES = 2048 };                  // accesses of a kernel's code
+enum { SITES = 2048 };                  // memory accesses in a kernel's code
 struct access {
     uint32_t warp, site, occurrence, writes;
     uint64_t sector;
@@ -89,13 +89,13 @@ struct block {
     void (*body)(struct thread *);
     const char *name;
     reaches_fn reaches;
-    uint64_t epoch, launch;             // barriers passed, and launches, of all blocks on this thread of the host
+    uint64_t epoch, launch;             // counts barriers, and launches, of all blocks on this host thread
     uint64_t warp_epochs[FIBERS / WARP];
-    uint32_t seen[FIBERS];              // what the lanes brought to the last warp function
-    uint32_t reduced;                   // what the threads brought to the last barrier: all bits of any, of all, their sum
+    uint32_t seen[FIBERS];              // the lanes' operands of the last warp function
+    uint32_t reduced;                   // the threads' operands of the last barrier: or, and, sum
     uint32_t reduced_and, reduced_sum;
-    int fault;                          // the driver's code for it
-    bool races;                         // global memory is checked for them
+    int fault;                          // the driver's code
+    bool races;                         // whether to check global memory
     struct byte shadow[SHARED_END];
     _Alignas(64) char shared[SHARED_END];
 };
@@ -115,7 +115,7 @@ __attribute__((format(printf, 3, 4))) static void report(struct thread *t, int c
     block->fault = code;
 }
 
-// Of a thread that runs: it ends here, and with it the launch.
+// Ends a running thread, and with it the launch.
 #define FAULT(t, code, ...) (report(t, code, __VA_ARGS__), _longjmp((t)->block->scheduler, 1))
 
 static struct mark mark_of(const struct thread *t)
@@ -123,7 +123,7 @@ static struct mark mark_of(const struct thread *t)
     return (struct mark){t->block->epoch, t->block->warp_epochs[t->tid / WARP], t->ctaid, (int)t->tid};
 }
 
-// Whether what the mark is of comes before this thread's access, for certain. Nothing orders blocks of one launch.
+// Whether the marked access certainly precedes this thread's access. Blocks of a launch are unordered.
 static bool is_ordered(const struct thread *t, const struct mark *mark, int64_t any_block)
 {
     const struct mark now = mark_of(t);
@@ -169,7 +169,7 @@ static inline char *shared_memory(struct thread *t, uint64_t address, size_t nby
     return t->block->shared + address;
 }
 
-// The compiler's own addresses: of constants, which are read only.
+// Addresses of the compiler, for constants, which are read-only.
 static inline char *const_memory(struct thread *t, uint64_t address, size_t nbytes, bool writes, const char *at, int site)
 {
     (void)writes, (void)site;
@@ -216,10 +216,10 @@ static inline char *global_memory(struct thread *t, uint64_t address, size_t nby
 #ifdef PTX_COUNTS
 static int by_request(const void *a, const void *b)
 {
-    return memcmp(a, b, sizeof(struct access));         // equal ones lie together, those of one request too
+    return memcmp(a, b, sizeof(struct access));         // sorts equal accesses and those of one request together
 }
 
-// What the lanes of a warp access by the same execution of an instruction is one request.
+// The accesses of a warp's lanes by the same execution of an instruction are one request.
 static void count_sectors(void)
 {
     qsort(trace.list, trace.count, sizeof *trace.list, by_request);
@@ -278,7 +278,7 @@ static void resume(struct thread *t)
         _longjmp(t->stopped, 1);
 }
 
-// Lets the lanes go on that a warp function is for, where all have come to it. Returns how many.
+// Resumes the lanes of each warp function once all have reached it. Returns their number.
 static int release_warp_functions(struct block *b, unsigned threads)
 {
     int released = 0;
@@ -343,7 +343,7 @@ static int run_block(struct block *b, uint32_t number, uint32_t blocks, unsigned
             if (b->threads[i].state == READY)
                 resume(&b->threads[i]);
             if (b->fault) {
-                b->made = 0;            // the fibers are somewhere in the kernel
+                b->made = 0;            // the fibers have stopped within the kernel
                 return b->fault;
             }
         }
@@ -401,7 +401,7 @@ static int in_ranges(uint64_t address, size_t nbytes)
 }
 
 #define API __attribute__((visibility("default")))
-// Runs on this thread. Only the ranges can be reached. races: in global memory too. Returns NULL, or what was wrong.
+// Runs on this thread. The kernel can reach only `reachable`. races: check global memory too. Returns NULL or the error.
 API const char *ptx_launch(const struct fake_function *function, unsigned blocks, unsigned threads, void **params,
                            const struct range *reachable, size_t count, int races)
 {
@@ -414,7 +414,7 @@ API const char *ptx_launch(const struct fake_function *function, unsigned blocks
 }
 
 #ifdef PTX_COUNTS
-// Since the last call.
+// Counts since the last call.
 API struct counts ptx_counts(void)
 {
     const struct counts since = counts;
@@ -463,7 +463,7 @@ static inline double canonical_f64(double x) { return x == x ? x : f64_of(0x7ff8
 MIN_MAX(float)
 MIN_MAX(double)
 
-// To integers by truncation: NaN becomes 0, what is too large the limit.
+// Conversion to integers truncates; NaN becomes 0, and values out of range become the limit.
 #define CONVERT(type, low, high)                                                                                          \
     static inline type to_##type(double x) { return x != x ? 0 : x >= high ? (type)high : x <= low ? (type)low : (type)x; }
 CONVERT(int32_t, -2147483648.0, 2147483647.0)
@@ -482,7 +482,7 @@ static inline uint32_t bfe(uint32_t from, uint32_t begin, uint32_t count)
     return (uint32_t)((uint64_t)from >> begin & (((uint64_t)1 << count) - 1));
 }
 
-// Bytes of a and b by number: 0 to 3 and 4 to 7; bit 3 of a selector: its sign in all bits.
+// A selector is the number of a byte: 0 to 3 in a, 4 to 7 in b; with bit 3 set, the byte's sign in all bits.
 static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selectors)
 {
     const uint64_t both = (uint64_t)b << 32 | a;
@@ -520,7 +520,7 @@ static inline void barrier(struct thread *t, uint32_t value, const char *at)
     stop(t, AT_BARRIER);
 }
 
-// Afterwards what each lane of the mask brought is in block->seen.
+// On return block->seen has the operands of all lanes in the mask.
 static inline const uint32_t *warp_meet(struct thread *t, uint32_t mask, uint32_t value, const char *at)
 {
     const uint32_t lane = t->tid % WARP;

@@ -1,21 +1,21 @@
-"""Every algorithm, with parameters and gradients on a device, trains the weights that it trains on the CPU.
+"""Every algorithm, with parameters and gradients on a device, trains the same weights as on the CPU.
 
-No GPU takes part. PyTorch's CPU tensors pose as tensors of the stand-in (fake_cuda.c): the core and the algorithms
-get addresses that no processor can read, and only the stand-in's copies know what they mean. So whatever reads a
-tensor of a GPU on the host crashes. Expected: the same bits as in the host's memory.
+No GPU is used. PyTorch's CPU tensors pose as tensors of the fake GPU (fake_cuda.c): the core and the algorithms get
+addresses that only the fake's copies can resolve, so code that reads a GPU tensor on the host crashes. Expected: the
+same bits as in host memory.
 """
 import pytest
 
 from bagua_hvd import algorithms
 
-ASYNC = [name for name in algorithms.names() if name.startswith("async")]    # no two runs of them are equal
+ASYNC = [name for name in algorithms.names() if name.startswith("async")]    # their runs are never equal
 ARGUMENTS = {"powersgd": {"rank": 1, "warmup_steps": 1}, "diloco": {"communication_interval": 2},
              "local_sgd": {"communication_interval": 2}, **{name: {"sync_interval_ms": 0} for name in ASYNC}}
 STEPS = 4
 
 
 def _pose_as_device_tensors(device=None):
-    """From now on PyTorch's tensors are on the stand-in; device: None: the one that all ranks share."""
+    """Makes PyTorch's tensors appear on the fake GPU; device: None for the one that all ranks share."""
     from bagua_hvd.core.device import DeviceView
     from bagua_hvd.core.operations import Operation
     from bagua_hvd.torch.frontend import TorchFrontend
@@ -32,7 +32,7 @@ def _pose_as_device_tensors(device=None):
     def synchronizing(method):
         def call(*arguments):
             result = method(*arguments)
-            placement.cuda.synchronize(placement.current)       # PyTorch's operations are not on the stream
+            placement.cuda.synchronize(placement.current)       # PyTorch's operations do not use the stream
             return result
         return call
 
@@ -122,7 +122,7 @@ def _train_an_embedding(poses):
 
 @pytest.mark.long
 def test_sparse_gradients_over_nccl(run_ranks):
-    """Each rank has a GPU of its own, so that the core leaves what it gathered there."""
+    """Each rank has its own GPU, so the core leaves the gathered entries there."""
     n = 3
     host = run_ranks(n, _train_an_embedding, arguments={"poses": False})
     own_gpus = [{"BHVD_FAKE_CUDA_UUID": f"gpu{rank}"} for rank in range(n)]

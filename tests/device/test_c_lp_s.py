@@ -1,7 +1,7 @@
-"""C_LP_S of tensors on a device whose kernels encode and decode, and the memory of error feedback there.
+"""C_LP_S of tensors on a device whose kernels encode and decode, with error feedback in device memory.
 
-No GPU takes part: the driver is a stand-in (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same
-operation in the host's memory, values and error states, bit for bit.
+No GPU is used: the driver is a fake (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same operation
+in host memory, values and errors, bit for bit.
 """
 import itertools
 
@@ -38,7 +38,7 @@ def post(context, name, views, codec, error=None, step=0, **arguments):
 
 
 def train(rank, context, device, codec, dtype, shapes, errors, steps=STEPS, **arguments):
-    """Steps with the same values on the host and on the device: what both end with."""
+    """Runs the same steps on the host and on the device, and returns both results."""
     n, name = context.process_set_size(0), f"{codec}.{dtype}.{shapes}.{arguments}"
     placement = FakePlacement(device)
     count = sum(int(np.prod(shape)) for shape in shapes)
@@ -67,7 +67,7 @@ CASES = [
 @WORLDS
 @pytest.mark.parametrize("codec", CODED, ids=lambda codec: f"{codec.name}{codec.parameter or ''}")
 def test_every_codec(world, codec):
-    """Several tensors and one, every dtype, with and without error feedback, both exchanges."""
+    """Several tensors and one, every dtype, with and without error feedback, both variants of the operation."""
     device = fake_device_with_kernels()
     before = fake_cuda().launches()
 
@@ -81,7 +81,7 @@ def test_every_codec(world, codec):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_factors_and_segments(world):
-    """Chunks of several segments, the last of which is missing in the shorter chunk; scaled before and after."""
+    """Chunks of several segments, of which the shorter chunk lacks the last; scaled before and after."""
     device = fake_device_with_kernels()
     arguments = {"prescale_factor": 0.3, "postscale_factor": 3.0}
 
@@ -94,7 +94,7 @@ def test_factors_and_segments(world):
 
 @pytest.mark.parametrize("n, transport", [(3, "shm")])
 def test_each_rank_encodes_where_it_can(world):
-    """The last rank's device has no kernels: what travels is the same."""
+    """The last rank's device has no kernels, yet all ranks send the same bytes."""
     devices = fake_devices_with_kernels_but_one(world.n)
 
     def call(rank, context):
@@ -106,7 +106,7 @@ def test_each_rank_encodes_where_it_can(world):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_what_goes_by_way_of_the_host(world):
-    """Codecs without kernels; results on the host, with errors that were on the device a step before."""
+    """Codecs without kernels; results on the host with errors that were on the device one step earlier."""
     device = fake_device_with_kernels()
     float16, topk = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "topk"))
 
@@ -148,7 +148,7 @@ def test_in_two_levels_the_host_encodes():
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_a_checkpoint_holds_the_errors(world):
-    """Written after two steps, taken up by other memory; from then on both go on alike, as without a checkpoint."""
+    """Saved after two steps and loaded into new memory; from then on both continue identically."""
     device, codec = fake_device_with_kernels(), CODED[1]
 
     def call(rank, context):
@@ -170,7 +170,7 @@ def test_a_checkpoint_holds_the_errors(world):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_copies_of_errors_are_made_on_the_gpu(world):
-    """They hold what it was, whatever becomes of the original; on the host before the first operation."""
+    """Copies keep the errors whatever happens to the original; they are on the host before the first operation."""
     device, codec = fake_device_with_kernels(), CODED[1]
 
     def call(rank, context):
@@ -219,7 +219,7 @@ def test_what_fails_changes_no_errors(world):
 @pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
 @pytest.mark.parametrize("codec", [*CODED[:2], *CODED[3:5], CODED[-3]], ids=lambda codec: codec.name)
 def test_every_codec_by_nccl(world, codec):
-    """The first operation was staged before the ranks agreed on NCCL; all are executed by it."""
+    """The first operation is staged before the ranks agree on NCCL; NCCL executes all."""
     devices = [own_device(rank) for rank in range(world.n)]
     before = fake_cuda().nccl_groups()
 
@@ -236,7 +236,7 @@ def test_every_codec_by_nccl(world, codec):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("by_nccl", [True, False])
 def test_means_of_rotated_codes(world, dtype, by_nccl):
-    """Of ranks with equal seeds and others; blocks of zeros, with a NaN, and of tiny numbers."""
+    """Ranks with equal and with different seeds; blocks of zeros, with a NaN, and of tiny numbers."""
     def call(rank, context):
         results, codec = [], CODED[-3]
         placement = FakePlacement(own_device(rank) if by_nccl else fake_device_with_kernels())
@@ -260,7 +260,7 @@ def test_means_of_rotated_codes(world, dtype, by_nccl):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_errors_move_between_nccl_and_the_host(world):
-    """Results on the host, by NCCL; codecs that NCCL's ranks have no kernels for; errors read in between."""
+    """Results on the host by NCCL; codecs without kernels on NCCL's ranks; errors read in between."""
     devices = [own_device(rank) for rank in range(2)]
     float16, topk = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "topk"))
 

@@ -1,6 +1,6 @@
-"""What is kept of results on GPUs: elastic states save nothing of an operation that ended, and whose work failed then.
+"""Commits of results on GPUs: elastic states save nothing from an operation that ended but failed later on the GPU.
 
-Driver and NCCL are stand-ins, as in test_nccl.py. A model of the CPU poses as the weights that come of the results.
+Driver and NCCL are fakes, as in test_nccl.py. A CPU model poses as the weights that depend on the results.
 """
 import os
 import signal
@@ -17,7 +17,7 @@ from device_arrays import FakePlacement, fake_cuda, own_device
 
 
 def _train(steps, dies=False):
-    """Commits after every step, until one fails; prints what is kept then."""
+    """Commits after every step, until one fails; prints the state that is kept then."""
     hvd.init()
     placement = FakePlacement(own_device(0))
     context = hvd.mpi_ops.basics.context()
@@ -49,7 +49,7 @@ def test_all_is_kept_where_nothing_fails(run_ranks):
 
 
 def test_nothing_is_kept_of_a_step_that_nccl_failed(run_ranks):
-    """On the rank that hears of it, and on the other, whose operation has ended by then."""
+    """On the rank that sees the error, and on the other, on which the operation has ended by then."""
     env = _own_gpus(2)
     env[1]["BHVD_FAKE_NCCL_FAIL_AFTER"] = "3"
     for rank in run_ranks(2, _train, arguments={"steps": 5}, env=env):
@@ -59,7 +59,7 @@ def test_nothing_is_kept_of_a_step_that_nccl_failed(run_ranks):
 
 
 def test_nothing_is_kept_of_a_step_that_a_lost_rank_left_unfinished(run_ranks):
-    """The other rank's GPU never does what it was given, and its process dies after the operation has ended on both."""
+    """The other rank's GPU hangs, and its process dies after the operation has ended on both ranks."""
     env = _own_gpus(2)
     env[1] |= {"BHVD_FAKE_NCCL_FAIL_AFTER": "3", "BHVD_FAKE_NCCL_HANG": "1"}
     first, _ = run_ranks(2, _train, arguments={"steps": 5, "dies": True}, env=env, check=False)
@@ -82,7 +82,7 @@ def _results_cannot_be_copied_back():
 
 
 def test_an_error_of_the_gpu_after_the_operations_end(run_ranks):
-    """Of the copies to the tensor, to the host and back, the last fails."""
+    """Three copies: to the tensor, to the host, and back; the last one fails."""
     run_ranks(1, _results_cannot_be_copied_back, env=[{"BHVD_FAKE_CUDA_FAIL_AFTER": "3"}])
 
 

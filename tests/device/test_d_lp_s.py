@@ -1,7 +1,7 @@
-"""D_LP_S of tensors on a device whose kernels encode, and whose memory keeps the replicas.
+"""D_LP_S of tensors on a device whose kernels encode, with replicas in device memory.
 
-No GPU takes part: the driver is a stand-in (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same
-operation in the host's memory, replicas bit for bit.
+No GPU is used: the driver is a fake (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same operation
+in host memory, replicas bit for bit.
 """
 import os
 import signal
@@ -44,14 +44,14 @@ def kept(replicas):
 
 
 def replicas_of(rank, count, n, missing=()):
-    """Equal on their holders at the beginning."""
+    """Replicas that are equal on all ranks that hold them."""
     starts = [np.random.default_rng([i % n, count]).standard_normal(count).astype(np.float32)
               for i in (rank, rank - 1, rank + 1)]
     return Replicas(*(None if i in missing else start for i, start in enumerate(starts)))
 
 
 class Both:
-    """The same steps in the host's memory and on the device, each with replicas of its own."""
+    """The same steps in host memory and on the device, each with its own replicas."""
 
     def __init__(self, rank, context, device, dtype, shapes, missing=(), **arguments):
         self.rank, self.context, self.dtype, self.shapes = rank, context, dtype, shapes
@@ -60,7 +60,7 @@ class Both:
         self.on_host, self.on_device = (replicas_of(rank, self.count, self.n, missing) for _ in range(2))
 
     def step(self, codec, step=0, on_host=False):
-        """on_host: in this step the values of both are the host's."""
+        """on_host: in this step, all values are on the host."""
         host = values(self.dtype, self.shapes, self.rank, self.n, step)
         views = [view(x, self.dtype, "in place") for x in host]
         arrays = [] if on_host else [self.placement.array(x.copy(), self.dtype) for x in host]
@@ -69,7 +69,7 @@ class Both:
         post(self.context, f"gpu.{name}", [array.view(array) for array in arrays] or views, codec, self.on_device, step,
              **self.arguments)
         for array, x in zip(arrays, host, strict=not on_host):
-            np.testing.assert_array_equal(array.numpy().view(np.uint8), x.view(np.uint8))   # results, or only read
+            np.testing.assert_array_equal(array.numpy().view(np.uint8), x.view(np.uint8))   # updated, or only read
 
     def results(self):
         return list(zip(kept(self.on_device), kept(self.on_host), strict=True))
@@ -82,7 +82,7 @@ CASES = [("float32", SHAPES), ("float32", [(1027,)]), ("float16", [(1027,)]), ("
 @WORLDS
 @pytest.mark.parametrize("codec", CODED, ids=lambda codec: f"{codec.name}{codec.parameter or ''}")
 def test_every_codec(world, codec):
-    """Several tensors and one, every dtype; after the first step the replicas are only in the device's memory."""
+    """Several tensors and one, every dtype; after the first step the replicas are in device memory only."""
     device = fake_device_with_kernels()
     before = fake_cuda().launches()
 
@@ -116,7 +116,7 @@ def test_segments_and_replicas_that_are_not_kept(world):
 
 @pytest.mark.parametrize("n, transport", [(3, "shm")])
 def test_each_rank_encodes_where_it_can(world):
-    """The last rank's device has no kernels: what travels is the same."""
+    """The last rank's device has no kernels, yet all ranks send the same bytes."""
     devices = fake_devices_with_kernels_but_one(world.n)
 
     def call(rank, context):
@@ -133,7 +133,7 @@ def test_each_rank_encodes_where_it_can(world):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_replicas_move_between_the_device_and_the_host(world):
-    """A codec without kernels, as they begin; steps on the device and the host in turns; read in between."""
+    """Begins with a codec without kernels; then alternates device and host steps, with reads in between."""
     device = fake_device_with_kernels()
 
     def call(rank, context):
@@ -153,7 +153,7 @@ MIXED = {"before": (-5 / 3, 1 / 3, 1 / 3), "after": (0.5, 1, 0, 0.25)}
 @pytest.mark.parametrize("n, transport", [(1, "inproc"), (3, "shm")])
 @pytest.mark.parametrize("by_nccl", [False, True])
 def test_values_mixed_with_replicas(world, by_nccl):
-    """What is encoded, and results of several tensors and one; results of a replica alone."""
+    """Encoded mixtures; results in several tensors and in one; results of a single replica."""
     devices = [own_device(rank) if by_nccl else fake_device_with_kernels() for rank in range(world.n)]
 
     def call(rank, context):
@@ -170,7 +170,7 @@ def test_values_mixed_with_replicas(world, by_nccl):
 
 
 def test_only_codes_cross_the_link():
-    """Between the first step, which takes the replicas there, and their reading."""
+    """Between the first step, which copies the replicas to the device, and their next reading."""
     with World(1, "inproc") as world:
         both = Both(0, world.contexts[0], fake_device_with_kernels(), "float32", [(100_000,)])
         both.step(CODED[0])
@@ -183,7 +183,7 @@ def test_only_codes_cross_the_link():
 
 
 def test_in_two_levels_the_host_encodes():
-    """Also on one host, whose value is the mean of its ranks'."""
+    """Also on a single host, where the value is the mean of its ranks'."""
     for hosts in (["a", "a", "b", "b"], ["a", "a"]):
         with World(len(hosts), "auto", hosts=hosts) as world:
             device = fake_device_with_kernels()
@@ -201,7 +201,7 @@ def test_in_two_levels_the_host_encodes():
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_a_checkpoint_holds_the_replicas(world):
-    """Written after two steps, taken up by other memory; from then on both go on alike, as without a checkpoint."""
+    """Saved after two steps and loaded into new memory; from then on both continue identically."""
     device, codec = fake_device_with_kernels(), CODED[1]
 
     def call(rank, context):
@@ -242,7 +242,7 @@ def test_what_fails_changes_no_replicas(world):
 @pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
 @pytest.mark.parametrize("codec", [CODED[0], CODED[2], CODED[4], CODED[-3]], ids=lambda codec: codec.name)
 def test_every_codec_by_nccl(world, codec):
-    """The first operation was staged before the ranks agreed on NCCL; one in between goes by way of the host."""
+    """The first operation is staged before the ranks agree on NCCL; a later one is staged too."""
     devices = [own_device(rank) for rank in range(world.n)]
     before = fake_cuda().nccl_groups()
 
@@ -267,7 +267,7 @@ def test_every_codec_by_nccl(world, codec):
 
 
 def _job(dying=None):
-    """The program of a rank with a GPU of its own: steps until one fails; in the third rank `dying` is killed."""
+    """The program of a rank with its own GPU: steps until one fails; in the third rank `dying` is killed."""
     import bagua_hvd.torch as hvd
 
     hvd.init()

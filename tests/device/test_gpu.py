@@ -1,5 +1,5 @@
-"""On a real GPU, which several ranks may share: everything by the staged path, and NCCL with one rank. Skipped, with
-the reason, where there is none. Expected: the same operation on the CPU, bit for bit; of training, that it works.
+"""On a real GPU, which several ranks may share: every staged operation, and NCCL with one rank. Skipped, with the
+reason, without a GPU. Expected: the same operation on the CPU, bit for bit; of training, that it works.
 """
 import itertools
 
@@ -51,7 +51,7 @@ def test_nccl_of_one_rank(run_ranks):
 
 
 def _streams_order_everything():
-    """No synchronization but the streams': kernels before and after, on a stream of their own, memory used again."""
+    """Only streams synchronize: kernels before and after, on a separate stream, in memory that is reused."""
     import torch
 
     import bagua_hvd.torch as hvd
@@ -66,7 +66,7 @@ def _streams_order_everything():
             x = torch.full((300_000,), float(step + hvd.rank()), device=device) + 0 * busy[0, 0]
             handle = hvd.allreduce_async(x, op=hvd.Sum, name=f"step.{step}")
             del x
-            torch.randn(300_000, device=device)             # would take the memory of x
+            torch.randn(300_000, device=device)             # would reuse the memory of x
             sums.append(hvd.synchronize(handle).clone())
         torch.cuda.current_stream().synchronize()
     for step, values in enumerate(sums):
@@ -118,7 +118,7 @@ def test_algorithms(run_ranks, n):
 
 def _low_precision(device):
     """The codecs with kernels, several steps of C_LP_S with error feedback and of D_LP_S: tensors of `device` against
-    the host's.
+    those of the host.
     """
     import torch
 
@@ -183,7 +183,7 @@ def test_a_rank_on_the_cpu_is_an_error_on_all(run_ranks):
 
 
 def _group_of_c10d(file):
-    """What the core allocates results for, or writes to tensors on the GPU, from a stream of its own."""
+    """Results that the core allocates, or writes to GPU tensors, from a separate stream."""
     import torch
     import torch.distributed as dist
 
@@ -231,7 +231,7 @@ def test_a_group_of_c10d(run_ranks, n, tmp_path):
 
 
 def _streams_of_an_optimizer():
-    """A part of the model used under another stream, whose gradient is late: averages are those without streams."""
+    """A part of the model runs on another stream, so its gradient is late; the averages do not change."""
     import torch
 
     import bagua_hvd.torch as hvd
@@ -290,5 +290,5 @@ def _shutdown_while_the_gpu_is_behind():
 
 @pytest.mark.parametrize("n", [2])
 def test_shutdown_while_the_gpu_is_behind(run_ranks, n):
-    """It ends, and what was posted ends too, well or with an error."""
+    """Shutdown returns, and posted operations succeed or fail."""
     run_ranks(n, _shutdown_while_the_gpu_is_behind, timeout=60)

@@ -1,6 +1,6 @@
-"""Hung kernels, slow starts, contexts, captured graphs, pinned memory: what only tensors on GPUs bring to a job.
+"""Hazards of GPU tensors: hung kernels, slow starts, contexts, captured graphs, pinned memory.
 
-No GPU takes part: driver and NCCL are fakes (fake_cuda.c, fake_nccl.c), which wait and refuse as the real ones do.
+No GPU is used: driver and NCCL are fakes (fake_cuda.c, fake_nccl.c), which wait and refuse as the real ones do.
 """
 import sys
 import threading
@@ -23,7 +23,7 @@ def _gpus(n, **more):
 
 
 def _hung_set(steps):
-    """Rank 2's kernel of a process set hangs, so rank 0's does, and all that comes after it. Then rank 2 is killed."""
+    """Rank 2's kernel of a process set hangs, so rank 0's and all later work hangs too. Then rank 2 is killed."""
     import os
     import signal
     import time
@@ -61,7 +61,7 @@ def _hung_set(steps):
 
 @pytest.mark.parametrize("version", ["22105", "22203"], ids=["by threads", "in a group"])
 def test_all_communicators_are_aborted_together(run_ranks, version):
-    """An abort waits for the GPU: of two, one after the other, the first would wait for the other's kernel."""
+    """An abort waits for the GPU, so aborting one communicator first would wait for the kernel of the other."""
     env = _gpus(3, BHVD_FAKE_NCCL_VERSION=version)
     env[2] |= {"BHVD_FAKE_NCCL_FAIL_AFTER": "3", "BHVD_FAKE_NCCL_HANG": "1"}
     ranks = run_ranks(3, _hung_set, arguments={"steps": 100_000}, env=env, check=False, timeout=90)
@@ -85,14 +85,14 @@ def _allreduces(steps):
 
 
 def test_a_communicator_may_take_longer_than_the_limit_of_links(run_ranks):
-    """To be made, and for its first collective: on many hosts that is more than half a minute."""
+    """Its creation and its first collective may: on many hosts they take more than half a minute."""
     env = _gpus(2, BHVD_FAKE_NCCL_SLOW_MS="2500", HOROVOD_GLOO_TIMEOUT_SECONDS="1")
     for rank in run_ranks(2, _allreduces, arguments={"steps": 2}, env=env, timeout=120):
         assert "sum 8000.0" in rank.output
 
 
 def test_a_collective_that_hangs_in_silence_ends_the_job(run_ranks):
-    """NCCL reports nothing, and operations ended when they were enqueued: only the GPU's own event says so."""
+    """NCCL reports no error and operations end when enqueued, so only the GPU's own event shows the hang."""
     env = _gpus(2, HOROVOD_GLOO_TIMEOUT_SECONDS="0.2")
     env[1] |= {"BHVD_FAKE_NCCL_FAIL_AFTER": "2", "BHVD_FAKE_NCCL_HANG": "1"}
     for rank in run_ranks(2, _silent, env=env, timeout=120):
@@ -118,7 +118,7 @@ def _silent():
 
 
 def test_a_busy_gpu_is_no_failure():
-    """Results that are wanted on the host wait for what the framework gave its stream before."""
+    """Results on the host wait for earlier work on the framework's stream, without a timeout."""
     at = placements(2)
     with World(2, "shm", timeout_ms=500) as world:
         def call(rank, context):
@@ -137,7 +137,7 @@ def test_a_busy_gpu_is_no_failure():
 
 
 def test_a_graph_may_be_captured_meanwhile():
-    """By another thread, in the global mode: no call of the core for other streams invalidates it."""
+    """Another thread captures in the global mode, and no call of the core for other streams invalidates the graph."""
     at, ready = placements(2), threading.Barrier(3, timeout=60)
     captured = fake_cuda().stream()
     with World(2, "shm") as world:
@@ -175,7 +175,7 @@ def _reporting(run, failures):
 
 
 class _CuPy(types.ModuleType):
-    """Of CuPy what device_kernels needs, with its rule: a kernel belongs to the current device of its first use."""
+    """The part of CuPy that device_kernels uses, with its rule: a kernel belongs to the device of its first use."""
 
     class Device:
         current = [0]
@@ -211,7 +211,7 @@ class _CuPy(types.ModuleType):
 
 
 def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch, tmp_path):
-    """Also where the thread's current device is another one, since nobody has called torch.cuda.set_device."""
+    """Also if the thread's current device is another one, because torch.cuda.set_device was not called."""
     monkeypatch.setitem(sys.modules, "cupy", _CuPy())
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     devices = [Device(index, files=fake_cuda_path(), nccl=fake_cuda_path()) for index in (3, 4)]
@@ -230,7 +230,7 @@ def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch, tmp_path):
 
 
 def test_kernels_are_compiled_once_for_a_host(monkeypatch, tmp_path):
-    """A minute of compiling is not each rank's; where the result cannot be kept, it is."""
+    """One rank of a host compiles, and the others load the result if the folder for it is writable."""
     monkeypatch.setitem(sys.modules, "cupy", cupy := _CuPy())
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kept"))
     ranks = [threading.Thread(target=device_kernels.Kernels, args=(0,)) for _ in range(3)]
@@ -247,7 +247,7 @@ def test_kernels_are_compiled_once_for_a_host(monkeypatch, tmp_path):
 
 
 def test_a_whole_model_needs_little_pinned_memory():
-    """Broadcast tensor by tensor: what is posted before the ranks have agreed on NCCL goes by way of the host."""
+    """Broadcast tensor by tensor: operations posted before the ranks agree on NCCL are staged."""
     count, size = 40, 1 << 20
     at = placements(2)
     before = fake_cuda().pinned_bytes()
@@ -264,11 +264,11 @@ def test_a_whole_model_needs_little_pinned_memory():
 
         for values in world.run(call):
             assert values == list(range(count))
-    assert fake_cuda().pinned_bytes() - before < 2 * 12 * 2 * size      # of two ranks; buffers are powers of two
+    assert fake_cuda().pinned_bytes() - before < 2 * 12 * 2 * size      # two ranks; buffers are powers of two
 
 
 def test_operations_that_wait_for_the_gpu_are_not_asked_for_one_by_one():
-    """Their copies to the host are done in order: while the first is not, no other can be."""
+    """Their copies to the host complete in order: while the first is pending, none is queried."""
     count = 50
     with World(1, "inproc") as world:
         def call(rank, context):

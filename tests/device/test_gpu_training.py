@@ -1,6 +1,6 @@
-"""Training on a real GPU as users do it: mixed precision, Adam's variants, checkpoints, DDP, FSDP2, captured graphs.
+"""Training on a real GPU: mixed precision, Adam's variants, checkpoints, DDP, FSDP2, captured graphs.
 
-Skipped, with the reason, where there is no GPU.
+Skipped, with the reason, without a GPU.
 """
 import pytest
 
@@ -12,7 +12,7 @@ SAME_ON_ALL = ("gradient_allreduce", "bytegrad", "rotated", "powersgd", "topk", 
 
 
 class _Regression:
-    """A perceptron that learns a linear function; every rank has its own batches."""
+    """A perceptron that learns a linear function, with different batches on every rank."""
 
     def __init__(self):
         import torch
@@ -79,12 +79,12 @@ def test_mixed_precision(run_ranks, n):
 def test_variants_of_adam(run_ranks, n):
     cases = [(algorithm, kind, "bfloat16") for kind in ("adam", "foreach", "capturable", "fused")
              for algorithm in ("gradient_allreduce", "onebit_adam", "rotated", "local_sgd", "diloco", "powersgd")
-             if (algorithm, kind) != ("onebit_adam", "fused")]      # which is refused
+             if (algorithm, kind) != ("onebit_adam", "fused")]      # an error
     run_ranks(n, _mixed_precision, arguments={"cases": cases}, timeout=200)
 
 
 def _resumed(cases):
-    """Twelve steps, and six with a checkpoint after them and six more: the same weights."""
+    """Twelve steps give the same weights as six, a checkpoint, and six more."""
     import io
 
     import torch
@@ -129,7 +129,7 @@ def test_checkpoints(run_ranks, n):
 
 
 def _wrapped_by_torch(file):
-    """DDP and FSDP2 over backend "bagua": the weights of one process with all batches."""
+    """DDP and FSDP2 over backend "bagua" give the weights of one process with all batches."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard

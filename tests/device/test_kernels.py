@@ -1,9 +1,9 @@
 """The kernels for the GPU.
 
-Two things can be known without one: that NVRTC compiles the source for each architecture; and that the code it makes,
-run on the CPU (ptx.py), gives the bytes of the C kernels, for all kinds of values and sizes, touches only its own
-memory, and has no races. How fast a GPU runs it is not measured here (docs/gpu.md).
-Where there is a GPU, and CuPy, it runs the same tests.
+Without a GPU the tests check that NVRTC compiles the source for each architecture, and that the compiled code, run on
+the CPU (ptx.py), gives the bytes of the C kernels for all kinds of values and sizes, touches only its own memory, and
+has no races. They do not measure its speed on a GPU (docs/gpu.md).
+With a GPU and CuPy, the same tests run on it.
 """
 import functools
 import itertools
@@ -23,7 +23,7 @@ from kernel_launches import CODED, FIRST, KINDS, SEED, TYPES, Cut, kernel_of, la
 from low_precision import mix
 
 COUNTS = [0, 1, 3, 4, 5, 33, 512, 1027]
-LONG = ("sign", "rotated")       # whose kernels take more elements at a time than COUNTS has
+LONG = ("sign", "rotated")       # their kernels take more elements per launch than COUNTS has
 build = runpy.run_path(str(ROOT / "build.py"))
 
 
@@ -52,14 +52,14 @@ def test_nvrtc_compiles(architecture):
 
 @functools.cache
 def kernel_names():
-    """Of all kernels: what the preprocessor makes of the macros in the source."""
+    """The names of all kernels, from the macros in the preprocessed source."""
     command = ["nm", "-D", "--defined-only", str(emulation().path)]
     names = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line.split("emulate_")[1] for line in names.stdout.splitlines() if "emulate_" in line]
 
 
 def launch_on_gpu(name, blocks, threads, *arguments):
-    """The same on the GPU: arrays go there and come back, and lie there as far off the alignment of vectors as here."""
+    """The same on the GPU: copies the arrays there and back, with the same misalignment as here."""
     import cupy
 
     moved = {}
@@ -104,10 +104,10 @@ def bytes_equal(got, expected):
 @pytest.mark.parametrize("codec", CODED, ids=lambda codec: f"{codec.name}{codec.parameter or ''}")
 @np.errstate(all="ignore")
 def test_codecs(launch, type, codec):
-    """Codes of all kinds of values, cut in all ways; decoded; and summed over the ranks."""
+    """Encodes all kinds of values in all segmentations, decodes them, and sums over the ranks."""
     kernel, storage = kernel_of(codec), TYPES[type].storage
     sizes = [(count, ways) for count in COUNTS for ways in ((1, 512), (3, 512))] + [(1027, (2, 64))]
-    # ... and more blocks of threads' worth than there are blocks of threads.
+    # ... and more work than blocks of threads, so that blocks loop.
     cases = [*itertools.product(KINDS, sizes),
              *itertools.product(("normal", "nan"), [(20_001, (1, 1 << 18))] if kernel in LONG else [])]
     for kind, (count, (pieces, segment)) in cases:
@@ -134,7 +134,7 @@ def test_codecs(launch, type, codec):
 @pytest.mark.parametrize("codec", CODED[:-1], ids=lambda codec: codec.name)
 @np.errstate(all="ignore")
 def test_decode_sum(launch, type, codec):
-    """The mean of four ranks' codes, of a vector in several segments, rounded to the type."""
+    """The mean of four ranks' codes, of a vector in several segments, rounded to the dtype."""
     element = TYPES[type]
     for count, factor in itertools.product((1, 33, 1027), (1.0, 0.25)):
         cut = Cut(codec, type, count, 1, 512)
@@ -158,7 +158,7 @@ def test_decode_sum(launch, type, codec):
 @pytest.mark.parametrize("codec", CODED[:-1], ids=lambda codec: codec.name)
 @np.errstate(all="ignore")
 def test_decode_add(launch, type, codec):
-    """Added to float32 values, of which some are infinite, in several segments and off the alignment of vectors."""
+    """Adds to float32 values, some infinite, in several segments and unaligned."""
     for count, kind in itertools.product((1, 33, 1027), ("normal", "nan", "zeros")):
         cut = Cut(codec, type, count, 1, 512)
         chunk_stride, segment_stride = cut.strides
@@ -197,7 +197,7 @@ def test_error_feedback(launch, type):
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_scale(launch, count):
-    """Products are rounded to float32, as NumPy does them; of float16 and bfloat16 then to the type."""
+    """Products are rounded to float32 as in NumPy; of float16 and bfloat16 then to the dtype."""
     f = np.float32
     for type, factor in itertools.product(TYPES, (0.1, -3.0)):
         element, x = TYPES[type], values(type, count, "normal", offset=1)
@@ -207,7 +207,7 @@ def test_scale(launch, count):
 
 
 def test_copy_spans():
-    """Hundreds of spans of all alignments in one launch, with nothing written between them."""
+    """Hundreds of spans of all alignments in one launch, which writes nothing between them."""
     rng = np.random.default_rng(1)
     sizes = [1, 3, 16, 17, 16384, 16385, 40000, *rng.integers(1, 3000, 150)]
     sources = [rng.integers(0, 256, size + 3, np.uint8)[i % 4:][:size] for i, size in enumerate(sizes)]

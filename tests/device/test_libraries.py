@@ -1,4 +1,4 @@
-"""The vendor's libraries, opened at run time: what is found is asked, what is missing is named, nothing is needed."""
+"""The vendor's libraries, opened at run time: versions of those found, names of those missing; none is required."""
 import ctypes
 import re
 import subprocess
@@ -17,7 +17,7 @@ NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)
 
 @pytest.mark.skipif(NCCL is None, reason="the package nvidia-nccl-cu12 (or -cu13) is not installed")
 def test_nccl_of_the_package():
-    """Its version as it says itself; and it makes the id of a communicator, which needs no GPU."""
+    """It reports its version, and creates the id of a communicator, which needs no GPU."""
     library, version, unique_id = ctypes.CDLL(NCCL), ctypes.c_int(), ctypes.create_string_buffer(128)
     assert library.ncclGetVersion(ctypes.byref(version)) == 0
     assert device.nccl_facts() == (version.value, "")
@@ -27,7 +27,7 @@ def test_nccl_of_the_package():
 
 @pytest.mark.skipif(NCCL is None, reason="the package nvidia-nccl-cu12 (or -cu13) is not installed")
 def test_our_numbers_are_those_of_nccls_header():
-    """native/device/nccl.h has prototypes of its own: types, reductions, states, and the head of ncclConfig_t."""
+    """native/device/nccl.h has its own prototypes: types, reductions, states, and the head of ncclConfig_t."""
     ours = (ROOT / "native" / "device" / "nccl.h").read_text()
     theirs = (Path(NCCL).parents[1] / "include" / "nccl.h").read_text()
     for name in ("Int8", "Uint8", "Int32", "Int64", "Float16", "Float32", "Float64", "Bfloat16", "Sum", "Prod", "Max",
@@ -46,13 +46,13 @@ def test_our_numbers_are_those_of_nccls_header():
 def test_nccl_that_is_missing(monkeypatch):
     monkeypatch.setattr(device, "nccl_files", lambda: "/nowhere/libnccl.so.2")
     version, reason = device.nccl_facts()
-    if version == 0:        # else the system, or this process, has one
+    if version == 0:        # otherwise the system or this process has one
         assert "libnccl.so.2 cannot be loaded: /nowhere/libnccl.so.2" in reason
         assert "install the package nvidia-nccl-cu12 (or -cu13), or name the file in BAGUA_HVD_LIBNCCL" in reason
 
 
 def test_a_file_that_is_no_driver(monkeypatch):
-    """Of the right name, but without the functions."""
+    """It has the right name, but not the functions."""
     libc = next(line.split()[-1] for line in open("/proc/self/maps") if "/libc.so" in line or "/libc-" in line)
     monkeypatch.setenv("BAGUA_HVD_LIBCUDA", libc)
     with pytest.raises(HorovodInternalError, match="libcuda.so.1 has no function cuInit: it is too old; it comes with"):

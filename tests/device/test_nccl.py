@@ -1,8 +1,8 @@
-"""Collectives of tensors on GPUs of the ranks' own, by NCCL.
+"""Collectives of tensors on GPUs, one per rank, by NCCL.
 
-No GPU takes part, and no NCCL: both are stand-ins (fake_cuda.c, fake_nccl.c), which measure nothing. What is tested is
-ours: the agreement on NCCL, the order of events, which way an operation goes, results, and failures. Expected: NumPy,
-of values whose sums are exact in any order.
+No GPU is used: driver and NCCL are fakes (fake_cuda.c, fake_nccl.c). The tests cover this project's part: the agreement
+on NCCL, the order of events, the choice of path, results, and failures. Expected: NumPy, on values whose sums are exact
+in any order.
 """
 import threading
 
@@ -60,7 +60,7 @@ def test_allreduce(world, n, dtype):
 
 @WORLDS
 def test_factors_and_averages(world, n):
-    """Scaled on the device as on the CPU: the same operation in the host's memory is the measure, bit for bit."""
+    """Scaled on the device as on the CPU: equal bit for bit to the same operation in host memory."""
     at = placements(n)
 
     def call(rank, context):
@@ -125,7 +125,7 @@ def test_what_moves_data_takes_every_dtype(world, n, dtype):
 @WORLDS
 @pytest.mark.parametrize("extra", [0, 1])
 def test_reducescatter(world, n, extra):
-    """Equal parts, and parts of which the first ranks have one row more."""
+    """Equal parts, and parts of which the first ranks' have one more row."""
     rows = 4 * n + extra
     at = placements(n)
 
@@ -246,7 +246,7 @@ def test_process_sets_have_communicators_of_their_own(world, n):
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["shutdown", "remove"])
 def test_a_gpu_that_is_behind_finishes_before_its_communicator_goes(way):
-    """Operations end when they are enqueued: one may still be on the GPU, and its peers' with it, when ranks leave."""
+    """Operations end when enqueued: one may still run on the GPU, and on its peers', when ranks leave."""
     with World(3, "shm") as world:
         at = placements(3)
 
@@ -257,7 +257,7 @@ def test_a_gpu_that_is_behind_finishes_before_its_communicator_goes(way):
             for name in ("agreed", "late") if rank < 2 else ():
                 if name == "late" and rank == 1:
                     release = fake_cuda().hold(at[rank].current)
-                    threading.Timer(7, release).start()         # longer than NCCL may take to close
+                    threading.Timer(7, release).start()         # longer than NCCL's time limit for closing
                 context.post(native.ALLREDUCE, name, [array.view(array)], process_set=added.value).wait()
             if way == "shutdown":
                 context.shutdown()
@@ -293,7 +293,7 @@ def test_a_rank_that_has_joined_counts_as_zeros(world, n):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_results_on_the_host(world, n):
-    """What an algorithm that computes on flat arrays wants is there when wait() returns."""
+    """Results for algorithms that compute on flat arrays are complete when wait() returns."""
     at = placements(n)
 
     def call(rank, context):

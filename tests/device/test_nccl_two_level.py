@@ -1,7 +1,7 @@
 """NCCL within hosts, the CPU transports between them (native/gpu/nccl_two_level.c).
 
-As test_nccl.py, no GPU takes part; hosts are simulated by host ids. Groups that the stand-in launches tell which way an
-operation went: two a rank for an allreduce in two levels, one where NCCL connects all, none by way of the host.
+As in test_nccl.py, no GPU is used; host ids simulate hosts. The fake's number of launched groups identifies the path of
+an operation: two per rank for a two-level allreduce, one if NCCL connects all ranks, none if staged.
 """
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from two_levels import environments
 from values import make, reduced
 from world import result, view
 
-# Equal hosts, ranks dealt in turn, unequal ones, one with a single rank.
+# Equal hosts, round-robin ranks, unequal hosts, a host with a single rank.
 LAYOUTS = ["AABB", "ABAB", "AAB", "ABBBC"]
 COUNTS = [1, 5, 4099, 0, 300]
 
@@ -28,7 +28,7 @@ def world(request):
 
 @pytest.mark.parametrize("dtype", REDUCED)
 def test_allreduce(world, dtype):
-    """One tensor, and several as one vector; in place and not. Sums that are exact, so equal to the CPU's."""
+    """One tensor, and several as one vector; in place and not. The sums are exact, so equal to the CPU's."""
     n, at = world.n, placements(world.n)
 
     def call(rank, context):
@@ -51,7 +51,7 @@ def test_allreduce(world, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "int32"])
 def test_averages_and_factors(world, dtype):
-    """Of small integers, whose sums are exact: then factors round as on the CPU, whose result is the measure."""
+    """Small integers, whose sums are exact: then factors round as on the CPU, and results are equal."""
     n, at = world.n, placements(world.n)
     factors = {"postscale_factor": 3.0} if dtype == "int32" else {"prescale_factor": 0.5, "postscale_factor": 3.0}
 
@@ -70,7 +70,7 @@ def test_averages_and_factors(world, dtype):
 
 
 def test_real_numbers(world):
-    """|got - sum| <= n eps sum |x|, the bound of any order of n - 1 additions; all ranks end bit-equal."""
+    """|got - sum| <= n eps sum |x|, the bound of any order of n - 1 additions; all ranks get equal bits."""
     n, at = world.n, placements(world.n)
     inputs = np.random.default_rng(5).standard_normal((n, 50_000)).astype(np.float32)
 
@@ -87,7 +87,7 @@ def test_real_numbers(world):
 
 
 def test_what_moves_data(world):
-    """Broadcast from every rank by NCCL, what has one level only by way of the host, and results on the host."""
+    """Broadcast from every rank by NCCL; staged single-level operations; results on the host."""
     n, at = world.n, placements(world.n)
 
     def call(rank, context):
@@ -140,7 +140,7 @@ def test_the_frameworks_stream_orders_everything(world):
 
 
 def test_tensors_that_are_not_there_yet_hold_up_nobody():
-    """What is posted after the agreement is announced when its tensors are there; other operations go before it."""
+    """After the agreement, an operation is announced once its tensors are ready; others may overtake it."""
     with on_hosts("AABB") as world:
         at = placements(4)
 
@@ -187,11 +187,11 @@ def test_process_sets_and_joined_ranks():
         np.testing.assert_array_equal(total, np.full(8, 10.0 if rank == 3 else 30.0))
 
 
-# ------------------------------------------------------------------------------------------------------- which way
+# ----------------------------------------------------------------------------------------------------------- paths
 
 
 def groups_of(world, devices):
-    """Groups that an allreduce, a broadcast, a reducescatter and an alltoall launch on all ranks together."""
+    """The number of groups that an allreduce, a broadcast, a reducescatter and an alltoall launch, over all ranks."""
     def call(rank, context):
         placement = FakePlacement(devices[rank])
         array = placement.array(np.full(4 * world.n, rank + 1.0, np.float32))
@@ -227,7 +227,7 @@ def test_one_host_has_one_level():
 
 @pytest.mark.parametrize("letters, expected", [("AABB", [8, 4, 0, 0]), ("ABAB", [0, 0, 0, 0])])
 def test_hosts_with_different_versions(monkeypatch, letters, expected):
-    """NCCL within each host where its members have the same; else by way of the host."""
+    """NCCL within each host if its members have the same version, else staged."""
     devices = [own_device(rank) for rank in range(2)]
     monkeypatch.setenv("BHVD_FAKE_NCCL_VERSION", "22000")
     devices += [Device(rank, files=fake_cuda_path(), nccl=fake_cuda_path()) for rank in (2, 3)]

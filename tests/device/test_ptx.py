@@ -1,4 +1,4 @@
-"""The code that NVRTC makes, run on the CPU (ptx.py): its results, and the reports of what would be wrong on a GPU."""
+"""The code compiled by NVRTC, run on the CPU (ptx.py): its results, and the reports of errors that a GPU would hide."""
 import re
 
 import numpy as np
@@ -32,7 +32,7 @@ extern "C" __global__ void functions(unsigned *bits, float *sums, double *moved,
 
 
 def test_warp_functions():
-    """Ballots, votes, reductions and shuffles, of two warps of which the second has other values."""
+    """Ballots, votes, reductions and shuffles, of two warps with different values."""
     threads = 64
     x = np.random.default_rng(1).uniform(-1, 2.5, threads).astype(np.float32)
     bits, sums, moved = np.zeros((threads, 5), np.uint32), np.zeros((threads, 2), np.float32), np.zeros((threads, 2))
@@ -77,7 +77,7 @@ def test_what_would_be_wrong_on_a_gpu(fault):
 
 
 def test_what_is_right_on_a_gpu():
-    """Shared memory with barriers between, or within a warp with a warp's; also after a launch that failed."""
+    """Shared memory with barriers, or within a warp with warp functions; also after a failed launch."""
     source = """
 extern "C" __global__ void right(float *out, float *in)
 {
@@ -105,7 +105,7 @@ extern "C" __global__ void right(float *out, float *in)
 
 
 def _without_barrier(kernel, number):
-    """The PTX of this kernel alone, without its bar.sync of this number."""
+    """The PTX of a single kernel without its bar.sync of this number."""
     def edit(text):
         before, *after = re.split(r"bar\.sync\s+0;", _entry(text, kernel))
         after = [("" if i == number else "bar.sync 0;") + part for i, part in enumerate(after)]
@@ -121,14 +121,14 @@ def _barriers(kernel):
     return _entry(nvrtc.compiled(emulation().source, "compute_90").ptx, kernel).count("bar.sync")
 
 
-# Of each kernel that has barriers: its codec, and elements of a segment for which all of them are needed.
+# Each kernel with barriers: its codec, and a number of elements in a segment that needs all of them.
 WITH_BARRIERS = {"minmax_uint8_ranges": ("minmax_uint8", 1200), "minmax_uint8_encode": ("minmax_uint8", 1200),
                  "sign_header": ("sign", 20_000)}
 
 
 @pytest.mark.parametrize("kernel", WITH_BARRIERS)
 def test_a_barrier_that_is_missing_is_reported(kernel):
-    """Of the project's own kernels: the first barrier, and some later ones."""
+    """In the project's kernels: the first barrier, and some later ones."""
     codec, count = WITH_BARRIERS[kernel]
     codec = next(c for c in CODED if c.name == codec)
     cut, src = Cut(codec, "f32", count, 1, 1 << 18), values("f32", count, "normal")

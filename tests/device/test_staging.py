@@ -1,8 +1,8 @@
-"""Collectives and primitives of tensors on a device, over every transport: the staged path through pinned memory.
+"""Collectives and primitives of tensors on a device, over every transport: staged through pinned memory.
 
-No GPU takes part. The "device" is tests/device/fake_cuda.c, a stand-in for libcuda.so.1 whose memory the host cannot
-touch and whose streams are late, so that a missing event or a pointer read on the wrong side fails. Expected: the same
-operation in the host's memory, bit for bit. It says nothing about the speed of a GPU.
+No GPU is used. The "device" is tests/device/fake_cuda.c, a fake libcuda.so.1 whose memory the host cannot access and
+whose streams are slow, so that a missing event or a pointer read on the wrong side fails. Expected: the same operation
+in host memory, bit for bit. The tests do not measure a GPU's speed.
 """
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def world(n, transport):
 
 
 def on_both(world, inputs, post):
-    """What `post(context, tensors, name)` leaves in tensors of the host and of the device: two lists, by rank."""
+    """The results of `post(context, tensors, name)` in host and in device tensors: two lists, by rank."""
     def call(rank, context):
         placement = FakePlacement()
         host = [values.copy() for values in inputs[rank]]
@@ -84,7 +84,7 @@ def test_primitives(world, codec):
 
 
 def test_results_of_other_shapes(world):
-    """allgather and alltoall stay on the host until the front end takes them; reducescatter goes back to the device."""
+    """allgather and alltoall stay on the host until the front end takes them; reducescatter returns to the device."""
     n = world.n
     rows = 3 * n + 1
 
@@ -111,7 +111,7 @@ def test_results_of_other_shapes(world):
 
 
 def test_results_of_other_shapes_go_where_they_are_wanted(world):
-    """allgather and alltoall with dst on the device, small and large; one of them without rows to send."""
+    """allgather and alltoall with dst on the device, small and large; one alltoall in which only rank 0 gets rows."""
     n = world.n
 
     def call(rank, context):
@@ -144,7 +144,7 @@ def test_results_of_other_shapes_go_where_they_are_wanted(world):
 
 
 def test_a_stream_of_another_thread(world):
-    """A tensor is read in the order of the stream that post() is told, whatever the current one is."""
+    """A tensor is read in the order of the stream passed to post(), whatever the current stream is."""
     def call(rank, context):
         placement = FakePlacement()
         wrote = placement.current
@@ -172,7 +172,7 @@ def test_the_frameworks_stream_orders_everything(world):
 
 
 def test_flat_copies_and_results_on_the_host(world):
-    """What algorithms that compute on flat arrays do: pack, unpack, and results of a primitive on the host."""
+    """As in algorithms that compute on flat arrays: pack, unpack, and results of a primitive on the host."""
     def call(rank, context):
         placement = FakePlacement()
         members = [placement.array(make("bfloat16", count, rank, world.n), "bfloat16") for count in (5, 0, 300)]
@@ -209,7 +209,7 @@ def test_a_rank_that_has_joined_counts_as_zeros(world):
 
 
 def test_pinned_memory_is_used_again(world):
-    """A second round finds buffers of the first one, and still gets its own values."""
+    """A second round reuses buffers of the first one, and still gets its own values."""
     def call(rank, context):
         placement = FakePlacement()
         results = []
@@ -225,7 +225,7 @@ def test_pinned_memory_is_used_again(world):
 
 
 def test_small_tensors_cross_the_link_by_one_copy(world):
-    """With the kernel of a device, here compiled for the CPU: packed and unpacked there by one launch each."""
+    """With a device kernel, here compiled for the CPU: packed and unpacked on the device by one launch each."""
     kernels = emulation()
 
     def call(rank, context):
@@ -239,7 +239,7 @@ def test_small_tensors_cross_the_link_by_one_copy(world):
     outcomes = world.run(call)
     fake_device().set_kernels({"copy_spans": 0}, None)
     assert fake_cuda().launches() - before == 2 * world.n
-    # Each way the table of the launch, all small ones, the large one; and to and from the test's own arrays.
+    # In each direction: the launch table, all small tensors, the large one; and the copies of the test's own arrays.
     assert fake_cuda().copies() - copies == (2 * 3 + 2 * 6) * world.n
     for rows in outcomes:
         for row in rows:

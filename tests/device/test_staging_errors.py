@@ -1,4 +1,4 @@
-"""What can go wrong with tensors on a device. As test_staging.py, no GPU takes part."""
+"""Errors with tensors on a device. As in test_staging.py, no GPU is used."""
 import threading
 
 import numpy as np
@@ -37,7 +37,7 @@ def test_what_cannot_be_posted(world):
     def call(rank, context):
         placement = FakePlacement()
         array, values = placement.array(np.ones(4, np.float32)), np.ones(4, np.float32)
-        context.post(native.BARRIER, "allocated").wait()        # an allocation of any rank would invalidate a capture
+        context.post(native.BARRIER, "allocated").wait()        # an allocation on any rank would invalidate a capture
         with pytest.raises(ValueError, match="different devices"):
             context.post(native.ALLREDUCE, "two", [array.view(array), view(values, "float32", "in place")])
         with fake_cuda().capture(placement.current), pytest.raises(
@@ -49,7 +49,7 @@ def test_what_cannot_be_posted(world):
 
 
 def test_nothing_touches_a_stream_that_is_captured(world):
-    """Waits, and copies of flat arrays: an error, and the capture goes on."""
+    """Waiting for it and copying flat arrays on it raise an error, and the capture continues."""
     def call(rank, context):
         placement = FakePlacement()
         array, flat = placement.array(np.ones(4, np.float32)), np.empty(4, np.float32)
@@ -69,7 +69,7 @@ def test_nothing_touches_a_stream_that_is_captured(world):
 
 
 def test_rank_0_leaves_while_a_tensor_is_on_its_way():
-    """What a neighbour posts then is not lost, though rank 0 could have had no part in it: it ends."""
+    """An operation that a neighbour posts then is not lost: it ends, although rank 0 does not take part."""
     with World(3, "tcp") as world:
         held, left = threading.Event(), threading.Event()
 
@@ -121,12 +121,12 @@ def test_an_old_driver(monkeypatch):
 
 
 def _gpu_fails():
-    """A rank of a job of two: the first copy of rank 0 fails, as after an illegal access of its GPU."""
+    """A rank in a job of two: the first copy of rank 0 fails, as after an illegal access on its GPU."""
     import bagua_hvd.torch as hvd
 
     hvd.init()
     placement = FakePlacement()
-    # A fault that comes while it is posted is an error of post(). The first copy is that of the array's values.
+    # A fault while posting is an error of post(). The first copy is that of the array's values.
     release = fake_cuda().hold(placement.current)
     array = placement.array(np.ones(4, np.float32))
     try:
@@ -138,7 +138,7 @@ def _gpu_fails():
 
 
 def test_a_gpu_that_fails_ends_the_job(run_ranks):
-    """All ranks hear the driver's words."""
+    """All ranks report the driver's message."""
     for rank in run_ranks(2, _gpu_fails, env=[{"BHVD_FAKE_CUDA_FAIL_AFTER": "1"}, {}]):
         assert ("failed: rank 0: GPU 0: the tensors could not be copied to the host: an illegal memory access was "
                 "encountered (CUDA_ERROR_ILLEGAL_ADDRESS)") in rank.output

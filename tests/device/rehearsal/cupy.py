@@ -1,6 +1,6 @@
-"""Stands in for CuPy in `gpu_check.sh --rehearse`: what device_kernels, test_kernels and tests.laboratory.device call.
+"""A fake of CuPy for `gpu_check.sh --rehearse`: the functions of device_kernels, test_kernels, tests.laboratory.device.
 
-Arrays are NumPy's, kernels run on the CPU (tests/support/ptx.py), and times are the host's: no figure means anything.
+Arrays are NumPy's and kernels run on the CPU (tests/support/ptx.py); times are the host's and mean nothing.
 """
 import ctypes
 import sys
