@@ -1,6 +1,6 @@
-"""Every algorithm under Keras' own training, on different data on each rank: eager, in graphs, and compiled by XLA.
+"""Every algorithm in Keras' fit(), with different data on each rank: eager, in graphs, and compiled by XLA.
 
-Algorithms on gradients and momenta leave the ranks' weights bit-identical; the others do so after hvd.consensus().
+Algorithms on gradients and momenta keep the ranks' weights bit-identical; for the others hvd.consensus() makes them so.
 """
 import keras
 import numpy as np
@@ -15,17 +15,17 @@ from keras_training import assert_near, assert_same_everywhere, data_of, data_of
 MODES = ("graph", "eager", "xla")
 BATCH, EPOCHS, STEPS = 5, 3, 12
 
-# What differs from algorithm=name with SGD: arguments, and Adam where the algorithm asks for it.
+# Arguments other than algorithm=name with SGD; these algorithms may also need Adam.
 ARGUMENTS = {
     "qadam": {"warmup_steps": 4}, "onebit_adam": {"warmup_steps": 6},
     "diloco": {"communication_interval": 4, "fragments": 3},
     "local_sgd": {"communication_interval": 4},
     **{name: {"sync_interval_ms": 0} for name in algorithms.names() if name.startswith("async")},
 }
-# One of each way through a step, in all modes. Compiling takes long; the others' ways are the same.
+# One algorithm for each path through a step runs in all modes, because compiling takes long.
 COMPILED = ("gradient_allreduce", "bytegrad", "decentralized", "low_precision_decentralized", "async", "qadam")
 ALL = {name: MODES if name in COMPILED else ("graph",) for name in algorithms.names()}
-# Each of these ways, and each mode beside graphs twice.
+# Each of these paths, and each mode besides graphs for two of them.
 SOME = {"gradient_allreduce": ("graph",), "bytegrad": ("graph", "xla"), "decentralized": ("graph", "eager"),
         "low_precision_decentralized": ("graph",), "async": ("graph", "eager"), "qadam": ("graph", "xla")}
 assert set(SOME) == set(COMPILED)
@@ -38,7 +38,7 @@ def optimizer_for(name):
 
 
 def train(name, mode):
-    """The model after EPOCHS epochs, one on all ranks."""
+    """The model after EPOCHS epochs, with equal weights on all ranks."""
     algorithm = algorithms.get(name, **ARGUMENTS.get(name, {}))
     model = make_model()
     before = flat(model)
@@ -71,9 +71,9 @@ def train_in_modes(modes_of):
             print(name, mode, flush=True)
             results[mode] = train(name, mode)
         for mode in results:
-            if not name.startswith("async"):            # whose rounds are when they are
+            if not name.startswith("async"):            # their rounds depend on timing
                 assert_near(results[mode], results["graph"], "gradient_allreduce" if name in EXACT else "")
-        # Average of gradients is one process with everybody's data; of weights, nearly so.
+        # Averaging gradients equals one process with the data of all ranks; averaging weights nearly does.
         if name in ("gradient_allreduce", "qadam", "decentralized"):
             alone = make_model()
             alone.compile(optimizer_for(name), "mse", jit_compile=False)
@@ -89,7 +89,7 @@ def test_algorithms(run_ranks, modes_of):
 
 
 def rounds_of_async():
-    """Rounds happen while graphs run, not only in abort(); a rank may make more steps than the other."""
+    """Rounds happen while graphs run, not only in abort(); one rank makes more steps than the other."""
     hvd.init()
     for mode in ("all", "shift_one"):
         algorithm = algorithms.Async(mode, sync_interval_ms=0)
@@ -102,7 +102,7 @@ def rounds_of_async():
         model.fit(x, y, batch_size=BATCH, epochs=10 + 5 * hvd.rank(), verbose=0)
         mine = flat(model)
         algorithm.abort()
-        # Without a learning rate, the mean of where they began; the last rounds of abort() found them there.
+        # Without a learning rate the result is the mean of the initial weights; abort() only completes it.
         np.testing.assert_allclose(flat(model), everyone.mean(axis=0), rtol=1e-5, atol=1e-5)
         assert np.abs(mine - everyone.mean(axis=0)).max() < apart / 4
         algorithm.resume()
@@ -113,7 +113,7 @@ def test_rounds_of_async(run_ranks):
 
 
 def adam_step_by_step():
-    """After the warm-up: m = mean of the ranks' m_i, but for 8 bits; v stays; weight decay goes on."""
+    """After the warm-up: m = mean of the ranks' m_i up to 8-bit rounding; v is frozen; weight decay still applies."""
     hvd.init()
     lr, beta1, beta2, eps, decay, T = 0.01, 0.9, 0.99, 1e-3, 0.1, 3
     variable = keras.Variable(np.linspace(-1, 1, 64, dtype="float32"), name="x")
@@ -177,7 +177,7 @@ def refusals():
     model.compile(scaled, "mse", run_eagerly=True)
     with pytest.raises(ValueError, match="mixed_bfloat16"):
         model.train_on_batch(*data_of(0))
-    # What is kept of gradients would be in the unit of another scale.
+    # State kept from gradients would have the unit of an old loss scale.
     for name, algorithm in (("PowerSGD", "powersgd"), ("ByteGrad", algorithms.ByteGrad(error_feedback=True))):
         inner = wrap(keras.optimizers.SGD(), algorithm=algorithm)
         model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse", run_eagerly=True)

@@ -26,21 +26,21 @@ def fit(model, callbacks, epochs=1, **options):
 
 
 class Recorder(keras.callbacks.Callback):
-    """Learning rates and momenta as each step finds them."""
+    """Records the learning rate and the momenta at the beginning of each step."""
 
     def __init__(self):
         super().__init__()
         self.rates, self.velocities = [], []
 
     def on_train_batch_begin(self, batch, logs=None):
-        velocities = getattr(self.model.optimizer, "momentums", None)       # from the first step on
+        velocities = getattr(self.model.optimizer, "momentums", None)       # exist after the first step
         self.rates.append(float(self.model.optimizer.learning_rate))
         self.velocities.append(float(velocities[0].numpy().flat[0]) if velocities else 0.0)
 
 
 def broadcast_and_metrics():
     rank, size = hvd.rank(), hvd.size()
-    # Different weights, and an optimizer that differs too; one variable stays.
+    # Different weights and optimizer states; one variable is excluded.
     model = make_model(seed=rank)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0, momentum=0.9)), "mse", metrics=["mae"])
     kept = model.layers[1].bias
@@ -57,7 +57,7 @@ def broadcast_and_metrics():
     with pytest.raises(ValueError, match="variables"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["dense"])
 
-    # In a loop of one's own, too: DiLoCo's outer weights are not of those that the ranks began with.
+    # Also in a custom loop: the broadcast replaces DiLoCo's outer weights.
     weight = keras.Variable(float(rank))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), algorithm=hvd.algorithms.DiLoCo(2, full_steps=0))
     for step in range(4):
@@ -66,7 +66,7 @@ def broadcast_and_metrics():
             bagua_hvd.tensorflow.broadcast_variables([weight], 1)
         assert float(weight) == 1.0
 
-    # Metrics: means over the ranks, seen by the callbacks after it.
+    # Metrics are averaged over the ranks before later callbacks see them.
     seen = {}
     local = {}
 
@@ -77,7 +77,7 @@ def broadcast_and_metrics():
 
     class After(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            assert (logs.pop("confusion") == np.eye(2)).all()      # no number, and so left alone
+            assert (logs.pop("confusion") == np.eye(2)).all()      # not a number, so unchanged
             seen.update(logs)
 
     history = fit(model, [Before(), hvd.callbacks.MetricAverageCallback(), After()])
@@ -91,11 +91,11 @@ def broadcast_and_metrics():
 
 
 def plain_values():
-    """NumPy arrays, or eager tensors: scripts take them for either."""
+    """Results are usable as NumPy arrays and as eager tensors, because scripts treat them as both."""
     rank = hvd.rank()
     for functions in (hvd, hvd_keras):
         with warnings.catch_warnings():
-            warnings.simplefilter("error")          # of what the script has not said
+            warnings.simplefilter("error")          # no deprecation warning for defaults
             mean = functions.allreduce(float(rank))
         with pytest.raises(ValueError, match="compression='fp16'"):
             functions.allreduce(1.0, compression="fp16")
@@ -110,7 +110,7 @@ def plain_values():
             assert functions.allgather(numbers).tolist() == 2 * numbers.tolist()
             assert functions.broadcast(numbers * rank, 1).tolist() == numbers.tolist()
             assert functions.reducescatter(numbers, op=hvd.Sum).tolist() == [(2 * numbers[rank]).tolist()]
-        for dtype in ("uint32", "uint64", "complex64", "float8_e4m3fn"):       # which the core does not have
+        for dtype in ("uint32", "uint64", "complex64", "float8_e4m3fn"):       # unknown to the core
             for shape in ((), (2, 3)):
                 numbers = tf.cast(tf.fill(shape, 2.0 + rank), dtype).numpy()
                 received = functions.broadcast(numbers, 1)
@@ -137,20 +137,20 @@ def learning_rates():
     np.testing.assert_allclose(recorder.rates, expected + [0.4] * STEPS, rtol=1e-6)
     np.testing.assert_allclose(history.history["lr"], [expected[STEPS - 1], 0.4, 0.4], rtol=1e-6)
 
-    # The rate is reached where Keras tells of every second batch only.
+    # The rate is reached even if Keras calls callbacks after every second batch only.
     model = make_model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3)), "mse", steps_per_execution=2)
     history = fit(model, [hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)], epochs=3)
     np.testing.assert_allclose(history.history["lr"], [expected[2], 0.4, 0.4], rtol=1e-6)
 
-    # Another fit() has another number of steps.
+    # Another fit() may have another number of steps.
     model = make_model()
     model.compile(keras.optimizers.SGD(), "mse")
     for number in (2, 4):
         model.fit(*data_of(hvd.rank()), batch_size=5, steps_per_epoch=number, verbose=0, callbacks=[warmup])
         assert warmup.steps_per_epoch == number
 
-    # A schedule in stairs, a constant as a power, with a beginning and an end; and between the stairs.
+    # A staircase schedule, a constant as a power, with a beginning and an end; and a continuous schedule.
     def schedule(*arguments, **options):
         return hvd.callbacks.LearningRateScheduleCallback(0.1, *arguments, **options)
 
@@ -163,20 +163,20 @@ def learning_rates():
     with pytest.raises(ValueError, match="initial_lr"):
         hvd.callbacks.LearningRateScheduleCallback(None, 0.5)
 
-    # Momentum correction: where the rate changes by a factor, so does the velocity, once.
+    # Momentum correction scales the velocity once by the factor of the rate.
     plain, _, _ = run(schedule(lambda epoch: 1.0, momentum_correction=False), epochs=2, initial=0.1)
     jump = schedule(lambda epoch: 1.0 if epoch == 0 else 3.0)
     corrected, _, _ = run(jump, epochs=2, initial=0.1)
     np.testing.assert_allclose(corrected.velocities[:STEPS], plain.velocities[:STEPS], rtol=1e-5)
     np.testing.assert_allclose(corrected.velocities[STEPS], 3.0 * plain.velocities[STEPS], rtol=1e-4)
 
-    # Only where velocities are steps: Muon's are sums of gradients.
+    # Only for optimizers whose velocity is a step: Muon's is a sum of gradients.
     for optimizer in (keras.optimizers.RMSprop(0.1, momentum=0.9), keras.optimizers.Muon(0.1)):
         model = make_model()
         model.compile(hvd.DistributedOptimizer(optimizer), "mse")
         fit(model, [])
         jump.set_model(model)
-        state = legacy.variables(model.optimizer)[2:]       # behind the iterations and the rate
+        state = legacy.variables(model.optimizer)[2:]       # after iterations and learning rate
         before = [values.to_array(variable).copy() for variable in state]
         jump._adjust(1)
         changed = [(values.to_array(after) != was).any() for after, was in zip(state, before, strict=True)]
@@ -185,7 +185,7 @@ def learning_rates():
 
 
 def unequal_steps():
-    """Schedules and averages by epochs need epochs of equal lengths, and say so before the first step."""
+    """Callbacks that count epochs need equal epochs on all ranks, and raise an error before the first step."""
     x, y = data_of(hvd.rank(), 20 + 5 * hvd.rank())
 
     def run(callback, **options):
@@ -200,12 +200,12 @@ def unequal_steps():
                      hvd.callbacks.MetricAverageCallback()):
         with pytest.raises(ValueError, match="4 steps on one rank and 5 on another"):
             run(callback)
-    # Ranks that train apart have epochs of their own.
+    # Ranks that train independently may have different epochs.
     run(hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5), process_set=ALONE)
 
 
 class Halving(keras.optimizers.SGD):
-    """An optimizer that Keras does not know."""
+    """A custom optimizer."""
 
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(gradient * 0.5, variable, learning_rate)
@@ -237,7 +237,7 @@ def saving(folder):
         train(wrapped)
         np.testing.assert_array_equal(flat(wrapped), flat(model))
         assert_same_everywhere(wrapped)
-    # The class makes distributed optimizers of configurations, too.
+    # The class also makes distributed optimizers from configurations.
     again = type(model.optimizer).from_config(model.optimizer.get_config())
     model = make_model()
     model.compile(again, "mse")
@@ -246,7 +246,7 @@ def saving(folder):
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(again)
 
-    # The best one only, where the estimator says.
+    # Saves only the best model, to a path that the estimator sets.
     for package, options in ((hvd, {"save_weights_only": True}), (hvd_keras, {})):
         best = package.callbacks.BestModelCheckpoint(monitor="loss", **options)
         assert best.save_best_only and best.filepath is None
@@ -258,7 +258,7 @@ def saving(folder):
 
 
 def loudly():
-    """Updates that no rank has reduced are refused, whatever way they take."""
+    """Updates without a reduction raise an error."""
     class AroundApply(keras.optimizers.SGD):
         def apply_gradients(self, grads_and_vars):
             for gradient, variable in grads_and_vars:
@@ -298,7 +298,7 @@ def elastic():
     fit(model, callbacks(), epochs=2)
     assert (state.epoch, state.batch) == (2, 0)
     assert commits == [(0, 3), (1, 0), (1, 2), (2, 0)]
-    # What was not committed is undone; model, optimizer and attributes.
+    # restore() undoes uncommitted changes of model, optimizer and attributes.
     committed = flat(model), int(model.optimizer.iterations), model.optimizer.momentums[0].numpy()
     fit(model, [])
     state.epoch = 7
@@ -306,7 +306,7 @@ def elastic():
     np.testing.assert_array_equal(flat(model), committed[0])
     assert (int(model.optimizer.iterations), state.epoch) == (committed[1], 2)
     np.testing.assert_array_equal(model.optimizer.momentums[0].numpy(), committed[2])
-    # A resumed epoch is as much shorter as was done before; both ways of counting epochs are in use.
+    # A resumed epoch has only the remaining steps, with both ways of counting epochs.
     recorder = Recorder()
     state.batch = 3
     fit(model, [*callbacks(), recorder], epochs=2)

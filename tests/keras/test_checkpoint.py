@@ -1,4 +1,4 @@
-"""The algorithm's state in Keras' files: a training that was saved goes on as if it had not been interrupted."""
+"""The algorithm's state in Keras' files: a loaded training continues as if it had not been interrupted."""
 import keras
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 BATCH = 4           # of 20 rows: 5 steps
 ALGORITHMS = {
-    # Error feedback of each rank; Adam's frozen variance, in the optimizer's own variables, and the step's number.
+    # Error feedback on each rank; Adam's frozen variance, in the optimizer's own variables, and the step number.
     "onebit_adam": ({"warmup_steps": 3}, lambda: keras.optimizers.Adam(0.01)),
-    # Replicas of the neighbours, and weights that differ.
+    # Replicas of the neighbours, and weights that differ between ranks.
     "low_precision_decentralized": ({}, lambda: keras.optimizers.SGD(0.05)),
-    # An outer momentum, equal on all ranks, and a fragment that travels while it is saved. Its codes without chance,
-    # which comes from the names of variables: Keras counts those.
+    # An outer momentum, equal on all ranks, and a fragment in flight during saving. The codec is deterministic, because
+    # seeds depend on the names of variables, which Keras numbers.
     "diloco": ({"communication_interval": 3, "fragments": 2, "overlap_steps": 2, "codec": block(4)},
                lambda: keras.optimizers.SGD(0.05)),
 }
@@ -63,18 +63,18 @@ def go_on(folder):
         weights.load_weights(f"{path}.weights.h5")
         five_steps(weights)
         assert (flat(weights) == expected).all(), name
-        # A model that has trained already takes it up as well.
+        # A model that has already trained can load it, too.
         weights.load_weights(f"{path}.weights.h5")
         five_steps(weights)
         assert (flat(weights) == expected).all(), name
         if name == "onebit_adam":
-            # Keras passes over Adam's state until the optimizer is built; so the algorithm's begins anew as well.
+            # Keras skips Adam's state until the optimizer is built; so the algorithm begins with new state as well.
             unbuilt = new_model(name)
             unbuilt.load_weights(f"{path}.weights.h5")
             five_steps(unbuilt)
             assert int(unbuilt.optimizer.iterations) == 5
             assert np.isfinite(flat(unbuilt)).all()
-        # By hand, of a file without it: what plain Keras has loaded and saved.
+        # load_algorithm_state_dict() works on a model that plain Keras has loaded and saved without the state.
         plain = keras.models.load_model(f"{path}.keras")
         assert type(plain.optimizer) is type(ALGORITHMS[name][1]())
         state = hvd.load_model(f"{path}.keras", algorithm=algorithm(name)).optimizer.algorithm_state_dict()
@@ -87,7 +87,7 @@ def go_on(folder):
 
 
 def of_another_rank(folder):
-    """All ranks load what rank 0 of two has saved: what was that rank's own begins anew, also here, where it ran."""
+    """All ranks load the file of rank 0 of two: state that belongs to a single rank begins anew."""
     hvd.init()
     for name in ALGORITHMS:
         model = hvd.load_model(f"{folder}/{name}.0.keras", algorithm=algorithm(name))

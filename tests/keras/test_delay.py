@@ -1,4 +1,4 @@
-"""delay=1 under Keras' own training: the mean gradient of the step before, against NumPy; saved and gone on with."""
+"""delay=1 in Keras' fit() applies the mean gradient of the step before, compared with NumPy; also across saving."""
 import keras
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def linear():
 
 
 def pipe_sgd(n, epochs):
-    """The kernel after training: the loss is the mean of (x w - y)^2 over a batch and its columns."""
+    """The kernel after training with the loss mean((x w - y)^2) over a batch and its columns."""
     w, late = np.ones((6, 3)), np.zeros((6, 3))
     for t in range(4 * epochs):
         sent = []
@@ -48,7 +48,7 @@ def test_training(run_ranks, n):
 
 
 def saved(folder, algorithm):
-    """A model that was saved goes on with what travelled then; without delay it is passed over."""
+    """A saved model resumes with the averages that were in flight; loading it without delay drops them."""
     hvd.init()
     path = f"{folder}/{hvd.rank()}.keras"
 
@@ -61,7 +61,7 @@ def saved(folder, algorithm):
     model.compile(optimizer, "mse", jit_compile=False)
     go_on(model)
     if hvd.rank() == 0:
-        model.save(path)                                # alone: the others do not help
+        model.save(path)                                # alone: the other ranks are not needed
     hvd.allreduce(np.zeros(1))
     if hvd.rank() == 1:
         model.save(path)

@@ -1,4 +1,4 @@
-"""KerasState(every_step=True) on three real ranks that lose each other at all points of a step, and what it refuses."""
+"""KerasState(every_step=True) on three real ranks, with failures at all points of a step, and its errors."""
 import keras
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def loss_of(model, inputs):
 
 
 def replayed():
-    """Of each rank its model after all steps, made by one process in which no rank is lost."""
+    """The model of each rank after all steps, made by one process without failures."""
     models = [make_model(rank) for rank in range(RANKS)]
     optimizers = [make_plain() for _ in models]
     for step in range(EPOCHS * STEPS):
@@ -76,7 +76,7 @@ class Faults(keras.callbacks.Callback):
 
 
 def by_hand(model, state, callback, compiled):
-    """What fit() does, in a loop of one's own."""
+    """A custom loop equivalent to fit()."""
     def step(inputs):
         with tf.GradientTape() as tape:
             loss = loss_of(model, inputs)
@@ -115,7 +115,7 @@ def training(how):
     rank = hvd.rank()
     model = make_model(rank)
     if rank:
-        model.layers[0].kernel.assign(np.zeros((4, 8)))     # rank 0's state is the job's
+        model.layers[0].kernel.assign(np.zeros((4, 8)))     # sync() copies rank 0's state to all ranks
     model.compile(hvd.DistributedOptimizer(make_plain()), "mse", jit_compile=False)
     state = hvd.elastic.KerasState(model, every_step=True, batch=0, epoch=0)
     entered, happened, callback = [], set(), None
@@ -146,15 +146,15 @@ def training(how):
         train()
 
     train_from(state)
-    # Of the step that rank 1 did not finish the others have, so it goes on with the next one.
+    # The other ranks have completed the step that rank 1 did not finish, so it continues with the next one.
     assert entered == [0, 4, 5, 8, 9], entered
     counters = state.epoch, state.batch, int(model.optimizer.iterations)
     assert counters == (EPOCHS, 0, EPOCHS * STEPS), counters
     models = replayed()
-    tolerance = 1e-5 if how == "fit" else 1e-10         # its loss is computed in float32
+    tolerance = 1e-5 if how == "fit" else 1e-10         # Keras computes its loss in float32
     for weight, expected in zip(model.trainable_weights, models[rank].trainable_weights, strict=True):
         np.testing.assert_allclose(weight.numpy(), expected.numpy(), rtol=tolerance, atol=tolerance)
-    # Running statistics are of each rank, until all receive those of the first rank that is ahead: rank 0.
+    # Running statistics differ between ranks until all get those of the first rank that is ahead, here rank 0.
     if rank == 0:
         for buffer, expected in zip(model.layers[1].non_trainable_weights, models[0].layers[1].non_trainable_weights,
                                     strict=True):
@@ -166,7 +166,7 @@ def test_three_ranks(run_ranks, how):
     run_ranks(RANKS, training, arguments={"how": how}, timeout=SECONDS)
 
 
-# ----------------------------------------------------------------------------------------- what ends with an error ----
+# --------------------------------------------------------------------------------------------------------- errors ----
 
 
 def make_distributed(**arguments):
@@ -180,7 +180,7 @@ def make_state(optimizer=None, **options):
 
 
 def torn():
-    """Averages have arrived, and the step has not counted itself."""
+    """A failure after the averages have arrived and before the step is counted."""
     hvd.init()
     state = make_state()
     model = state.model
@@ -193,7 +193,7 @@ def torn():
 
     def step_and_restore(counts):
         step()
-        if not counts:      # in what order a graph that fails changes variables is TensorFlow's choice
+        if not counts:      # simulates a failing graph, in which TensorFlow chooses the order of updates
             state._every_step._counted.assign_add(-1)
         if hvd.rank() == 0 and counts:
             state.model.layers[0].kernel.assign_add(np.ones((4, 8)))
@@ -203,7 +203,7 @@ def torn():
     step_and_restore(True)
     state.sync()
     step_and_restore(hvd.rank() == 0)
-    state.sync()            # rank 1 takes what rank 0 has
+    state.sync()            # rank 1 gets rank 0's state
     kernels = hvd_tensorflow.allgather_object(model.layers[0].kernel.numpy())
     np.testing.assert_array_equal(*kernels)
     step_and_restore(False)
@@ -212,7 +212,7 @@ def torn():
 
 
 def joins(changes):
-    """Rank 2 comes anew; changes: what another rank does to its weights before."""
+    """Rank 2 is new; changes: the rank that changes its weights before."""
     hvd.init()
     rank = hvd.rank()
     state = make_state()
@@ -225,7 +225,7 @@ def joins(changes):
     if changes == 1:
         with pytest.raises(RuntimeError, match="rank 1 after step 0: weights or optimizer state are not bit-equal"):
             state.sync()
-    else:           # rank 2 has nothing that must be equal
+    else:           # a new rank's weights need not be equal
         state.sync()
 
 

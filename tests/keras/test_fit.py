@@ -1,6 +1,6 @@
-"""Keras' own training, on different data on each rank: eager, in graphs, compiled by XLA, and as Keras chooses.
+"""Keras' fit(), with different data on each rank: eager, in graphs, compiled by XLA, and in Keras' default mode.
 
-What is expected is plain Keras on the data of all ranks.
+Expected: plain Keras on the data of all ranks.
 """
 import gc
 import weakref
@@ -33,7 +33,7 @@ def fit(model, optimizer, mode, epochs=2):
 
 
 def alone(optimizer, epochs=2, **kwargs):
-    """A model trained by plain Keras on everybody's data."""
+    """A model trained by plain Keras on the data of all ranks."""
     model = make_model(**kwargs)
     model.compile(optimizer, "mse", jit_compile=False)
     model.fit(*data_of_all(hvd.size(), BATCH), batch_size=BATCH * hvd.size(), epochs=epochs, verbose=0, shuffle=False)
@@ -52,7 +52,7 @@ def optimizers_and_algorithms(mode):
             assert int(opt.iterations) == 8
             assert_same_everywhere(model)
             assert_near(model, expected, algorithm)
-            if algorithm == "bytegrad":         # it is not gradient_allreduce under another name
+            if algorithm == "bytegrad":         # the codec is in use
                 assert not np.allclose(flat(model), flat(expected), rtol=1e-6, atol=1e-7)
 
 
@@ -72,7 +72,7 @@ def options(mode):
     model = make_model()
     fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 / hvd.size()), op=hvd.Sum), mode)
     assert_near(model, expected)
-    # A rank that is not in the set trains on its own.
+    # A rank that is not in the set trains alone.
     model = make_model()
     fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=SUBSET), mode)
     plain = make_model()
@@ -82,7 +82,7 @@ def options(mode):
 
 def accumulation(mode):
     for average in (False, True):
-        # Batches in pairs, as one batch of twice the size: the sum of two means is twice the mean of both.
+        # Pairs of batches equal one batch of twice the size: the sum of two means is twice the mean of both.
         expected = make_model()
         expected.compile(keras.optimizers.SGD(0.1 if average else 0.2, momentum=0.9), "mse", jit_compile=False)
         expected.fit(*data_of_all(hvd.size(), 2 * BATCH), batch_size=2 * BATCH * hvd.size(), epochs=2, verbose=0,
@@ -94,7 +94,7 @@ def accumulation(mode):
         assert int(opt.iterations) == 8
         assert_same_everywhere(model)
         assert_near(model, expected)
-    # An unfinished window changes nothing.
+    # An unfinished window leaves the weights unchanged.
     before = flat(model)
     x, y = data_of(hvd.rank())
     model.train_on_batch(x[:BATCH], y[:BATCH])
@@ -116,7 +116,7 @@ def loss_scaling(mode):
         assert_same_everywhere(model)
         if passes == 1:
             assert_near(model, alone(keras.optimizers.SGD(0.1)))
-        # An infinity on one rank: no rank steps, and all halve the scale.
+        # An infinity on one rank: all ranks skip the step and halve the scale.
         before = flat(model)
         for _ in range(passes):
             model.train_on_batch(x * (np.inf if hvd.rank() == 0 else 1), y)
@@ -126,7 +126,7 @@ def loss_scaling(mode):
             model.train_on_batch(x, y)
         assert (flat(model) != before).any()
         assert_same_everywhere(model)
-    # compile() puts the LossScaleOptimizer around.
+    # compile() wraps the optimizer in a LossScaleOptimizer.
     model = make_model(dtype="mixed_float16")
     keras.config.set_dtype_policy("mixed_float16")
     mixed = keras.Sequential(model.layers)
@@ -163,13 +163,13 @@ def local_variables(mode):
 
 
 def weights(mode):
-    """Algorithms that communicate weights, before and after the step: plain SGD on averages is SGD on all data."""
+    """Averages of weights before and after the step: plain SGD on averages is SGD on all data."""
     expected = alone(keras.optimizers.SGD(0.1))
     model = make_model()
     fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), algorithm=LocalSGD(1)), mode)
     assert_same_everywhere(model)
     assert_near(model, expected)
-    # x' = mean(x) before the step: after it ranks differ by their own gradients, and one mean more is SGD again.
+    # x' = mean(x) before the step; ranks then differ by their own gradients, and their mean is SGD on all data.
     model = make_model()
     fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), algorithm="decentralized"), mode)
     everyone = hvd.allgather(flat(model)[None])
@@ -178,7 +178,7 @@ def weights(mode):
 
 
 def embedding(mode):
-    """Sparse gradients: rows are gathered, but by XLA; sums over several passes need dense ones."""
+    """Sparse gradients: rows are gathered, except under XLA; sums over several passes need dense ones."""
     def make():
         keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((2,)), keras.layers.Embedding(7, 3), keras.layers.Flatten(),
@@ -200,7 +200,7 @@ def embedding(mode):
 
 
 CELLS = (optimizers_and_algorithms, options, accumulation, loss_scaling, local_variables, weights, embedding)
-# Compiling takes long, and what these are about is decided before.
+# Compiling takes long and does not affect these.
 NOT_COMPILED = (options, local_variables)
 ALL = [cell.__name__ for cell in CELLS]
 
@@ -225,7 +225,7 @@ def test_modes(run_ranks, mode, cells):
 
 
 def windows():
-    """A window's gradients are those of all its passes, and of no other window's."""
+    """A window's gradients are those of all its passes, and of no other window."""
     hvd.init()
     mean = (hvd.size() + 1) / 2
     mine = float(hvd.rank() + 1)
@@ -247,7 +247,7 @@ def windows():
         for _ in range(2):
             step(tf.constant(mine), tf.constant(mine))
         assert (first.numpy(), second.numpy()) == (-12 * mean, -16 * mean)
-        # Lists of variables may differ.
+        # Calls may have different lists of variables.
         optimizer.apply([tf.constant(mine)], [first])
         optimizer.apply([tf.constant(mine)], [second])
         assert (first.numpy(), second.numpy()) == (-13 * mean, -17 * mean)
@@ -261,7 +261,7 @@ def test_windows(run_ranks):
 
 
 def compiled_again():
-    """Of an optimizer that a model was compiled with before, nothing stays: no buckets, no algorithm's state."""
+    """Compiling a model again releases the buckets and the algorithm's state of its previous optimizer."""
     hvd.init()
     model, gone = make_model(), []
     for mode in MODES:
@@ -279,7 +279,7 @@ def test_compiled_again(run_ranks):
 
 
 def as_keras_chooses():
-    """An unchanged script: only the optimizer is wrapped. Ranks start from different weights; rank 0 gives its own."""
+    """An unchanged script that only wraps its optimizer; ranks start from different weights and get rank 0's."""
     hvd.init()
     model = make_model(seed=hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")

@@ -1,4 +1,4 @@
-"""Full steps give the Adam of Keras its variance, too: in graphs as in eager mode, for both kinds of algorithm."""
+"""Full steps give Keras' Adam its variance, too: in graphs as in eager mode, for both kinds of algorithm."""
 import keras
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def loss_scaling():
 
     own = train("local_sgd", "graph", 0)[1]
     of_scaled = train_by(algorithm, "graph", scaled)[1]
-    assert of_scaled.max() < 10 * own.max()         # and not 256^2 times as much
+    assert of_scaled.max() < 10 * own.max()         # instead of 256^2 times
     for value, wanted in zip(train_by(algorithm, "graph"), train("local_sgd", "graph", FULL_STEPS), strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Ranks that list variables in another order, or use other branches of a model, hear it: nothing is mixed."""
+"""Ranks that list variables in different orders, or use different branches of a model, get an error."""
 import pytest
 
 pytestmark = pytest.mark.timeout(160)
@@ -32,13 +32,13 @@ def other_names():
     if keras.backend.backend() == "tensorflow":
         disagree(branches, [a, b], "a", "b")
     assert not keras.ops.convert_to_numpy(a).any() and not keras.ops.convert_to_numpy(b).any()
-    if keras.backend.backend() == "torch":      # zeros travel for None
+    if keras.backend.backend() == "torch":      # None is sent as zeros
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
         optimizer.build([a, b])
         optimizer.apply(branches, [a, b])
         assert (keras.ops.convert_to_numpy(a) == -0.5).all() and (keras.ops.convert_to_numpy(b) == -0.5).all()
 
-    # Keras has numbered the layers of this process: what counts is their order.
+    # Layers have different numbers in each process, so only their order counts.
     others = [keras.layers.Dense(1) for _ in range(3 * rank)]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), keras.layers.Dense(3)])
     number = int(model.layers[0].name.partition("_")[2] or 0)

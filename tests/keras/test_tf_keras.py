@@ -1,4 +1,4 @@
-"""Models of tf_keras, the Keras 2 that scripts of Horovod's time run on (TF_USE_LEGACY_KERAS=1)."""
+"""Models of tf_keras (Keras 2), which older Horovod scripts use (TF_USE_LEGACY_KERAS=1)."""
 import importlib
 
 import numpy as np
@@ -33,7 +33,7 @@ def fit(model, optimizer, *callbacks, epochs=2):
 
 
 def alone(optimizer, epochs=2):
-    """A model trained by plain tf_keras on everybody's data."""
+    """A model trained by plain tf_keras on the data of all ranks."""
     model = make_model()
     model.compile(optimizer, "mse")
     model.fit(*data_of_all(hvd.size(), BATCH), batch_size=BATCH * hvd.size(), epochs=epochs, verbose=0, shuffle=False)
@@ -50,7 +50,7 @@ def trains(kind):
     fit(model, optimizer)
     assert_same_everywhere(model)
     assert_near(model, alone(make()))
-    # Two passes for each step, their mean; what one rank alone has is not summed.
+    # Two passes per step, averaged; local aggregates are not summed over ranks.
     model = make_model()
     optimizer = hvd.DistributedOptimizer(make(), backward_passes_per_step=2, average_aggregated_gradients=True)
     fit(model, optimizer)
@@ -64,7 +64,7 @@ def trains(kind):
 
 
 def aggregates(kind):
-    """Gradients are reduced where Keras 2 aggregates those of replicas, once, and apply_gradients() takes them so."""
+    """Gradients are reduced once, in Keras 2's aggregation over replicas, and not again in apply_gradients()."""
     hvd.init()
     rank, mean = hvd.rank(), (hvd.size() - 1) / 2
     make = {"new": tf_keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}[kind]
@@ -75,12 +75,12 @@ def aggregates(kind):
     def in_mode(mode):
         weight = tf.Variable(0.0)
         optimizer = hvd.DistributedOptimizer(make(1.0))
-        optimizer.apply_gradients([])           # which Keras 2 allows
+        optimizer.apply_gradients([])           # Keras 2 allows this
 
         @mode
         def clipped(gradient):
             [(reduced, _)] = aggregate(optimizer, [(gradient, weight)])
-            optimizer.apply_gradients([(tf.minimum(reduced, 0.25) + rank, weight)])     # taken as it is
+            optimizer.apply_gradients([(tf.minimum(reduced, 0.25) + rank, weight)])     # not reduced again
             return reduced
 
         @mode
@@ -103,19 +103,19 @@ def aggregates(kind):
 
     in_mode(lambda function: function)
     in_mode(tf.function)
-    # What the script has reduced itself is applied as it is.
+    # Gradients that the script has reduced itself are applied unchanged.
     told = {"new": {"skip_gradients_aggregation": True}, "legacy": {"experimental_aggregate_gradients": False}}[kind]
     for passes in (1, 2):
         weight = tf.Variable(0.0)
         optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=passes)
         optimizer.apply_gradients([(tf.constant(float(rank)), weight)], **told)
         assert weight == -rank
-    if kind == "legacy":        # new ones know the variables of one model
+    if kind == "legacy":        # new optimizers know the variables of one model only
         optimizer, weight, other = hvd.DistributedOptimizer(make(1.0)), tf.Variable(0.0), tf.Variable(0.0)
         aggregate(optimizer, [(tf.constant(1.0), weight)])
         optimizer.apply_gradients([(tf.constant(float(rank)), other)])
         assert other == -mean
-    # Two passes for each step, aggregated here and applied in a function that is traced but once.
+    # Two passes per step, aggregated here and applied in a function that is traced once.
     optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2)
     weight = tf.Variable(0.0)
     apply = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
@@ -134,7 +134,7 @@ def aggregates(kind):
             step(tf.constant(float(rank)), None)
             step(None, tf.constant(2.0 * rank))
             assert (weight, other) == (-mean * number, -2 * mean * number)
-    # What looks at the weights around the step has to have it whole.
+    # Algorithms that read the weights around the step cannot aggregate separately.
     optimizer = hvd.DistributedOptimizer(make(1.0), algorithm="decentralized")
     with pytest.raises(ValueError, match="Decentralized reads the weights around the optimizer's step"):
         aggregate(optimizer, [(tf.constant(1.0), weight)])
@@ -151,7 +151,7 @@ def aggregates(kind):
 
 
 def loss_scaling(kind):
-    """A LossScaleOptimizer around it skips a step on all ranks when one has an infinity."""
+    """A LossScaleOptimizer around it skips the step on all ranks if one rank has an infinity."""
     hvd.init()
     rank = hvd.rank()
     optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
@@ -177,7 +177,7 @@ def loss_scaling(kind):
 
 
 def loss_scaling_of_windows(kind):
-    """An infinity of one rank's, in whichever pass of a window, skips the step of the window on all ranks alike."""
+    """An infinity on one rank, in any pass of a window, skips the window's step on all ranks."""
     hvd.init()
     rank = hvd.rank()
     for bad in (0, 1):          # the pass of the second window in which rank 1 has an infinity
@@ -212,7 +212,7 @@ def callbacks(kind):
     assert_same_everywhere(model)
     losses = np.asarray(hvd.allgather(np.array([history["loss"]])))
     assert (losses[0] == losses[1]).all()
-    # From 0.2 / 2, by a quarter of an epoch each; reached at the end of the second epoch.
+    # From 0.2 / 2 in steps of a quarter per epoch; 0.2 is reached at the end of the second epoch.
     np.testing.assert_allclose(history["lr"], [0.15, 0.2, 0.2], rtol=1e-6)
 
 
@@ -227,14 +227,14 @@ def saved_and_loaded(folder):
     assert_near(loaded, model, rtol=0, atol=0)
     assert [value.tolist() for value in map(np.asarray, loaded.optimizer.variables)] == \
            [value.tolist() for value in map(np.asarray, model.optimizer.variables)]
-    for each in (model, loaded):        # both go on alike, and reduce
+    for each in (model, loaded):        # both continue identically, with reductions
         each.fit(*data_of(hvd.rank()), batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
         assert_same_everywhere(each)
     assert_near(loaded, model, rtol=1e-6, atol=1e-7)
 
 
 def every_format_is_loaded(folder):
-    """With the state of the optimizer where plain tf_keras finds it; and what was loaded trains."""
+    """The optimizer's state is loaded where plain tf_keras loads it; the loaded model trains."""
     hvd.init()
     for kind, make in OPTIMIZERS.items():
         model = make_model()
@@ -253,12 +253,12 @@ def every_format_is_loaded(folder):
 
 
 def synchronized_statistics():
-    """SyncBatchNormalization against one BatchNormalization over everybody's batch."""
-    # Its base was chosen before this rank had its environment.
+    """SyncBatchNormalization against one BatchNormalization over the batches of all ranks."""
+    # Its base class was chosen before this rank's environment was set.
     layer_of = importlib.reload(sync_batch_norm).SyncBatchNormalization
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    begin, end = 4 * rank * (rank + 1) // 2, 4 * (rank + 1) * (rank + 2) // 2       # of rank r, 4 (r + 1) samples
+    begin, end = 4 * rank * (rank + 1) // 2, 4 * (rank + 1) * (rank + 2) // 2       # rank r has 4 (r + 1) samples
     total = 4 * size * (size + 1) // 2
 
     def run(layer, x, weights, mask, make):
@@ -324,7 +324,7 @@ def elastic_state(kind):
 
 
 def in_graphs(without):
-    """The same in graphs of TensorFlow 1, whose variables have values in a session only."""
+    """The same in graphs of TensorFlow 1, where variables have values in a session only."""
     getattr(tf.compat.v1, without)()
     hvd.init()
     for part in (callbacks, elastic_state):

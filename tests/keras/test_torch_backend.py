@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-# Keras is imported where its backend has been chosen: in the ranks, or just before.
+# Keras is imported after its backend has been chosen: in the ranks, or just before.
 BACKEND = {"env": {"KERAS_BACKEND": "torch"}, "framework": "keras on torch", "timeout": 240}
 pytestmark = pytest.mark.timeout(260)
 
@@ -49,7 +49,7 @@ def fit():
         model.fit(*data_of(hvd.rank()), batch_size=5, epochs=2, verbose=0, shuffle=False)
         assert_same_everywhere(hvd, model, different_from=before)
 
-        # The same as one process that has all ranks' data in every batch; clipping sees the mean.
+        # Equals one process with the batches of all ranks; clipping sees the mean.
         alone = make_model()
         alone.compile(type(optimizer).from_config(optimizer.get_config()), "mse")
         parts = [data_of(rank) for rank in range(hvd.size())]
@@ -69,14 +69,14 @@ def test_fit(run_ranks, n):
 
 
 def compiled(algorithm):
-    """torch.compile around the whole step, reduction included: the same as without it."""
+    """torch.compile around the whole step, including the reduction, gives the same weights."""
     import keras
     import torch
 
     import bagua_hvd.keras as hvd
 
     hvd.init()
-    torch.compile = functools.partial(torch.compile, backend="eager")       # what it traces matters, not its code
+    torch.compile = functools.partial(torch.compile, backend="eager")       # only the tracing matters
     x, y = data_of(hvd.rank())
     weights = []
     for jit in (False, True):
@@ -96,7 +96,7 @@ def test_compiled(run_ranks, algorithm):
 
 
 def group_of_torch():
-    """Keras 3.16 lets DistributedDataParallel average gradients where torch has a group: not beside this optimizer."""
+    """With a torch process group Keras 3.16 uses DistributedDataParallel, but not beside a DistributedOptimizer."""
     import keras
     import torch.distributed
 
@@ -116,7 +116,7 @@ def group_of_torch():
 
     model.fit(x, y, batch_size=5, epochs=1, verbose=0, shuffle=False, callbacks=[Gradients()])
     assert own == [None] * 4
-    # Other optimizers are Keras' own business.
+    # For other optimizers Keras decides.
     model = make_model()
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(x, y, batch_size=5, epochs=1, verbose=0)
@@ -137,7 +137,7 @@ def details(folder):
     rank = hvd.rank()
     x, y = data_of(rank)
 
-    # Accumulation: two passes, one step with their sum; in between only the iterations advance.
+    # Accumulation: two passes make one step with their sum; the first advances only the iterations.
     model = make_model()
     opt = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
     model.compile(opt, "mse")
@@ -150,14 +150,14 @@ def details(folder):
     assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
     assert_same_everywhere(hvd, model)
 
-    # An algorithm that updates the weights would leave out those that are not reduced.
+    # An algorithm that updates the weights itself would leave out local variables.
     opt = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), algorithm="qadam")
     opt.register_local_var(model.trainable_variables[0])
     model.compile(opt, "mse")
     with pytest.raises(ValueError, match="updates all weights itself"):
         model.train_on_batch(x, y)
 
-    # Loss scaling, outside and inside: an infinity on one rank makes no rank step.
+    # Loss scaling, outside and inside: an infinity on one rank skips the step on all ranks.
     for outside in (True, False):
         model = make_model()
         if outside:
@@ -176,7 +176,7 @@ def details(folder):
         model.train_on_batch(x, y)
         assert_same_everywhere(hvd, model)
 
-    # Saved as the original; plain Keras loads it; load_model() wraps it, and its state is there, the algorithm's too.
+    # Saved as the original, so plain Keras can load it; load_model() wraps it and restores all state.
     for algorithm in (lambda: None, lambda: hvd.algorithms.OneBitAdam(warmup_steps=2)):
         model = make_model()
         model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), algorithm=algorithm()), "mse")
@@ -193,7 +193,7 @@ def details(folder):
         assert all((a == b).all() for a, b in zip(model.get_weights(), wrapped.get_weights(), strict=True))
         assert_same_everywhere(hvd, wrapped)
 
-    # Going around apply() is an error.
+    # An update without apply() is an error.
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     opt.build(model.trainable_variables)
     with pytest.raises(RuntimeError, match="have not been reduced"):
@@ -241,7 +241,7 @@ def test_bfloat16(run_ranks):
 
 
 def one_step_late():
-    """delay=1: the mean gradient of the step before."""
+    """delay=1 applies the mean gradient of the step before."""
     import keras
 
     import bagua_hvd.keras as hvd
@@ -269,7 +269,7 @@ def test_one_step_late(run_ranks):
 
 
 def weighted():
-    """Unequal batches train as one process on all the data; a rank without samples has NaN."""
+    """Unequal batches train as one process on all the data; a NaN from a rank without samples is ignored."""
     import keras
     import torch
 
@@ -309,7 +309,7 @@ def test_weighted(run_ranks):
 
 
 def without_gradients():
-    """For None zeros travel, as in torch; so there is one step for all, whichever variables a rank has used."""
+    """None is sent as zeros, as in torch, so all ranks make the same step whichever variables they have used."""
     import keras
     import torch
 
@@ -336,11 +336,11 @@ def without_gradients():
         for step, (a, b) in enumerate(found, 1):
             made = step // passes * passes
             np.testing.assert_allclose((a, b), (-made * mean, -made / n), rtol=1e-6)
-    # The algorithm averages in every second step, of which b has a gradient; a rank's own b stays where it has none.
+    # The algorithm averages in every second step, in which b has a gradient; local steps without one leave b.
     _, _, found = train(hvd.algorithms.LocalSGD(2, full_steps=0), 4, lambda step: step % 2)
     steps = np.array([[rank + 1, 0], [2 * mean, mean], [2 * mean + rank + 1, mean], [4 * mean, 2 * mean]])
     np.testing.assert_allclose(found, -steps, rtol=1e-6)
-    # A weighted average; this rank's gradient may be None.
+    # A weighted average in which a rank's gradient is None.
     optimizer, (a, b), _ = train(None, 1, lambda step: True)
     for variable in (a, b):
         variable.assign(np.zeros(3))
@@ -355,7 +355,7 @@ def test_without_gradients(run_ranks):
 
 
 def begins_apart():
-    """The callback's broadcast comes after the first step: outer weights are those that it brings."""
+    """The callback broadcasts after the first step, and outer weights take its values."""
     import keras
 
     import bagua_hvd.keras as hvd
@@ -371,7 +371,7 @@ def begins_apart():
             np.testing.assert_array_equal(weight, expected)
         if "quorum" in arguments:
             algorithm.abort()
-        assert hvd.allreduce(1.0) == 1.0        # the server is rank 0
+        assert hvd.allreduce(1.0) == 1.0        # rank 0 runs the quorum server
 
 
 def test_begins_apart(run_ranks):

@@ -1,4 +1,4 @@
-"""set_weight() in Keras' own training and on tapes: unequal batches train as one process on all the data."""
+"""set_weight() in Keras' fit() and on tapes: unequal batches train as one process on all the data."""
 import functools
 import math
 
@@ -60,7 +60,7 @@ def test_fit(run_ranks, mode):
 
 
 def outside():
-    """A weight that a graph would keep is refused; wrong ones are errors on all ranks, compiled by XLA, too."""
+    """A weight that a graph would make constant is refused; wrong weights raise errors on all ranks, also under XLA."""
     hvd.init()
     model = make_model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
@@ -87,7 +87,7 @@ def outside():
         np.testing.assert_allclose(result, [(1 * 2 + 2 * 3) / 3] * 2, rtol=1e-6)
     with pytest.raises(ValueError, match="op=hvd.Average"):
         gradient(1, op=hvd_tape.Sum)
-    # What compile() puts around the optimizer with dtype policy mixed_float16 has its methods.
+    # The wrapper that compile() uses with dtype policy mixed_float16 has the same methods.
     scaled, alone = keras.Variable(0.0), keras.Variable(0.0)
     optimizer = keras.optimizers.LossScaleOptimizer(
         hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), algorithm="bytegrad"), initial_scale=2.0)
@@ -104,7 +104,7 @@ def outside():
 
 
 def no_samples():
-    """NaN of a rank without samples does not count; embeddings and local variables are weighted, too."""
+    """NaN of a rank without samples is ignored; embeddings and local variables are weighted, too."""
     table, local, weights = tf.Variable(tf.zeros([4, 2])), tf.Variable(1.0), tf.Variable(2.0)
     rank, size = hvd.rank(), hvd.size()
     with tf.GradientTape() as tape:
@@ -131,7 +131,7 @@ def accumulated():
     model.compile(hvd.DistributedOptimizer(make(), backward_passes_per_step=2, average_aggregated_gradients=True),
                   "mse", jit_compile=False)
     for x, y in batches_of(hvd.rank()):
-        for _ in range(2):      # the same batch twice: its mean is its own
+        for _ in range(2):      # the same batch twice, which equals its mean
             model.train_on_batch(x, y)
     np.testing.assert_allclose(flat(model), alone(make), rtol=1e-5, atol=1e-6)
 
