@@ -1,4 +1,4 @@
 import importlib.util
 
-# Without Lightning there is nothing to test here.
+# Without Lightning nothing can be tested here.
 collect_ignore_glob = [] if importlib.util.find_spec("lightning") else ["test_*.py"]

@@ -2,9 +2,9 @@
 
     python tests/lightning/lightning_tests.py CHECKOUT [--strategy ddp] [--algorithm bytegrad] [--spawn] [-k pruning]
 
-CHECKOUT: Lightning's repository, of the installed version; the distributions come without tests. Other arguments go to
-pytest. --strategy ddp: the same on Lightning's own strategy, for control. Tests that want two GPUs run on the CPU, and
-processes are forked rather than spawned, which saves importing torch in each; --spawn: as most of the tests say.
+CHECKOUT: Lightning's repository at the installed version, because the packages contain no tests. Other arguments go to
+pytest. --strategy ddp: the same on Lightning's own strategy, as a control. Tests that want two GPUs run on the CPU.
+Processes are forked, which saves importing torch in each, unless --spawn is given, as in most of the tests.
 """
 import argparse
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 
-# Of each file those that start processes, and can on the CPU.
+# The tests of each file that start processes and can run on the CPU.
 TESTS = {
     "callbacks/test_pruning.py": ["pruning_callback_ddp_spawn", "pruning_callback_ddp_cpu"],
     "callbacks/test_stochastic_weight_avg.py": [
@@ -38,7 +38,7 @@ ON_CPU = {"min_cuda_gpus=2, standalone=True": "min_cuda_gpus=0", "min_cuda_gpus=
 
 
 def register(strategy, algorithm, spawn):
-    """Has the names of ddp, and the class itself, mean this strategy."""
+    """Registers this strategy, and its class, under the names of ddp."""
     cls, options = pl.strategies.DDPStrategy, {}
     if strategy == "bagua":
         from bagua_hvd.lightning import BaguaStrategy as cls

@@ -1,7 +1,7 @@
-"""What else a Lightning program does, beside the same under DistributedDataParallel: callbacks that change optimizers,
-parameters or schedules, several networks, other closures, other precisions, metrics over all ranks.
+"""Lightning features compared with DistributedDataParallel: callbacks that change optimizers, parameters or schedules,
+several networks, other closures, other precisions, metrics over all ranks.
 
-After the functions that Lightning itself tests on two processes: averages of weights, pruning, logs of all ranks."""
+Follows Lightning's own tests on two processes: averages of weights, pruning, logs of all ranks."""
 import pytest
 import torch
 import torchmetrics
@@ -12,7 +12,7 @@ from lightning_training import Manual, Model, Unscheduled, data, pl, trainer, we
 
 
 class Backbone(Unscheduled):
-    """As BackboneFinetuning wants it: two parts, of which it thaws one while training."""
+    """A model for BackboneFinetuning, which unfreezes one of its two parts during training."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Backbone(Unscheduled):
 
 
 class Adversaries(Model):
-    """Two networks against each other: each backward pass has gradients of the one whose turn it is."""
+    """Two adversarial networks: each backward pass has gradients of one of them."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ class SecondOrder(Model):
 
 
 class Plateau(Model):
-    """A scheduler that a validated figure steps."""
+    """A scheduler that steps by a validation metric."""
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), self.lr)
@@ -61,7 +61,7 @@ class Plateau(Model):
 
 
 class Sometimes(Unscheduled):
-    """A branch that no rank uses, and one that rank 1 does not use in every step. DDP: find_unused_parameters."""
+    """A branch that no rank uses, and one that rank 1 uses in some steps. DDP: find_unused_parameters."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Sometimes(Unscheduled):
 
 
 class Everyones(Unscheduled):
-    """A loss over what all ranks computed, with gradients through the gathering; batches of two loaders."""
+    """A loss over the outputs of all ranks, with gradients through the gathering; batches of two loaders."""
 
     def training_step(self, batch, index):
         logits = self.all_gather(self.layers(batch["a"][0]), sync_grads=True)
@@ -86,7 +86,7 @@ class Everyones(Unscheduled):
 
 
 class Measured(Unscheduled):
-    """A metric of torchmetrics, which synchronizes by itself when it is computed."""
+    """A metric of torchmetrics, which synchronizes itself when computed."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ CASES = {
     "stochastic averaging, accumulating": (Model, lambda: [pl.callbacks.StochasticWeightAveraging(0.05, 2)],
                                            {"accumulate_grad_batches": 2}),
     "pruning": (Unscheduled, lambda: [pruning()], {}),
-    # DistributedDataParallel leaves out what was frozen: its ranks part.
+    # DistributedDataParallel does not reduce parameters that were frozen at first, so its ranks diverge.
     "thawing": (Backbone, lambda: [thawing()], {"beside": "one process", "max_epochs": 12}),
     "two optimizers": (Manual, lambda: [], {}),
     "adversaries": (Adversaries, lambda: [], {"find_unused": True}),
@@ -133,7 +133,7 @@ def trained(name, strategy, folder):
     options = {"max_epochs": 4, **options}
     options.pop("atol", None)
     batch = 64 if options.pop("beside", None) else 16
-    if strategy == "one process":       # with everyone's samples in each step
+    if strategy == "one process":       # with the samples of all ranks in each step
         strategy, options["devices"], batch = pl.strategies.SingleDeviceStrategy("cpu"), 1, 128
     if options.pop("find_unused", False) and strategy == "ddp":
         from lightning_training import ours
@@ -150,7 +150,7 @@ def beside_ddp(folder):
     wrong = {}
     for name in CASES:
         beside = CASES[name][2].get("beside", "ddp")
-        # Two ranks that each train alone both write checkpoints: not over each other's.
+        # Both ranks train alone and write checkpoints, to separate files.
         own = f"/{hvd.rank()}" if beside == "one process" else ""
         theirs = trained(name, beside, f"{folder}/{name}/{beside}{own}")
         mine = trained(name, "bagua", f"{folder}/{name}/bagua")

@@ -1,4 +1,4 @@
-"""Lightning's Trainer over bagua_hvd: weights as DistributedDataParallel makes them, checkpoints, every algorithm."""
+"""Lightning's Trainer over bagua_hvd: the weights of DistributedDataParallel, checkpoints, every algorithm."""
 import pytest
 import torch
 
@@ -7,7 +7,7 @@ from bagua_hvd import algorithms
 from bagua_hvd.torch.rank_states import kept_in, with_kept
 from lightning_training import Manual, Model, Unscheduled, data, ours, pl, trainer, weights
 
-# Of each kind one.
+# One algorithm of each kind.
 SOME = ("gradient_allreduce", "bytegrad", "rotated", "onebit_adam", "diloco", "async")
 WAYS = {
     "automatic": {}, "accumulating": {"accumulate_grad_batches": 2}, "clipping": {"gradient_clip_val": 0.1},
@@ -51,7 +51,7 @@ def same_as_ddp():
 
 
 class Weighted(Unscheduled):
-    """Batches of 4, 1 and 7 samples, one size a rank; `twice`: each in two passes."""
+    """Batches of 4, 1 and 7 samples, one size per rank; `twice`: each in two passes."""
 
     sizes = (4, 1, 7)
 
@@ -76,7 +76,7 @@ class Weighted(Unscheduled):
 
 
 def weighted():
-    """Unequal batches train as one process on all the data, with accumulation, too."""
+    """Unequal batches train as one process on all the data, also with accumulation."""
     alone = Weighted()
     optimizer = alone.configure_optimizers()
     for batch in zip(*alone.everyones(), strict=True):
@@ -105,7 +105,7 @@ def train_with(names):
 
 
 class Warming(Model):
-    """By SGD whose learning rate rises for three steps and twice in each after that."""
+    """SGD with a learning rate that rises for three steps, and twice in each later step."""
 
     def __init__(self):
         super().__init__()
@@ -122,8 +122,8 @@ class Warming(Model):
 
 
 def checkpoints(folder):
-    """What each rank keeps goes on where it was; models that differ are saved as their mean."""
-    # One step more: which batches come after that is Lightning's affair, also with its own DDPStrategy.
+    """Each rank resumes from its state; models that differ are saved as their mean."""
+    # Only one more step, because later batches depend on Lightning, also with its own DDPStrategy.
     whole, resumed, forgetful = Unscheduled(), Unscheduled(), Unscheduled()
     trainer("bagua_doublesqueeze", 9, max_epochs=10).fit(whole, data())
     half = trainer("bagua_doublesqueeze", 8, max_epochs=10)
@@ -141,7 +141,7 @@ def checkpoints(folder):
     hvd.barrier()
     trainer("bagua_doublesqueeze", 9, max_epochs=10).fit(forgetful, data(), ckpt_path=file, weights_only=False)
     assert not torch.equal(weights(forgetful), weights(whole))
-    # A scheduler of schedulers goes on from where it was.
+    # A scheduler of schedulers resumes, too.
     model = Warming()
     run = trainer("bagua", 3, max_epochs=10)
     run.fit(model, data())
@@ -160,7 +160,7 @@ def checkpoints(folder):
 
 
 def around():
-    """Evaluation and prediction, the backend below, refusals."""
+    """Evaluation and prediction, the process group backend, errors."""
     model = Model()
     run = trainer(ours.BaguaStrategy("bytegrad", process_group_backend="bagua"), 4)
     run.fit(model, data(), data())
@@ -179,7 +179,7 @@ def around():
 
 
 class Raising(Unscheduled):
-    """Rank 1 raises in its third step, and rank 0 when it knows that."""
+    """Rank 1 raises in its third step, and then rank 0."""
 
     def training_step(self, batch, index):
         if index == 2:
@@ -190,7 +190,7 @@ class Raising(Unscheduled):
 
 
 def one_raises():
-    """A rank that raises leaves fit() while another one is still in it."""
+    """A rank that raises leaves fit() while another rank is still in it."""
     with pytest.raises(RuntimeError, match="boom"):
         trainer(ours.BaguaStrategy(algorithms.Async(full_steps=0))).fit(Raising(), data())
     if hvd.rank() == 1:
@@ -198,7 +198,7 @@ def one_raises():
 
 
 class Describing(Model):
-    """Its state_dict has an entry that is no tensor."""
+    """Its state_dict has an entry that is not a tensor."""
 
     def get_extra_state(self):
         return {"extra": hvd.rank()}
@@ -208,10 +208,10 @@ class Describing(Model):
 
 
 def callbacks(folder):
-    """What Lightning's callbacks do to optimizers and weights, they do as under DistributedDataParallel."""
+    """Lightning's callbacks change optimizers and weights as under DistributedDataParallel."""
     trained = {}
     for strategy in ("ddp", "bagua"):
-        # What is monitored is the same on all ranks; the scheduler is the one that stochastic weight averaging makes.
+        # The monitored value is equal on all ranks; the scheduler is that of stochastic weight averaging.
         saver = pl.callbacks.ModelCheckpoint(f"{folder}/{strategy}", monitor="val", save_top_k=1)
         monitor = pl.callbacks.LearningRateMonitor("step")
         run = trainer(strategy, -1, max_epochs=4, enable_checkpointing=True, logger=pl.loggers.CSVLogger(folder),
