@@ -20,7 +20,7 @@ EXCHANGES = [SCATTER_GATHER, ALLGATHER]
 COUNTS = [0, 1, 7, 1000]
 MINMAX = CODECS[0]
 ROTATED = [codec for codec in CODECS if codec.rotates]
-# bits -> bound of the bias's energy, relative to the mean's: of normal values, and of lognormal ones (sigma 1.5)
+# bits -> bound of the bias's energy relative to the mean's, for normal values and for lognormal ones (sigma 1.5)
 BIAS = {1: (0.015, 0.06), 2: (5e-4, 3e-3), 3: (3e-5, 1e-4), 4: (1e-5, 1e-5)}
 
 _names = itertools.count()
@@ -71,12 +71,12 @@ def test_equals_the_equation(world, exchange, codec):
 @pytest.mark.parametrize("codec", ROTATED, ids=lambda c: f"{c.name}-{c.parameter}")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_codes_of_one_rotation_are_added_as_they_are(world, exchange, codec):
-    """With the same seed on all ranks: coefficients are summed, and the sum is encoded again or rotated back once."""
+    """With the same seed on all ranks coefficients are summed; the sum is encoded again, or rotated back once."""
     n = world.n
     for dtype, count in [*itertools.product(FLOATS, COUNTS), ("float32", 70_001), ("float16", 1500)]:
         inputs = [values(dtype, count, rank) for rank in range(n)]
         if count == 1500:
-            inputs[-1][3], inputs[0][700:] = np.nan, 65504      # a block is NaN; another at the end of the range
+            inputs[-1][3], inputs[0][700:] = np.nan, 65504      # a block with NaN; another at the end of the range
         seeds, name = [5] * n, f"c.{next(_names)}"
 
         def call(rank, context, dtype=dtype, inputs=inputs, name=name):
@@ -92,10 +92,10 @@ def test_codes_of_one_rotation_are_added_as_they_are(world, exchange, codec):
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_bias_of_both_passes(bits):
-    """The mean of 10,000 rotations, on 4 ranks that have half of their values' energy in common.
+    """The mean of 10,000 rotations, on 4 ranks that share half of their values' energy.
 
-    Blocks have signs of their own, so that as many blocks of the same values are as many draws. The owner's quantizer
-    sees a sum of levels, and not a rotated vector: this leaves a bias, with at most so much of the energy of the mean.
+    Each block has its own signs, so 10,000 blocks of the same values are 10,000 draws. The owner's quantizer sees a sum
+    of levels instead of a rotated vector, which leaves a bias; its energy is bounded relative to the mean's.
     """
     n, draws, random = 4, 10_000, np.random.default_rng(6)
     codec = next(codec for codec in ROTATED if codec.bits == bits)._replace(parameter=512)
@@ -155,7 +155,7 @@ def traffic(exchange, codec, count, n, rank):
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.name}-{c.parameter}")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_error_feedback(world, exchange, codec):
-    """Bit-equal to the equation in every step, so what is lost in one step is sent in a later one."""
+    """Equal to the equation bit for bit in every step, so the error of one step is sent in a later one."""
     n, count, name = world.n, 997, f"c.{next(_names)}"
     worker = [np.zeros(count, np.float32) for _ in range(n)]
     server = [np.zeros(native.chunk_count(count, n), np.float32) for _ in range(n)]
@@ -178,7 +178,7 @@ def test_error_feedback(world, exchange, codec):
             assert_same_bits(kept[rank][1], server[rank], step)
         sent += wanted
         exact += np.mean(inputs, 0, dtype=np.float64)
-    # Telescoping: sum of results = sum of means - mean of what the workers still owe - what the owners owe.
+    # Telescoping: sum of results = sum of means - mean of the workers' errors - the owners' errors.
     owed = np.mean(worker, 0, dtype=np.float64)
     if exchange == SCATTER_GATHER:
         of_chunks = zip(server, chunks(count, n), strict=True)

@@ -20,7 +20,7 @@ _names = itertools.count()
 
 
 def decoded(codec, dtype, value, seed, rank):
-    """D(Q(value)), as the wide values that replicas take in."""
+    """D(Q(value)) in the wide dtype that is added to replicas."""
     out = np.empty_like(value)
     for part in segments(0, len(value)):
         out[part] = codec.round_trip(dtype, value[part], seed_of(codec, seed, rank, 0, part.start))
@@ -68,7 +68,7 @@ def test_equals_the_equation(world, codec):
 
 
 def mixed(dtype, value, weights, replicas):
-    """weights . (value, own, left, right), the replicas' part in float32, stored."""
+    """weights . (value, own, left, right), the replicas' part in float32, rounded to dtype."""
     terms = [np.float32(weight) * replica for weight, replica in zip(weights[1:], replicas, strict=True) if weight]
     total = functools.reduce(np.add, terms)
     real = np.float64 if dtype == "float64" else np.float32
@@ -77,7 +77,7 @@ def mixed(dtype, value, weights, replicas):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_values_mixed_with_replicas(world, dtype):
-    """Two tensors, the second of more than a segment in float32; a result of everything, and of one replica."""
+    """Two tensors, the second longer than a segment in float32; results from all operands, and from one replica."""
     n, counts = world.n, [5, 2000 if dtype != "float32" else SEGMENT + 9]
     start = [np.random.default_rng(rank).standard_normal(sum(counts)).astype(np.float32) for rank in range(n)]
     before = (-5 / 3, 1 / 3, 1 / 3)
@@ -125,7 +125,7 @@ def test_several_segments_tensors_and_replicas_that_are_not_kept(world):
 
 
 def test_difference_compression_comes_near_and_replicas_stay_equal(world):
-    """v = x - own, round after round with the same x: every replica converges to its owner's x."""
+    """v = x - own, repeated with the same x: every replica converges to its owner's x."""
     n, count, name = world.n, 3000, f"d.{next(_names)}"
     inputs = [values("float32", count, rank) for rank in range(n)]
 

@@ -1,6 +1,6 @@
-"""The primitives between hosts, which are simulated by host ids: shared memory within each, sockets between them.
+"""The primitives between hosts, simulated by host ids: shared memory within each, sockets between them.
 
-What they must give: tests/support/two_levels.py.
+tests/support/two_levels.py computes the expected results.
 """
 import itertools
 import os
@@ -17,7 +17,7 @@ from low_precision import CODECS, seed_of, segments
 from two_levels import means, members_of, of_host, scaled, shards, within
 from world import World, view
 
-# Which host each rank is on, a letter for each: one host, one rank on each, equal and unequal ones, in order and dealt.
+# One letter per rank names its host: one host, one rank per host, equal and unequal hosts, by host and round-robin.
 HOSTS = ["A", "AAA", "ABC", "AAB", "AABB", "ABAB", "ABBBB", "AABBCC", "ABCABCA"]
 MINMAX, SEEDED = CODECS[0], next(codec for codec in CODECS if codec.name == "qsgd")
 COUNTS = [0, 1, 1000, 150_001]
@@ -60,7 +60,7 @@ def test_d_fp_s(world, topology, dtype):
 
 
 def averaged(topology, dtype, hosts, round, sizes):
-    """The flat equation, for at most three hosts; where they differ in their ranks, they count for them:
+    """The flat equation, for at most three hosts, with weights for unequal numbers of ranks:
 
     shift_one   (s_i x_i + s_p x_p) / (s_i + s_p)
     ring        x_i + sum_p 1/3 min(1, s_p / s_i) (x_p - x_i), over a common denominator
@@ -99,7 +99,7 @@ def weighted(topology, dtype, hosts, i, others, sizes):
 
 @pytest.mark.parametrize("topology", [native.TOPOLOGY_SHIFT_ONE, native.TOPOLOGY_RING])
 def test_averages_keep_the_mean_over_all_ranks(world, topology):
-    """Whatever the hosts hold; and repeated, they come to it."""
+    """Any values; repeated rounds converge to the mean."""
     inputs, name = [values("float64", 100, rank) for rank in range(world.n)], f"mean.{next(_names)}"
 
     def call(rank, context):
@@ -145,7 +145,7 @@ def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
                                            (worker, server))
             else:
                 sums, factor = [scaled(dtype, x, 2) for x in inputs], 0.25 / n if average else 0.25
-                # Flat, a server error begins with its chunk; in two levels it lies where the elements do.
+                # Flat, a server error begins with its chunk; in two levels it lies at the offset of the chunk's elements.
                 parts = low_precision.chunks(count, n)
                 errors = (worker, [x[:end - begin] for x, (begin, end) in zip(server, parts, strict=True)])
                 wanted = (low_precision.scatter_gather(codec, dtype, sums, seeds, factor, *errors) if scatters
@@ -226,7 +226,7 @@ def test_a_joined_rank_sends_zeros():
 
 @pytest.mark.parametrize("hosts", ["AABB", "ABABA"])
 def test_those_in_flight_together_are_as_one_after_the_other(hosts):
-    """Two that have the same error states among them: the second waits for the first. And vectors of several pieces."""
+    """Concurrent operations with shared error states run in order; vectors have several pieces."""
     n, counts = len(hosts), [5_000, 300_000, 40_000, 1]
     most = max(counts)
 
@@ -265,7 +265,7 @@ def test_those_in_flight_together_are_as_one_after_the_other(hosts):
 
 
 def test_sets_without_shared_memory_say_so():
-    """The first 64 sets of a job have an area; hosts cannot be peers without one."""
+    """The first 64 sets of a job have shared memory, which hosts need to be peers."""
     def call(rank, context):
         array = np.full(8, rank, np.float32)
         for i in range(1, 65):

@@ -23,7 +23,7 @@ def meet(context, name, x, topology=SHIFT_ONE, round=0):
 
 
 def make_stand(world, name, topology=SHIFT_ONE, round=0):
-    """From now on nobody is asked for it any more."""
+    """Makes the operation persistent, so that it no longer needs the coordinator."""
     for _ in range(2):
         world.run(lambda rank, context: meet(context, name, values("float32", COUNT, rank), topology, round))
 
@@ -40,7 +40,7 @@ def test_a_late_rank_delays_its_neighbours_and_nobody_else(transport, negotiatio
             asked = context.counters().cache_misses
             for step in range(20):
                 if rank == 4 and step == 3:
-                    others_are_done.wait(20)        # all but its neighbour: those never wait for this rank
+                    others_are_done.wait(20)        # all but its neighbour, which never wait for this rank
                     assert not neighbour_is_done.is_set()
                 got = meet(context, "x", values("float32", COUNT, 100 * step + rank))
                 inputs = [values("float32", COUNT, 100 * step + r) for r in range(6)]
@@ -57,7 +57,7 @@ def test_a_late_rank_delays_its_neighbours_and_nobody_else(transport, negotiatio
 @pytest.mark.parametrize("topology", [SHIFT_ONE, EXPONENTIAL, RING])
 @pytest.mark.parametrize("hosts", [None, "aabb", "abcd", "aaaa"])
 def test_beside_other_operations_in_any_order(hosts, topology):
-    """Names in different orders, at different times, allreduces between them: nothing hangs, everything is right."""
+    """Names in different orders, at different times, with allreduces in between."""
     options = {"transport": "auto", "hosts": list(hosts)} if hosts else {}
     with World(4, **options) as world:
         def call(rank, context):
@@ -85,7 +85,7 @@ def test_beside_other_operations_in_any_order(hosts, topology):
 
 
 def test_replicas_stay_equal_though_ranks_are_late():
-    """D_LP_S in a ring, whose operations use the same replicas one after the other."""
+    """D_LP_S in a ring, in which each operation uses the replicas of the previous one."""
     with World(4, "tcp") as world:
         def call(rank, context):
             own, left, right = (np.zeros(COUNT, np.float32) for _ in range(3))
@@ -129,13 +129,13 @@ def test_who_asks_in_another_way_and_its_neighbour_hear_it():
 
         def call(rank, context):
             for name, other_way in (("late", 1), ("early", 3)):
-                time.sleep(0.3 if rank == 1 else 0)         # its neighbour waits already
+                time.sleep(0.3 if rank == 1 else 0)         # its neighbour already waits
                 if rank % 2 == 0:
                     meet(context, name, values("float32", COUNT, rank))
                     continue
                 with pytest.raises(HorovodInternalError, match="Mismatched .* shapes"):
                     meet(context, name, values("float32", COUNT + (rank == other_way), rank))
-            total = np.full(5, rank, np.float32)            # nothing is lost
+            total = np.full(5, rank, np.float32)            # the job still works
             context.post(native.ALLREDUCE, "sum", [view(total, "float32", "in place")]).wait()
             assert (total == 6).all()
 
@@ -159,7 +159,7 @@ def test_a_neighbour_joins():
     with World(4, "tcp") as world:
         make_stand(world, "x")
         make_stand(world, "y")
-        has_heard = threading.Event()       # the others join later, so that it is rank 1 that has joined
+        has_heard = threading.Event()       # the others join later, so rank 1 is the one that has joined
 
         def call(rank, context):
             if rank in (0, 2):
@@ -167,7 +167,7 @@ def test_a_neighbour_joins():
                     meet(context, "x", values("float32", COUNT, rank))
                 assert has_heard.wait(20)
             elif rank == 3:
-                for name, late in (("x", 0), ("y", 0.4)):   # it waits when the other joins; it comes later
+                for name, late in (("x", 0), ("y", 0.4)):   # first it waits during the join, then it posts after it
                     time.sleep(late)
                     with pytest.raises(HorovodInternalError, match="not supported with Join .* Rank 1 has joined"):
                         meet(context, name, values("float32", COUNT, rank))
@@ -176,18 +176,18 @@ def test_a_neighbour_joins():
                 time.sleep(0.2)
             context.post(native.JOIN, "join").wait()
             asked = context.counters().cache_misses
-            for step in range(4):                           # and everything goes on afterwards
+            for step in range(4):                           # all continue afterwards
                 got = meet(context, "x", values("float32", COUNT, 100 * step + rank))
                 inputs = [values("float32", COUNT, 100 * step + r) for r in range(4)]
                 np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
-            # By another id: a neighbour's frame about the one before may come late.
+            # With a new id, so that a late frame for the old one is recognized.
             assert context.counters().cache_misses - asked == 1
 
         world.run(call)
 
 
 def test_all_join_before_the_last_average_is_over():
-    """Rank 1 has asked for it and has joined when its neighbor asks: it still takes part."""
+    """Rank 1 has posted the average and joined when its neighbor posts: it still takes part."""
     with World(4, "tcp") as world:
         make_stand(world, "x", RING)
         has_joined = threading.Event()
@@ -202,7 +202,7 @@ def test_all_join_before_the_last_average_is_over():
                 average.wait()
             join = context.post(native.JOIN, "join")
             if rank == 1:
-                time.sleep(0.2)                 # for its neighbors to hear it
+                time.sleep(0.2)                 # until its neighbors know
                 has_joined.set()
             average.wait()
             join.wait()
@@ -238,7 +238,7 @@ def test_a_neighbour_leaves():
                 time.sleep(0.2)
                 context.shutdown()
             elif rank == 3:
-                for _ in range(2):                          # it waits for the other; the other is gone
+                for _ in range(2):                          # first it waits for the other rank, then that rank has left
                     with pytest.raises(HorovodInternalError, match="rank 1 left the job|shut down"):
                         meet(context, "x", values("float32", COUNT, rank))
             else:
@@ -274,7 +274,7 @@ def test_a_rank_leaves_that_has_posted_and_not_waited():
 
 @pytest.mark.parametrize("negotiation", ["star", "tree"])
 def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
-    """A rank of a ring may be a step behind one that is not its neighbour, which ends its program meanwhile."""
+    """A rank in a ring may be a step behind a rank that is not its neighbour and shuts down."""
     with World(6, "tcp", negotiation=negotiation, negotiation_fanout=1) as world:
         make_stand(world, "x", RING)
         has_left = threading.Event()
@@ -283,7 +283,7 @@ def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
             for step in range(3):
                 if rank == 3 and step == 2:     # 1 and 5, rank 0's neighbours, wait only for 2 and 4
                     assert has_left.wait(20)
-                    time.sleep(0.2)         # its goodbye has come
+                    time.sleep(0.2)         # its goodbye has arrived
                 got = meet(context, "x", values("float32", COUNT, 10 * step + rank), RING)
                 inputs = [values("float32", COUNT, 10 * step + r) for r in range(6)]
                 np.testing.assert_array_equal(got, averaged(RING, "float32", inputs, rank, 0))
@@ -315,7 +315,7 @@ def test_a_process_set_is_removed_and_made_again():
 
 
 def test_a_long_wait_names_the_rank():
-    """When the limit is over, not with the second warning: rank 1 comes between the two."""
+    """At the stall limit, not at the second warning: rank 1 comes between the two."""
     with World(2, "tcp", stall_warning_ms=3000, stall_shutdown_ms=4000) as world:
         make_stand(world, "x")
 

@@ -32,7 +32,7 @@ def over_arrays():
     rank, n = basics.rank(), basics.size()
     everyone = [values(r) for r in range(n)]
     mine = everyone[rank].copy()
-    # All at once: each has its own name.
+    # All in flight at once, under different names.
     central, low, gathered, paired, ringed = (np.empty_like(mine) for _ in range(5))
     own, left, right = (np.zeros_like(mine) for _ in range(3))
     operations = [
@@ -58,7 +58,6 @@ def over_arrays():
     assert_same_bits(own, sent[rank])
     assert_same_bits(left, sent[rank - 1])
     assert_same_bits(right, sent[(rank + 1) % n])
-    # In place, in two dimensions.
     d_fp_s(mine[:1000].reshape(10, 100), world, "ring", name="ringed").wait()
     assert_same_bits(mine[:1000], ring[:1000])
 
@@ -97,7 +96,7 @@ def test_over_buckets(run_ranks):
 
 
 def stochastic_codecs():
-    """What seed= means, and that without it no two calls are alike."""
+    """The meaning of seed=; without a seed, two calls give different results."""
     basics.init()
     rank, n = basics.rank(), basics.size()
     codec = primitives.Codec("qsgd", native.lib.BHVD_CODEC_QSGD, 3.0)
@@ -140,7 +139,7 @@ def disagreements_and_wrong_calls():
         with pytest.raises(ValueError, match="out is"):
             d_fp_s(bucket_over([array], "wrong"), world, out=out)
     assert (array == 1).all()
-    # Nothing is left in flight; and a set of one's own needs nobody.
+    # Nothing is left in flight, and a set of one rank needs no other.
     alone = process_sets.ProcessSet([0])
     alone.process_set_id = 1
     if rank == 0:

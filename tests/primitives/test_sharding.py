@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather of codes against what the codecs say of each part."""
+"""Reduce-scatter and all-gather of codes against the codecs' results for each part."""
 import re
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_equal_their_equations(run_ranks, n):
 
 
 def code_of_page():
-    """The code of docs/sharding.md, as it stands there: all weights become 1, since a step halves what is missing."""
+    """Runs the code of docs/sharding.md: each step halves the distance of the weights from 1."""
     page = (Path(__file__).parents[2] / "docs/sharding.md").read_text()
     code, = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "bagua_hvd.sharding" in code)
     found = {}
