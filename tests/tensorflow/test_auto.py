@@ -1,4 +1,4 @@
-"""Auto in TensorFlow and Keras: a switch within a compiled step, which is not traced anew for it."""
+"""Auto in TensorFlow and Keras switches plans within a compiled step, without tracing it again."""
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -15,7 +15,7 @@ STEPS = 60
 
 
 def to_and_fro(auto):
-    """block(4) with error feedback is promised to be quick, and is not. Returns a function: plans that were used."""
+    """Predicts a speedup for block(4) with error feedback that does not come. Returns a function: the plans used."""
     plans = []
     tuner.window = lambda *_: Window(10_000, 9_000, 5_000, (5_000,), (1.0,))
     tuner.Tuner.predict = lambda self, figures, measured: [

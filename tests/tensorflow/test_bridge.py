@@ -111,7 +111,7 @@ def failures():
             try:
                 way(lambda xs, bridge=bridge: bridge.exchange(xs))(xs)
             except tf.errors.OpError as raised:
-                # XLA has one class for all failures.
+                # XLA raises the same class for all errors.
                 assert isinstance(raised, (tf_error, tf.errors.InternalError)), type(raised)
                 assert text in str(raised), raised
             else:
@@ -141,7 +141,7 @@ def test_exceptions_of_python_end_the_step(run_ranks):
 
 
 def failures_of_another_job():
-    """A loss that nobody asked for is none of the next job; of several bridges it is told once."""
+    """An unhandled error of a job does not reach the next job; an error of several bridges is reported once."""
     import pytest
     import tensorflow as tf
 
@@ -172,7 +172,7 @@ def test_failures_of_another_job(run_ranks):
 
 
 def bridge_is_dropped():
-    """A graph keeps the bridges that it was traced with; not so its text, which another graph may have."""
+    """A graph keeps the bridges that it was traced with; its GraphDef, imported into another graph, does not."""
     import gc
 
     import tensorflow as tf

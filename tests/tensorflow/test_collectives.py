@@ -1,10 +1,10 @@
-"""Every collective, dtype and way to run it; expected values from NumPy."""
+"""Every collective and dtype, eager, in graphs and compiled; expected values from NumPy."""
 import pytest
 
 REDUCED = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bfloat16"]
 SCATTERED = ["int32", "int64", "float16", "float32", "float64", "bfloat16"]
-# The average of integer IndexedSlices is what TensorFlow's `/` makes of them, as in Horovod; commit 6a5060e had decided
-# for their own dtype, truncated, as dense tensors have it.
+# The average of integer IndexedSlices has the dtype of TensorFlow's `/`, as in Horovod. Commit 6a5060e had decided for
+# their own dtype, truncated, as for dense tensors.
 DIVIDED = {"uint8": "float32", "int8": "float32", "uint16": "float32", "int16": "float32", "int32": "float64",
            "int64": "float64"}
 MOVED = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16",
@@ -25,7 +25,7 @@ def values():
     root = size - 1
 
     def of(other, dtype):
-        """What rank `other` passes in, as TensorFlow has it and as NumPy: bool is 0 and 1."""
+        """The input of rank `other`, for TensorFlow and for NumPy: bool is 0 and 1."""
         tensor = tf.cast(tf.cast(base + other, tf.float32), dtype)
         return tensor, np.asarray(tf.cast(tensor, tf.float64))
 
@@ -34,7 +34,7 @@ def values():
         np.testing.assert_array_equal(tf.cast(actual, tf.float64), expected)
 
     def everywhere(inputs):
-        """What functions compiled by XLA can do too."""
+        """The collectives that XLA can compile, too."""
         x = inputs["float32"]
         return {
             "sum": {dtype: hvd.allreduce(inputs[dtype], op=hvd.Sum) for dtype in REDUCED},
@@ -72,13 +72,13 @@ def values():
         check(results["compressed"], total, "float32")
 
     def not_compiled(inputs):
-        """Whose results have a shape that is known only afterwards."""
+        """The collectives whose results have a shape that is known only at run time."""
         x = inputs["float32"]
         return {
-            # A row more on each rank than on the one before; none on rank 0.
+            # Each rank has one row more than the previous rank; rank 0 has none.
             "allgather": {dtype: hvd.allgather(inputs[dtype][:rank]) for dtype in MOVED},
             "alltoall": {dtype: hvd.alltoall(inputs[dtype]) for dtype in MOVED},
-            # Rank r sends a row to every rank, rank 0 none: rows past that go nowhere.
+            # Rank r sends one row to every rank, rank 0 none; the remaining rows are dropped.
             "uneven": hvd.alltoall(x, splits=[tf.constant(1 if rank else 0), *[1 if rank else 0] * (size - 1)]),
             "grouped_allgather": hvd.grouped_allgather([x, x[:1] * 2.0]),
             "grouped_reducescatter": hvd.grouped_reducescatter([x, x[:1]], op=hvd.Sum),
@@ -129,7 +129,7 @@ def test_values(run_ranks, n):
 
 
 def inputs_left_alone():
-    """In a graph an op may write into its input's memory when nobody else uses it, and only then."""
+    """In a graph an op writes into its input's memory only if no other op uses it."""
     import numpy as np
     import tensorflow as tf
 
@@ -169,7 +169,7 @@ def gradients():
     rank, size = hvd.rank(), hvd.size()
     x = tf.reshape(tf.range(2.0 * size * 2), [2 * size, 2]) + float(rank)
 
-    every = sum(r + 1 for r in range(size))         # the ranks' weights together
+    every = sum(r + 1 for r in range(size))         # the sum of the ranks' weights
     average = every / size
     ones = np.ones((2 * size, 2))
     by_receiver = np.repeat(np.arange(1.0, size + 1), 2)[:, None] * ones
@@ -178,7 +178,7 @@ def gradients():
     def first_rows(count, values):
         return np.concatenate([values[:count], 0 * ones[count:]])
 
-    # name: (function, gradient of its sum when rank r weighs it r + 1 times)
+    # name: (function, gradient of its sum if rank r weights it by r + 1)
     everywhere = {
         "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum), every * ones),
         "average": (lambda x: hvd.allreduce(x), average * ones),
@@ -188,11 +188,11 @@ def gradients():
         "broadcast": (lambda x: hvd.broadcast(x, size - 1), (rank == size - 1) * average * ones),
     }
     not_compiled = {
-        # Horovod's convention: averaged, then this rank's rows. Rank r gives r + 1 rows.
+        # Horovod's convention: averaged, then this rank's rows. Rank r contributes r + 1 rows.
         "allgather": (lambda x: hvd.allgather(x[:rows]), first_rows(rows, average * ones)),
         "grouped_allgather": (lambda x: sum(tf.reduce_sum(y) for y in hvd.grouped_allgather([x, 2.0 * x])),
                               3 * average * ones),
-        # One row to every rank: its gradient is the receiver's; the others went nowhere.
+        # One row to every rank, which gets the receiver's gradient; the other rows are dropped.
         "uneven": (lambda x: hvd.alltoall(x, splits=[1] * size)[0],
                    first_rows(size, np.arange(1.0, 2 * size + 1)[:, None] * ones)),
         "alltoall": (lambda x: hvd.alltoall(x), by_receiver),
@@ -312,7 +312,7 @@ def many_steps():
 
     before = some(100)
     grown = some(2000) - before
-    # Any one tensor of these steps that stays behind would be 2000 * 100 kB, or 500 * 100 kB = 50 MB.
+    # If any tensor of a step leaked, it would be 2000 * 100 kB, or 500 * 100 kB = 50 MB.
     assert grown < 25_000_000, f"{grown} bytes more after 2000 steps"
 
 
@@ -322,13 +322,13 @@ def test_memory_stays_the_same(run_ranks):
 
 
 def captured_tensors():
-    """A graph over tensors from outside, on ranks that have done different things before: the names fit."""
+    """A graph with captured tensors gets equal names on ranks that have traced different functions before."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
 
     hvd.init()
-    for _ in range(hvd.rank()):         # what only one rank traces
+    for _ in range(hvd.rank()):         # traced on one rank only
         outside = tf.ones(3)
         tf.function(lambda outside=outside: outside + 1)()
     one, two = tf.ones(3), tf.ones([2, 2]) * hvd.rank()

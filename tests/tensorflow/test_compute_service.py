@@ -1,4 +1,4 @@
-"""The compute service: tf.data pipelines in compute tasks, read by training tasks; all of them real processes."""
+"""The compute service: tf.data pipelines in compute tasks, read by training tasks, in real processes."""
 import os
 import sys
 import threading
@@ -33,15 +33,15 @@ def train(path):
     hvd.init()
     config = compute_service.TfDataServiceConfig.read(path, wait_for_file_creation=True)
     assert (config.dispatchers, config.workers_per_dispatcher, config.dispatcher_side) == (1, 2, "compute")
-    # Each rank has a pass of its own.
+    # Each rank reads its own pass.
     assert read(pipeline().send_to_data_service(config, hvd.rank())) == SQUARES
-    # Both workers compute all.
+    # Both workers compute the whole pipeline.
     twice = pipeline().send_to_data_service(config, hvd.rank(), processing_mode="parallel_epochs")
     assert read(twice) == sorted(2 * SQUARES)
-    # The ranks share one.
+    # The ranks share one pass.
     numbers = read(compute_service.send_to_data_service(pipeline(), config, hvd.rank(), reuse_dataset=True))
     assert sorted(sum(hvd.allgather_object(numbers), [])) == SQUARES
-    # They take turns, in lockstep: as many elements for each.
+    # The ranks read in turn, an equal number of elements each.
     endless = tf.data.Dataset.range(2).repeat()
     turns = compute_service.send_to_data_service(endless.map(lambda x: x + 1), config, hvd.rank(), hvd.size(),
                                                  "parallel_epochs", reuse_dataset=True, round_robin=True)
@@ -64,7 +64,7 @@ def test_dispatcher_among_the_compute_tasks(run_ranks, launcher, tmp_path):
 
 
 def train_with_dispatchers(path):
-    """Ranks 0 and 1 train and dispatch, 2 and 3 compute."""
+    """Ranks 0 and 1 train and dispatch, ranks 2 and 3 compute."""
     rank = int(os.environ["HOROVOD_RANK"])
     from bagua_hvd.tensorflow.data import compute_service, compute_worker
 
@@ -141,11 +141,11 @@ def check_registry():
             other.send(Attach())
             first.send(Finished())
             first.close()
-            # Somebody still reads: it is not over.
+            # Another client still reads, so the service stays.
             assert worker.address_of(1) == "a:1"
             other.close()
             worker.wait_for_shutdown()
-        # Nonsense is answered by hanging up, and the registry lives on.
+        # An invalid message closes its connection, and the registry continues.
         connection = channel.Connection("127.0.0.1", registry.port, b"secret", 5)
         connection.send(Hello(1))
         connection.send(Dispatcher("first", "a:1"))

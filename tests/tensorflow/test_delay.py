@@ -1,4 +1,4 @@
-"""delay=1 in TensorFlow: an optimizer's step, a tape's gradients, one step late; against NumPy.
+"""delay=1 in TensorFlow: optimizers and tapes apply gradients one step late; against NumPy.
 
     x_{t+1} = x_t - step(g_{t-1})       g_{-1} = 0      g_t = mean of the ranks' gradients at x_t
 """
@@ -9,7 +9,7 @@ SHAPES = [(3, 2), (4,), ()]
 
 
 def numpy_of(rank, t):
-    """Rank's c_t: its gradient in step t is x - c_t, of each variable."""
+    """c_t of a rank: its gradient in step t is x - c_t, for each variable."""
     import numpy as np
 
     return [np.random.default_rng([rank, t, i]).standard_normal(shape).astype("float32")
@@ -17,7 +17,7 @@ def numpy_of(rank, t):
 
 
 def pipe_sgd(n, passes=1):
-    """The weights after each step; with momentum."""
+    """The weights after each step, with momentum."""
     import numpy as np
 
     x = [np.ones(shape, "float32") for shape in SHAPES]
@@ -62,7 +62,7 @@ def optimizers():
             gradients = [variable - target for variable, target in zip(variables, targets, strict=True)]
             optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
-        if mode == "v1":                        # which reduces where it computes
+        if mode == "v1":                        # it reduces in compute_gradients()
             def step(*targets, variables=variables, optimizer=optimizer):
                 optimizer.minimize(lambda: sum(tf.reduce_sum((v - c) ** 2) / 2
                                                for v, c in zip(variables, targets, strict=True)), var_list=variables)
@@ -109,7 +109,7 @@ def tapes():
             else:
                 assert any(np.any(g.numpy()) for g in made)
             late = [1 - np.mean([numpy_of(r, t)[i] for r in range(n)], 0) for i in range(len(SHAPES))]
-    # What has no step before it is refused.
+    # Gradients without a previous step are refused.
     x = tf.constant([1.0, 2.0])
 
     def refused(sentence, call, **arguments):

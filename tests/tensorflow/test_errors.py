@@ -1,4 +1,4 @@
-"""What goes wrong, which exception says so, and that the job goes on where it can."""
+"""Errors: their exceptions, and that the job continues where it can."""
 import pytest
 
 
@@ -35,7 +35,7 @@ def disagreements():
         check("rank-zero tensor", lambda scalar=scalar: hvd.allgather(scalar, name="t"))
         check("rank-zero tensor", lambda scalar=scalar: hvd.alltoall(scalar, name="t"))
     check("Mismatched ALLGATHER tensor shapes", lambda: hvd.allgather(tf.zeros([2, 3 + rank]), name="t"))
-    # One member of a group that differs: the whole group fails, on all ranks.
+    # One tensor of a group differs: the whole group fails, on all ranks.
     check("Mismatched ALLREDUCE tensor shapes",
           lambda: hvd.grouped_allreduce([tf.zeros([2 + rank]), tf.zeros([5])], name="t")[1])
 
@@ -64,7 +64,7 @@ def gradients_for_different_variables():
             return hvd.DistributedGradientTape(tape).gradient(loss, [a, b, c])
 
         for make in (lambda f: f, tf.function):
-            for _ in range(2):          # a second step says the same
+            for _ in range(2):          # the second step raises the same error
                 try:
                     make(gradients)()
                 except tf.errors.FailedPreconditionError as error:
@@ -73,7 +73,7 @@ def gradients_for_different_variables():
                 else:
                     raise AssertionError(f"no error: {sentence}")
             assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size()
-        # The next tape's are reduced.
+        # The next tape's gradients are reduced.
         used = [b, c]
         np.testing.assert_array_equal([g is not None and float(g) for g in gradients()], [False, 2, 2])
 
@@ -97,7 +97,7 @@ def disagreement_compiled_by_xla():
                  lambda: hvd.broadcast(tf.zeros([2]), hvd.rank(), name="t")):
         try:
             tf.function(make, jit_compile=True)()
-        except tf.errors.OpError as error:      # XLA has one class for all failures: InternalError
+        except tf.errors.OpError as error:      # XLA raises InternalError for all errors
             assert "Mismatched" in str(error)
         else:
             raise AssertionError("no error")
@@ -109,7 +109,7 @@ def test_disagreements_in_programs_compiled_by_xla(run_ranks):
 
 
 def unknown_set(check):
-    """Whoever is given a ProcessSet whose id the job does not know says so when it is called, or traced."""
+    """Functions with a ProcessSet whose id is unknown raise an error when called, or when traced."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -209,7 +209,7 @@ def a_name_twice():
             return [hvd.allreduce(x, name="same", ignore_name_scope=True) for _ in range(2)]
         return [hvd.allreduce(x, name="same", ignore_name_scope=True)]
 
-    # Rank 1 comes later, so that the first is still in flight when rank 0 reaches the second; what takes long is done.
+    # Rank 1 comes later, so that the first is in flight when rank 0 reaches the second; tracing is done before.
     x = tf.ones([2])
     step = step.get_concrete_function(x)
     hvd.barrier()
@@ -249,7 +249,7 @@ def lost_peer(compiled):
     try:
         for number in range(1000):
             if hvd.rank() == 1 and number == 1:
-                os._exit(0)             # the others may still be in their first step, which fails then
+                os._exit(0)             # the others may still be in their first step, which then fails
             step(tf.ones([3]))
     except tf.errors.OpError as error:
         assert compiled or isinstance(error, tf.errors.UnknownError), type(error)
@@ -322,7 +322,7 @@ def test_shutdown_ends_what_is_in_flight(run_ranks):
 
 
 def without_custom_calls():
-    """As if this TensorFlow had no registry of custom calls."""
+    """Simulates a TensorFlow without a registry of custom calls."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd

@@ -1,4 +1,4 @@
-"""Every registered algorithm by every kind of optimizer that TensorFlow has: it trains, or says what it needs.
+"""Every registered algorithm with every kind of TensorFlow optimizer trains, or raises an error with its needs.
 
 tests/keras/test_algorithms.py trains with Keras' fit().
 """
@@ -49,7 +49,7 @@ def every_algorithm():
         if name in ADAM:
             with pytest.raises(ValueError, match=f"{type(make(name)).__name__} .*optimizer of Keras"):
                 hvd.DistributedOptimizer(v1.train.AdamOptimizer(0.01), algorithm=make(name))
-        if name in ADAM or make(name).remembers_gradients:      # what it keeps would be in the unit of another scale
+        if name in ADAM or make(name).remembers_gradients:      # its state would have the unit of an old loss scale
             with pytest.raises(ValueError, match="cannot serve .*LossScaleOptimizer"):
                 scaled = keras.optimizers.LossScaleOptimizer(type(kinds[0])(0.01))
                 hvd.DistributedOptimizer(scaled, algorithm=make(name))

@@ -1,4 +1,4 @@
-"""Variables and objects between ranks, batch normalization over ranks, and elastic states."""
+"""Broadcasts of variables and objects, batch normalization over ranks, and elastic states."""
 import pytest
 
 
@@ -37,7 +37,7 @@ def variables():
     step()
     check(third)
 
-    # Both parts of complex numbers, compiled too; strings stay; what else cannot travel is named.
+    # Complex numbers, also compiled; strings stay; an error names other unsupported dtypes.
     for make in (lambda f: f, tf.function, tf.function(jit_compile=True)):
         numbers = [tf.Variable(tf.complex(rank + part, -part))
                    for part in (tf.constant([1.0, 2.0]), tf.constant(1.0, tf.float64))]
@@ -123,7 +123,7 @@ def batch_norm():
         y, (dx, dgamma, dbeta) = run(layer, everyone[mine], weights[mine], make)
         np.testing.assert_allclose(y, expected[mine], atol=1e-5)
         np.testing.assert_allclose(dx, expected_dx[mine], atol=1e-4)
-        # The gradients of gamma and beta are this rank's part; an optimizer sums them.
+        # The gradients of gamma and beta are this rank's share; an optimizer sums them.
         np.testing.assert_allclose(hvd.allreduce(dgamma, op=hvd.Sum), expected_dgamma, rtol=1e-4, atol=1e-3)
         np.testing.assert_allclose(hvd.allreduce(dbeta, op=hvd.Sum), expected_dbeta, rtol=1e-4, atol=1e-3)
         np.testing.assert_allclose(layer.moving_mean, plain.moving_mean, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""In which order a graph computes the gradients of a backward pass."""
+"""The order in which a graph computes the gradients of a backward pass."""
 import keras
 import pytest
 import tensorflow as tf
@@ -8,7 +8,7 @@ from bagua_hvd.tensorflow.util import refs_to_vars, vars_to_refs
 
 
 def ancestors(op):
-    """All operations that come before this one, by data or by control."""
+    """All operations that this one depends on, by data or by control."""
     found, todo = set(), [op]
     while todo:
         op = todo.pop()
@@ -30,7 +30,7 @@ def gradients_of_a_chain(weights):
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_one_by_one(ordered):
-    """The weights' gradients come one after the other, the last layer's first; by themselves they do not."""
+    """one_by_one() orders the weights' gradients, the last layer's first; without it they are unordered."""
     weights = [tf.Variable(tf.fill((3, 3), 0.1 * (i + 1))) for i in range(5)]
     one_after_another = []
 
@@ -50,7 +50,7 @@ def test_one_by_one(ordered):
 
 
 def test_one_by_one_leaves_other_graphs_alone():
-    """Gradients that another graph has computed, and graphs of tf.compat.v1, whose loops would not bear it."""
+    """Gradients of another graph, and graphs of tf.compat.v1, whose loops do not allow control inputs."""
     outside = tf.ones(3)
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Collectives whose order differs between ranks, where TensorFlow has one thread to run ops on."""
+"""Collectives in different orders on different ranks, with a single TensorFlow thread to run ops on."""
 import pytest
 
 TENSORS = 200
@@ -36,7 +36,7 @@ def test_independent_allreduces_in_another_order_on_each_rank(run_ranks, n, inte
 
 
 def chained():
-    """Rank 0 reaches a after b, rank 1 b after a, and each result is needed by what follows."""
+    """Rank 0 reaches a after b, rank 1 b after a, and later operations need each result."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -60,7 +60,7 @@ def test_chains_in_another_order_on_each_rank(run_ranks):
 
 
 def called_again():
-    """Functions that reduce gradients, called by others; rank 0 has the first call's data late, rank 1 the second's."""
+    """Functions that reduce gradients, called by others; the first call's data is late on rank 0, the second's on 1."""
     import time
 
     import numpy as np
@@ -121,7 +121,7 @@ def test_functions_called_by_others(run_ranks):
 
 
 def join_and_barrier():
-    """They come after what was traced before them, in loops too."""
+    """They run after everything that was traced before them, also in loops."""
     import time
 
     import tensorflow as tf
@@ -165,7 +165,7 @@ def test_join_and_barrier(run_ranks):
 
 
 def in_a_loop():
-    """A loop of tensorflow 1 runs several iterations at once, all with one name for the collective."""
+    """A loop of TensorFlow 1 runs several iterations at once, which all use one name for the collective."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd

@@ -1,5 +1,5 @@
-"""Which of the private names of TensorFlow and Keras that this package uses the installed release has, and what goes on
-without one. .ci/versions runs it, so a failure names the release that took it away.
+"""The private names of TensorFlow and Keras that this package uses exist in the installed release, or have a fallback.
+.ci/versions runs this test, so a failure names the release that removed a name.
 """
 import keras
 import pytest
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from bagua_hvd.tensorflow import graphs, private, xla
 
-# Of Keras' classes: what _keras/ calls or overrides, and reads from instances.
+# Names in Keras' classes that _keras/ calls, overrides, or reads from instances.
 CALLED = {
     keras.optimizers.Optimizer: ["apply", "build", "update_step", "_backend_update_step", "_get_variable_index",
                                  "_get_current_learning_rate", "save_own_variables", "load_own_variables"],

@@ -1,4 +1,4 @@
-"""Collectives over a process set that is removed: before they run, and while they end."""
+"""Collectives on a process set that is removed: before they run, and while they end."""
 import pytest
 
 
@@ -66,7 +66,7 @@ def removal_while_they_end():
         before = basics.context().counters().operations
         thread = threading.Thread(target=run)
         thread.start()
-        # All but the last have been executed; a thread of TensorFlow's takes their results, one after the other.
+        # All but the last have been executed; a TensorFlow thread takes their results one by one.
         while basics.context().counters().operations < before + count - 1 and thread.is_alive():
             time.sleep(0)
         hvd.remove_process_set(some)

@@ -1,4 +1,4 @@
-"""The gradients of the same variables, reduced several times in one traced function."""
+"""Several reductions of the gradients of the same variables in one traced function."""
 import keras
 import numpy as np
 import pytest

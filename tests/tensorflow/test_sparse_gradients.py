@@ -1,7 +1,7 @@
-"""Embeddings: the same training whatever the number of ranks, the compiler, the form in which gradients travel.
+"""Embeddings train equally whatever the number of ranks, the compiler, and the format of gradients.
 
-What is expected is plain Keras with dense gradients: optimizers of Keras 3 square each row of IndexedSlices, so that an
-index that comes twice must have one row.
+Expected: plain Keras with dense gradients. Optimizers of Keras 3 square each row of IndexedSlices, so duplicate indices
+must be merged.
 """
 import itertools
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import bagua_hvd.tensorflow as hvd
 
-ROWS, STEPS = np.array([[0, 1, 0, 0], [3, 1, 1, 2]]), 3       # the same on all ranks, so their mean is each one's
+ROWS, STEPS = np.array([[0, 1, 0, 0], [3, 1, 1, 2]]), 3       # equal on all ranks, so their mean is each rank's
 OPTIMIZERS = {
     "SGD": {"momentum": 0.9}, "Adam": {}, "RMSprop": {"momentum": 0.5}, "Adagrad": {},
 }
@@ -85,7 +85,7 @@ def test_embeddings_of_tf_keras(run_ranks, n):
 
 
 def uneven():
-    """Ranks have different rows, and other numbers of them: each index of any rank comes once, with the mean."""
+    """Ranks have different rows, in different numbers: each index of any rank appears once, with the mean."""
     hvd.init()
     rank = hvd.rank()
     weights = tf.Variable(tf.ones([6, 1]))
@@ -94,7 +94,7 @@ def uneven():
     gradient = hvd.DistributedGradientTape(tape).gradient(loss, weights)
     found = dict(zip(gradient.indices.numpy().tolist(), gradient.values.numpy()[:, 0].tolist(), strict=True))
     assert found == {4: 1.0, 1: 1.5}, found
-    # What hvd.allreduce() gathers has each row of each rank, as Horovod's.
+    # hvd.allreduce() itself keeps every row of every rank, as Horovod does.
     plain = hvd.allreduce(tf.IndexedSlices(tf.ones([2, 1]), [3, 3], [6, 1]))
     assert plain.indices.numpy().tolist() == [3] * 4
 

@@ -1,4 +1,4 @@
-"""What a step does and when: communication within the backward pass, loops over datasets, algorithms on weights."""
+"""The order of events in a step: communication during the backward pass, loops over datasets, averages of weights."""
 import gc
 import json
 import time
@@ -7,7 +7,7 @@ import pytest
 
 
 def overlap(folder):
-    """The first layer's gradient is not made before the timeline shows that the last layer's has been reduced."""
+    """The first layer's gradient waits until the timeline shows the reduction of the last layer's."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -41,7 +41,7 @@ def overlap(folder):
         return hvd.DistributedGradientTape(tape, groups=[[first], [last]]).gradient(loss, [first, last])
 
     x = tf.fill([1, 3], 1.0 + hvd.rank())
-    step(x)         # in the first step the ranks learn what is sparse, and nothing can travel earlier
+    step(x)         # ranks agree on sparse gradients in the first step, so reductions begin after its backward pass
     waiting.assign(True)
     for gradient in step(x):
         assert (gradient.numpy() == 3 * sum(1.0 + rank for rank in range(hvd.size())) / hvd.size()).all()
@@ -68,7 +68,7 @@ def test_gradients_travel_within_the_backward_pass(run_ranks, tmp_path):
 
 
 def gradients_in_any_order():
-    """200 gradients, which each rank's graph makes in another order, on one inter-op thread."""
+    """200 gradients, computed in another order in each rank's graph, on one inter-op thread."""
     import random
 
     import numpy as np
@@ -102,7 +102,7 @@ def test_200_gradients_in_scrambled_order(run_ranks):
 
 
 def loops_over_datasets():
-    """Collectives and a reduced step for each batch, in a loop that tf.function makes of `for batch in dataset`."""
+    """Collectives and a reduced step per batch, in the loop that tf.function makes of `for batch in dataset`."""
     import numpy as np
     import tensorflow as tf
 
@@ -139,7 +139,7 @@ def test_loops_over_datasets(run_ranks):
 
 
 def train_in_session(tf, hvd, algorithm):
-    """Two steps of SGD in a graph of TensorFlow 1; the weight after each."""
+    """The weight after each of two SGD steps in a graph of TensorFlow 1."""
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         weight = v1.get_variable("w", initializer=tf.ones((3,)), use_resource=algorithm != "local_sgd")
@@ -155,7 +155,7 @@ def train_in_session(tf, hvd, algorithm):
 
 
 def train_by(optimizer, compiled_by=lambda function: function):
-    """The same in a loop of one's own: by apply_gradients(), or minimize() of TensorFlow 1."""
+    """The same in a custom loop: with apply_gradients(), or minimize() of TensorFlow 1."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -182,7 +182,7 @@ def train_by(optimizer, compiled_by=lambda function: function):
 
 
 def weights():
-    """SGD whose weights are averaged after each step, or each second one, or before it; by every kind of optimizer."""
+    """SGD with averages of weights after each step, each second one, or before it; with every kind of optimizer."""
     import sys
 
     import keras
@@ -210,7 +210,7 @@ def weights():
         for number, results in enumerate(found):
             np.testing.assert_allclose(results, expected, rtol=1e-6, err_msg=f"{algorithm} {number}")
 
-    # Adam of tf_keras: after the warm-up its momentum travels, and the ranks stay together.
+    # Adam of tf_keras: after the warm-up momenta are averaged, and the ranks stay equal.
     adam = hvd.DistributedOptimizer(tf_keras.optimizers.Adam(0.1), algorithm=hvd.algorithms.QAdam(warmup_steps=1))
     results = train_by(adam, tf.function)
     np.testing.assert_allclose(results, [0.9, 0.8], rtol=1e-2)
@@ -218,7 +218,7 @@ def weights():
     everyone = hvd.allgather(tf.constant([results]))
     assert (everyone[0] == everyone[1]).numpy().all()
 
-    # What an algorithm keeps, taken over by another optimizer: the step after the first one's is its second.
+    # An algorithm's state, loaded into another optimizer: its first step continues as the second one.
     variable = tf.Variable(1.0)
     first, second = (hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.5), algorithm=LocalSGD(2)) for _ in range(2))
     assert first.algorithm_state_dict() == {}
@@ -243,7 +243,7 @@ def weights():
 
 
 def weights_in_communicate():
-    """g = mean_i g_i + x / 2; and what a user reads who has not announced that the algorithm looks at x, or at Adam."""
+    """g = mean_i g_i + x / 2; and the errors for an algorithm that reads x, or Adam, without declaring it."""
     import keras
     import numpy as np
     import pytest
@@ -286,7 +286,7 @@ def test_algorithms_on_weights(run_ranks):
 
 
 def numbers():
-    """A rank that has met no variables yet makes Reducers of the numbers that rank 0's have."""
+    """A rank without variables yet later gives its Reducers the numbers of rank 0's."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -307,12 +307,12 @@ def numbers():
     late.renumber([4, 5])
     late([tf.constant(1.0)] * 2, variables)
     late([tf.constant(1.0)], variables[1:])
-    assert late.number == [4, 5, 3]     # the last one promised by nobody: the next free one
-    for _ in range(3):      # of variables that are gone nothing stays
+    assert late.number == [4, 5, 3]     # no number was set for the last, so it gets the next free one
+    for _ in range(3):      # nothing is kept of deleted variables
         made([tf.constant(1.0)], [tf.Variable(1.0)])
         gc.collect()
     assert len(made._made) == 3
-    # Tapes with Algorithms made anew for each step share what has been made for the first one.
+    # Tapes with a new Algorithm object in each step share the reductions of the first one.
     from bagua_hvd.algorithms import Auto, ByteGrad
     from bagua_hvd.tensorflow.reduction import shared_reductions
 
@@ -327,11 +327,11 @@ def numbers():
     for _ in range(2):
         for algorithm in (ByteGrad(), same, ByteGrad(error_feedback=True)):
             step(algorithm=algorithm)
-    assert len(shared_reductions.number) == 3       # with plain averages
+    assert len(shared_reductions.number) == 3       # including plain averages
     for _ in range(2):
-        step(algorithm=Auto())                      # which holds others
+        step(algorithm=Auto())                      # an algorithm that contains others
     assert len(shared_reductions.number) == 4
-    # After another init() old ones and new ones have different numbers.
+    # After another init(), old and new ones have different numbers.
     hvd.shutdown()
     hvd.init()
 
@@ -339,7 +339,7 @@ def numbers():
     def both():
         return [*step(op=hvd.Sum), *taken([tf.constant(1.0 + hvd.rank())], variables[:1])]
 
-    step(op=hvd.Sum)        # takes 0, which `taken` had
+    step(op=hvd.Sum)        # takes 0, which was that of `taken`
     assert [gradient.numpy() for gradient in both()] == [3, 2, 1.5]
     assert taken.number == [1]
 

@@ -1,6 +1,6 @@
 """DistributedGradientTape and the optimizers of tf.compat.v1: eager, in tf.function, compiled by XLA.
 
-What is expected is computed from all ranks' data, by plain TensorFlow in eager mode.
+Expected values are computed from all ranks' data, by plain TensorFlow in eager mode.
 """
 import functools
 import gc
@@ -52,13 +52,13 @@ def gradients_alone(net, batch):
 
 
 def expected_gradients(net, ranks, **arguments):
-    """The sums over the ranks' batches, divided by their number."""
+    """The mean of the gradients of the ranks' batches."""
     lists = [gradients_alone(net, batch_of(rank, **arguments)) for rank in ranks]
     return [None if entries[0] is None else sum(entries) / len(lists) for entries in zip(*lists, strict=True)]
 
 
 def assert_near(actual, expected, algorithm="gradient_allreduce"):
-    # A level of bytegrad is a part of the range of whatever lies in one chunk, in an order that the first step decides.
+    # A level of bytegrad depends on the range of its chunk, and the contents of chunks on the first step.
     largest = max(np.abs(e).max() for e in expected if e is not None)
     for a, e in zip(actual, expected, strict=True):
         assert (a is None) == (e is None)
@@ -90,7 +90,7 @@ def training(mode):
             return gradients
 
         step = MODES[mode](step)
-        for number, rows in enumerate((5, 5, 4)):        # the last shape makes functions trace again
+        for number, rows in enumerate((5, 5, 4)):        # the last shape causes another trace
             expected = expected_gradients(net, range(hvd.size()), step=number, rows=rows)
             assert_near(step(batch_of(hvd.rank(), number, rows)), expected, algorithm)
         assert_same_everywhere(net.variables_in_order)
@@ -146,7 +146,7 @@ def options(mode):
 
 
 def sparse(mode):
-    """Rows are gathered, with the ranks' numbers of rows; in XLA, or when asked for, they travel dense."""
+    """Rows are gathered, also different numbers of rows; in XLA, or on request, they are sent dense."""
     table = tf.Variable(tf.reshape(tf.range(14, dtype=tf.float32), (7, 2)))
     rows = tf.constant([[1, 1, 2], [0], [3, 5]][hvd.rank()])
 
@@ -182,7 +182,7 @@ def sparse(mode):
 
 
 def jacobians(mode):
-    """Means of the ranks' matrices; with the tape's other methods untouched."""
+    """Means of the ranks' Jacobian matrices; the tape's other methods stay local."""
     weight, bias, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(4.0)
     ranks = tf.range(hvd.size(), dtype=tf.float32) + 1.0
 
@@ -215,7 +215,7 @@ def jacobians(mode):
 
 
 def wrapped_while_it_records(mode):
-    """Either tape may end the recording, and both know."""
+    """Either tape may end the recording, and both stop."""
     weight = tf.Variable(1.0)
 
     def gradient_after():
@@ -239,7 +239,7 @@ def wrapped_while_it_records(mode):
 
 
 def second_order(mode):
-    """A penalty on the reduced gradients has a gradient: through their average, and that of the other ranks' too."""
+    """A penalty on the reduced gradients is differentiated through the average, which includes the other ranks."""
     weight, scale = tf.Variable([1.0, 2.0]), hvd.rank() + 1.0
 
     def gradient(**arguments):
@@ -252,7 +252,7 @@ def second_order(mode):
 
     mean = (hvd.size() + 1) / 2
     for op, factor in ((hvd.Average, mean * scale), (hvd.Sum, mean * scale * hvd.size() ** 2)):
-        # first = 3 mean w^2; what comes back through it is 2 first, of all ranks alike, and then 6 scale w
+        # first = 3 mean w^2; the gradient with respect to it is 2 first on all ranks, which 6 scale w multiplies
         result = MODES[mode](functools.partial(gradient, op=op))()
         np.testing.assert_allclose(result, factor * 36 * weight ** 3, rtol=1e-6)
     for arguments, named in (({"algorithm": "bytegrad"}, "ByteGrad"), ({"delay": 1}, "delay=1")):
@@ -272,7 +272,7 @@ def test_tape(run_ranks, mode, n):
 
 def run_tape(mode):
     size = int(os.environ["HOROVOD_SIZE"])
-    hvd.init(process_sets=[SUBSET] if size == 3 else None)      # of two ranks it would be the global set
+    hvd.init(process_sets=[SUBSET] if size == 3 else None)      # with two ranks it would be the global set
     for cell in CELLS:
         print(cell.__name__, flush=True)
         cell(mode)
@@ -286,7 +286,7 @@ def optimizers_v1():
     rank, size = hvd.rank(), hvd.size()
     v1 = tf.compat.v1
 
-    # In a graph with a session; two passes make one step.
+    # In a graph with a session; two passes per step.
     for passes, average in ((1, False), (2, False), (2, True)):
         with tf.Graph().as_default():
             weight = v1.get_variable("w", initializer=tf.ones((3,)), use_resource=True)
@@ -313,7 +313,7 @@ def optimizers_v1():
                 assert session.run(steps) == passes
                 assert opt.get_slot_names() == ["momentum"]
 
-    # In eager mode, and the delta optimizer of Adasum: equal steps are averaged, orthogonal ones added.
+    # In eager mode, and Adasum's delta optimizer: equal steps are averaged, orthogonal ones added.
     weight = tf.Variable(tf.ones((3,)))
     opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5))
     opt.minimize(lambda: (rank + 1.0) * tf.reduce_sum(weight), var_list=[weight])
@@ -348,7 +348,7 @@ def test_adasum_on_three_ranks(run_ranks):
 
 
 def adasum_in_a_graph(without):
-    """Resource variables and reference variables, initialized with the rest or before the optimizer is made."""
+    """Resource variables and reference variables, initialized with the rest or before the optimizer exists."""
     v1 = tf.compat.v1
     getattr(v1, without)()
     hvd.init()
@@ -366,7 +366,7 @@ def adasum_in_a_graph(without):
             for number in (1, 2):
                 session.run(train)
                 np.testing.assert_allclose(session.run(weight), begin - 0.5 * number, rtol=1e-6)
-    # Two steps are one, from the weights with which the window began: those of a broadcast, too.
+    # Two passes per step, which starts from the weights at the window's begin, also after a broadcast.
     with tf.Graph().as_default(), v1.Session() as session:
         weight = v1.Variable(tf.fill((2,), float(rank)))
         opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum,
@@ -389,7 +389,7 @@ def test_adasum_in_a_graph(run_ranks, without):
 
 
 def many_steps():
-    """Memory stays as it is: nothing of a step outlives it."""
+    """Memory does not grow: a step leaves nothing behind."""
     hvd.init()
     weight = tf.Variable(tf.ones((64, 64)))
 
@@ -405,7 +405,7 @@ def many_steps():
     before = resident_nbytes()
     steps(tf.constant(10_000))
     gc.collect()
-    # 16 KiB for each step would be 160 MiB.
+    # A leak of 16 KiB per step would be 160 MiB.
     assert resident_nbytes() - before < 16 << 20
     assert_same_everywhere([weight])
 
@@ -416,7 +416,7 @@ def test_many_steps(run_ranks):
 
 
 def groups_of_variables_that_die():
-    """Nothing of a tape outlives the variables in its groups; what uses some of them goes on when others die."""
+    """A tape keeps nothing for deleted variables of its groups; functions that use others of them continue to work."""
     hvd.init()
     before = len(shared_reductions.number)
 
@@ -447,7 +447,7 @@ def groups_of_variables_that_die():
     b = None
     gc.collect()
     np.testing.assert_allclose(step(), [mean])
-    for _ in range(3):          # at the address of the one that died, perhaps
+    for _ in range(3):          # possibly at the address of a deleted one
         (b,) = make("b")
         np.testing.assert_allclose(gradients([a, b], [[a, b]]), [mean, mean])
         b = None
@@ -458,7 +458,7 @@ def test_groups_of_variables_that_die(run_ranks):
 
 
 def where_another_lay(use, *arguments):
-    """A variable made of the arguments where one lay that use() was called with, and that is gone."""
+    """A new variable at the address of a deleted one, for which use() had been called."""
     gone = set()
     for variable in [tf.Variable(1.0) for _ in range(300)]:
         use(variable)
@@ -507,7 +507,7 @@ def starts_of_adasum():
     variable = where_another_lay(lambda each: optimizer.apply_gradients([(tf.constant(1.0), each)]), [10.0, 10.0])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
     np.testing.assert_allclose(variable, [9.0, 9.0])
-    # A step begins with the weights of a broadcast.
+    # A step begins with the broadcast weights.
     variable = tf.Variable(float(hvd.rank()))
     optimizer.apply_gradients([(tf.constant(1.0), variable)])
     hvd.broadcast_variables([variable, *optimizer.variables()], 1)
@@ -520,14 +520,14 @@ KEPT_BY_VARIABLE = {part.__name__: part for part in (
 
 
 def reduced_first(optimizer, gradient, variable):
-    """Pairs for apply_gradients(), of what optimizers of tf.compat.v1 reduce in compute_gradients()."""
+    """Pairs for apply_gradients(); optimizers of tf.compat.v1 reduce them in compute_gradients()."""
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return optimizer.compute_gradients(lambda: variable * gradient, [variable])
     return [(gradient, variable)]
 
 
 def variables_where_others_lay(what):
-    """What was said of a variable, or is kept for it, is not that of another which is made where it lay."""
+    """State for a deleted variable is not used for a new one at the same address."""
     hvd.init()
     KEPT_BY_VARIABLE[what]()
 
@@ -559,7 +559,7 @@ def lose_a_rank(mode):
                 raise
 
     class State:
-        """What run() calls, and no more: what it does after the failure is not this test's."""
+        """Only the methods that run() calls; what follows the failure is not tested here."""
         def sync(self):
             pass
 
@@ -576,14 +576,14 @@ def lose_a_rank(mode):
 
 @pytest.mark.parametrize("mode", list(MODES))
 def test_lost_rank(run_ranks, mode):
-    """The error names the rank; elastic.run() takes it for HorovodInternalError, and restores."""
+    """The error names the rank; elastic.run() treats it as HorovodInternalError, and restores."""
     results = run_ranks(2, lose_a_rank, arguments={"mode": mode}, check=False, timeout=100)
     assert results[1].returncode == -signal.SIGKILL
     assert results[0].returncode == 0 and "restored" in results[0].output, results[0].output
 
 
 def both_frameworks():
-    """Torch and TensorFlow in one process, one after the other and in between."""
+    """Torch and TensorFlow in one process, with interleaved steps."""
     import torch
 
     import bagua_hvd.torch as hvd_torch
@@ -611,5 +611,5 @@ def both_frameworks():
 
 
 def test_both_frameworks(run_ranks):
-    pytest.importorskip("torch")        # the jobs of .ci/versions have one framework
+    pytest.importorskip("torch")        # .ci/versions installs one framework only
     run_ranks(2, both_frameworks, timeout=110)

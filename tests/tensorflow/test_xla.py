@@ -1,4 +1,4 @@
-"""Collectives in functions compiled by XLA whose results have other shapes than their inputs, or none."""
+"""Collectives compiled by XLA whose results have other shapes than their inputs, or none."""
 import pytest
 
 from locales import make_german, use_german
@@ -44,7 +44,7 @@ def values():
     for compiled, plain in zip(tf.function(gradients, jit_compile=True)(x), gradients(x), strict=True):
         assert compiled.shape == x.shape
         np.testing.assert_allclose(compiled, plain, rtol=1e-6)
-    many = tf.reshape(x, [2 * size, *[1] * 97, 3])         # dimensions; TensorFlow has up to 254
+    many = tf.reshape(x, [2 * size, *[1] * 97, 3])         # number of dimensions; TensorFlow allows 254
     total = tf.function(lambda many: hvd.grouped_allreduce([many, x], op=hvd.Sum)[0], jit_compile=True)(many)
     np.testing.assert_array_equal(tf.reshape(total, x.shape), everyone.sum(0))
     if rank == 0:
@@ -57,7 +57,7 @@ def test_values(run_ranks):
 
 
 def threads():
-    """The thread that ends collectives leaves signals to Python's, as the engine's does."""
+    """The thread that ends collectives blocks signals, as the engine's thread does, for Python's threads."""
     import signal
     from pathlib import Path
 
@@ -107,7 +107,7 @@ def refusals():
     def compiled(function):
         return tf.function(function, jit_compile=True)
 
-    # Only when it ran is it known that the ranks' rows differ: all ranks hear it, and the job goes on.
+    # Different rows on ranks are known only at run time: all ranks get an error, and the job continues.
     ragged = tf.ones([1 + hvd.rank(), 2])
     with pytest.raises(tf.errors.InternalError, match="first dimensions differ.*use jit_compile=False"):
         compiled(hvd.allgather)(ragged)
