@@ -1,4 +1,4 @@
-"""A rank of test_rate.py: trains while the rate of its host's link falls. Arguments: the rate then, and a folder."""
+"""A rank of test_rate.py: trains while the rate of its host's link falls. Arguments: the lower rate, and a folder."""
 import json
 import subprocess
 import sys

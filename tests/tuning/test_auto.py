@@ -1,6 +1,6 @@
-"""Auto on several ranks: what is switched when, what that does to a training, and what else happens meanwhile.
+"""Auto on several ranks: when it switches plans, how switches affect a training, and events during a switch.
 
-Decisions depend on times, which tests cannot: where a switch has to come, predictions are written by the test.
+Decisions depend on times, which tests cannot control: where a switch must happen, the test sets the predictions.
 """
 import io
 import json
@@ -32,11 +32,11 @@ from bagua_hvd.tuning.window import Window
 
 pytestmark = pytest.mark.timeout(150)
 SHAPES = [(300, 20), (20,), (40, 50), (50,)]
-GOOD, BAD = 50, 200             # per cent of what was measured
+GOOD, BAD = 50, 200             # per cent of the measured time
 
 
 def predict(chosen):
-    """From now on all windows are alike, and a plan is predicted to be quick if chosen(plan)."""
+    """Makes all windows equal, and predicts a plan to be fast if chosen(plan), else slow."""
     def predicted(self, figures, measured):
         return [figures.step * (GOOD if chosen(plan) else BAD) // 100 for plan in self._plans]
 
@@ -73,7 +73,7 @@ class Training:
         return torch.cat([parameter.detach().flatten() for parameter in self.parameters])
 
     def exact(self, lr=0.125):
-        """What exact averages would have made of all steps."""
+        """The parameters after all steps with exact averages."""
         total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
         for step in range(self.made):
             for rank in range(hvd.size()):
@@ -93,7 +93,7 @@ def all_alike(training):
     assert torch.equal(training.flat(), hvd.broadcast(training.flat(), 0))
 
 
-# ------------------------------------------------------------------------------------------------ what it is made of
+# --------------------------------------------------------------------------------------------- allowed algorithms
 
 
 def test_classes():
@@ -103,7 +103,7 @@ def test_classes():
                "async": 4, "auto": 0}
     assert {name: algorithms.get(name).safety for name in algorithms.names()} == classes
     assert ByteGrad(error_feedback=True).safety == Safety.E2
-    assert algorithms.Algorithm.safety == Safety.E4         # who says nothing
+    assert algorithms.Algorithm.safety == Safety.E4         # the default
 
 
 def test_what_may_be_chosen():
@@ -140,7 +140,7 @@ NAMED = st.lists(st.sampled_from(["bytegrad", "doublesqueeze", "topk",
 
 @given(NAMED, st.sampled_from(["E0", "E1", "E2"]))
 def test_never_outside_of_what_is_allowed(allow, up_to):
-    """What may be chosen is exact, or named, or in the defaults of a class up to that one; the exact one is first."""
+    """Auto may choose exact averages (the first), named algorithms, and the defaults of a class up to `up_to`."""
     try:
         found = Auto(allow=allow, up_to=up_to).algorithms
     except ValueError as error:
@@ -183,7 +183,7 @@ def test_autotune_is_auto(monkeypatch):
 
 
 def exact_all_along():
-    """Buckets are cut anew, back and forth; results are those of gradient_allreduce, up to the order of additions."""
+    """Buckets are repartitioned back and forth; results equal gradient_allreduce up to the order of additions."""
     auto.BUCKET_BYTES = None, 9000
     hvd.init()
     training = Training(Auto(window=2))
@@ -202,7 +202,7 @@ def test_e0_changes_buckets_only(run_ranks):
 
 
 def any_sizes():
-    """Whatever the shapes and whenever buckets are cut anew: the sums are those of exact averages."""
+    """For any shapes and any repartitions of buckets, the sums are those of exact averages."""
     sizes = None, 4000, 20_000
     auto.BUCKET_BYTES = sizes
 
@@ -235,7 +235,7 @@ def test_e0_is_exact_for_any_sizes(run_ranks):
 
 
 def with_errors(kind):
-    """Into E2 and out of it, since what was promised does not come: no gradient is lost."""
+    """Switches to E2 and back, because the predicted gain does not come: no gradient is lost."""
     hvd.init()
     allowed = {"bytegrad": ByteGrad(error_feedback=True, hierarchical=True), "doublesqueeze": DoubleSqueeze(sign),
                "topk": algorithms.TopK(ratio=0.1)}[kind]
@@ -262,7 +262,7 @@ def test_leaving_error_feedback_sends_what_it_holds(run_ranks, kind, hosts):
 
 
 def changed_again():
-    """The line changes twice; the second time it may not be measured yet, and what is predicted is of the first."""
+    """The link changes twice; the second change is not measured yet, so predictions are for the first."""
     hvd.init()
     training = Training(Auto(up_to="E1", window=2))
     times = [10_000, 20_000, 20_000]
@@ -283,7 +283,7 @@ def test_nothing_is_decided_on_a_line_that_is_not_known(run_ranks):
 
 
 def the_last_step_ends_a_window(late):
-    """One rank has left the job before the other one says what the window was like."""
+    """One rank leaves the job before the other one reports its window."""
     hvd.init()
     training = Training(Auto(up_to="E1", window=2))
     given = tuner.window
@@ -304,7 +304,7 @@ def test_the_last_step_ends_a_window(run_ranks, late):
 
 
 def without_memory():
-    """What keeps errors is predicted to be the quickest, and there is no memory for them."""
+    """A plan with error feedback is predicted to be the fastest, but its state does not fit in memory."""
     hvd.init()
     training = Training(Auto(up_to="E2", window=2))
     predict(lambda plan: plan.name.startswith("block(4)"))
@@ -328,13 +328,13 @@ def losing(name, scales):
     assert hvd.allgather_object(training.history) == [training.history] * hvd.size()
     assert [name for _, name in training.switches()] == [name, "gradient_allreduce"]
     first, second = (step for step, _ in training.switches())
-    assert second - first < 20          # at the end of the first window, not of the trial; and never again
+    assert second - first < 20          # at the end of the first window, before the trial ends, and never again
     assert "for good" in hvd.statistics().plans[training.optimizer.reducer.model.name]["why"]
 
 
 @pytest.mark.parametrize("name, scales", [
-    ("bytegrad", (1e-4, 1e-4, 1e3, 1e3)),       # one scale for layers that differ: small ones are lost
-    ("float16", (1, 1, 1, 1e5)),                # above 65504 is infinite
+    ("bytegrad", (1e-4, 1e-4, 1e3, 1e3)),       # layers of different ranges share a scale, which loses the small ones
+    ("float16", (1, 1, 1, 1e5)),                # above 65504 is infinity
 ])
 def test_codes_that_lose_too_much_are_left(run_ranks, name, scales):
     outputs = run_ranks(2, losing, arguments={"name": name, "scales": scales})
@@ -355,7 +355,7 @@ def test_only_what_was_finite_can_be_lost(values, ppm):
 
 
 def noisy():
-    """rotated loses a third of a gradient's norm, but other parts of it in every step: it may stay."""
+    """rotated loses a third of a gradient's norm, but another part of it in every step, so it may stay."""
     hvd.init()
     training = Training(Auto(up_to="E1", window=2))
     predict(lambda plan: plan.name == "rotated(2)" and plan.bucket_bytes is None)
@@ -400,11 +400,11 @@ def test_explained(run_ranks, tmp_path):
         assert float(line.split(",")[-1]) == pytest.approx(row["nbytes"] / row["measured_us"], rel=1e-4)
 
 
-# --------------------------------------------------------------------------------------------- what happens meanwhile
+# ------------------------------------------------------------------------------------------ events during a switch
 
 
 def killed():
-    """Rank 1 dies after all have decided, and before the switch."""
+    """Rank 1 dies after all ranks have decided, and before they switch."""
     hvd.init()
     training = Training(Auto(up_to="E2", window=2))
     predict(lambda plan: plan.name.startswith("block(4)"))
@@ -448,10 +448,10 @@ def resumed():
     again.made = training.made
     again.step()
     assert again.history[-1][0] == "block(4) with error feedback"
-    tuner.Tuner.stepped = lambda self: None         # so that this one stays as well
+    tuner.Tuner.stepped = lambda self: None         # so that this tuner does not switch either
     training.step()
     assert torch.equal(again.flat(), training.flat()), "errors, too"
-    # A plan that is no more allowed, or whose number is another's: exact, with what was kept left alone.
+    # A plan that is no longer allowed, or has the number of another: exact averages, without the saved errors.
     for allowed in (), ["bytegrad", "doublesqueeze", "topk", ByteGrad()]:
         exact = Training(Auto(allowed, window=1000))
         exact.optimizer.load_state_dict(saved)
@@ -464,7 +464,7 @@ def test_checkpoint_and_resume(run_ranks):
 
 
 def remembering():
-    """What was learned of plans outlives join(), the coming of a rank that knows nothing, and a checkpoint."""
+    """Knowledge about plans survives join(), a new rank without it, and a checkpoint."""
     hvd.init()
 
     def known(training):
@@ -496,7 +496,7 @@ def test_what_is_known_of_plans_is_not_forgotten(run_ranks):
 
 
 def joining():
-    """Rank 1 runs out of data before the others switch; afterwards it takes part as they do."""
+    """Rank 1 runs out of data before the others switch; afterwards it uses the same plan."""
     hvd.init()
     training = Training(Auto(up_to="E1", window=2))
     predict(lambda plan: plan.name == "float16" and plan.bucket_bytes is None)
@@ -516,7 +516,7 @@ def test_a_rank_in_join_takes_up_the_plan(run_ranks):
 
 
 def disagreeing():
-    """Rank 1 decides differently, which must not be: all stay exact."""
+    """If rank 1 decides differently, all ranks stay exact."""
     hvd.init()
     training = Training(Auto(up_to="E1", window=2))
     predict(lambda plan: plan.name == ("float16" if hvd.rank() else "block(8)") and plan.bucket_bytes is None)

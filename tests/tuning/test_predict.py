@@ -1,4 +1,4 @@
-"""Predictions and decisions as functions: deterministic, monotone, within what is allowed."""
+"""Predictions and decisions as pure functions: deterministic, monotone, within the allowed plans."""
 from itertools import accumulate
 from types import SimpleNamespace
 
@@ -43,7 +43,7 @@ def step_us(parts, **network):
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_a_rate_is_what_was_measured(hosts):
-    """What the simulator says of the measured size on the network made of it is what was measured."""
+    """On the network derived from a measurement, the simulator predicts the measured times."""
     from bagua_hvd.core.simulator import allreduces
 
     network = measured(hosts, small=400, large=90_000).network()
@@ -61,7 +61,7 @@ def test_no_plan_is_slower_on_a_quicker_line(hosts, small, extra):
 
 @given(st.integers(1000, 5_000_000))
 def test_the_slower_the_line_the_more_codes_gain(large):
-    """Once codes are quicker than exact averages they are on every slower line: the choice is monotone in the rate."""
+    """Once codes are faster than exact averages, they are on every slower link: the choice is monotone in the rate."""
     def gain(large):
         return step_us(exact(), large=large) - step_us(by_codes(block(8), Ranks(2, 2)), large=large)
 
@@ -70,27 +70,27 @@ def test_the_slower_the_line_the_more_codes_gain(large):
 
 
 def test_a_far_line_is_measured_by_large_messages():
-    """20 ms one way, 1 Gbit/s: 32 KiB take hardly longer than 4 bytes, so 2 MiB can be afforded."""
+    """20 ms one way, 1 Gbit/s: 32 KiB take hardly longer than 4 bytes, so measuring 2 MiB is affordable."""
     assert longer(0, 60_000, SIZES[0], 60_500, SIZES[1]) * 4 < MOST_US
     assert longer(SIZES[0], 60_500, SIZES[1], 63_000, SIZES[2]) * 4 < MOST_US
     assert longer(0, 1000, SIZES[0], 60_000, SIZES[1]) * 4 > MOST_US            # 4 Mbit/s
 
 
 def test_hops_of_the_first_size_are_not_its_bytes():
-    """Between 4 hosts 32 KiB wait twice as often as 4 bytes: what that took is not taken for a slow line."""
+    """Between 4 hosts 32 KiB have twice as many hops as 4 bytes, whose time must not count as a slow link."""
     assert waits(4, SIZES[0]) == pytest.approx(2 * waits(4, 4))
     slow = Measured(Ranks(4, 4), 41_164, SIZES[0], 84_011, (), (), 0, False)
-    assert slow.network().bytes_per_s * 8e-6 > 300          # it was 49
+    assert slow.network().bytes_per_s * 8e-6 > 300          # it used to be 49
 
 
 @pytest.mark.parametrize("hosts, small, lesser, large, least, most", [
-    (2, 40_850, 44_000, 59_001, 900, 1100),         # 1 Gbit/s, 20 ms: 2 MiB took a hop less than an allreduce alone
+    (2, 40_850, 44_000, 59_001, 900, 1100),         # 1 Gbit/s, 20 ms: 2 MiB took a hop less than a single allreduce
     (2, 10_742, 12_700, 31_200, 700, 1100),         # 1 Gbit/s, 5 ms
     (2, 10_644, 11_300, 15_400, 3200, 4400),        # 4 Gbit/s, 5 ms
     (4, 41_164, 86_700, 116_000, 500, 1100),        # 1 Gbit/s, 20 ms, 4 hosts
 ])
 def test_the_rate_of_a_far_line(hosts, small, lesser, large, least, most):
-    """As measured between emulated hosts; the first of them was taken for 2855 Mbit/s, the third for 11229."""
+    """Measured between emulated hosts; earlier, the first rate was estimated as 2855 Mbit/s, the third as 11229."""
     known = Measured(Ranks(hosts, hosts), small, SIZES[2], large, (), (), 0, False, SIZES[1], lesser)
     assert least <= known.network().bytes_per_s * 8e-6 <= most
 
@@ -105,7 +105,7 @@ def test_the_rate_that_was_used_is_named():
 
 
 def test_a_line_carries_what_training_has_sent():
-    """Measured 20 times too slow, by an allreduce made for another line: the steps themselves know better."""
+    """The rate is measured 20 times too low, with an allreduce for another link; the steps themselves correct it."""
     parts, slow = exact(), measured(large=400_000)
     assert on_the_lines(parts, 2) == 4 * (1 << 20)      # 2 (n - 1) / n of each bucket, float32
     assert slow.network(seen=50e6).bytes_per_s == 50e6
@@ -117,7 +117,7 @@ def test_a_line_carries_what_training_has_sent():
 
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.2, 1.6, 3.0])
 def test_a_step_tells_the_rate(slower):
-    """Of a line that was measured so many times too slow: at most twice the rate; where it was too quick it stays."""
+    """A step raises a rate that was measured too low, at most to twice the rate; a rate that was too high stays."""
     parts, true = exact(), measured(large=50_000)
     known = measured(large=round(50_000 * slower))
     was = known.network().bytes_per_s
@@ -127,7 +127,7 @@ def test_a_step_tells_the_rate(slower):
 
 
 class Gru(Tuner):
-    """Of a model with 7 gradients, 10.9 MB, on two hosts 1 Gbit/s and 20 ms away: exact plans and one of codes."""
+    """A tuner for a model with 7 gradients, 10.9 MB, on two hosts, 1 Gbit/s and 20 ms: exact plans and one of codes."""
 
     SIZES = (8000, 8_826_880, 2_048_000), (8000, 4_096_000, 6144, 3_145_728, 1_579_008, 2_048_000)
     UNTIL = tuple(done / 10_882_880 for done in (8000, 4_104_000, 4_110_144, 7_255_872, 8_834_880, 10_882_880))
@@ -150,8 +150,8 @@ class Gru(Tuner):
     (81_000, 151_000, 752), (81_000, 142_000, 863), (78_000, 125_000, 1120),
 ])
 def test_what_is_wrong_with_a_rate_decides_nothing(lesser, large, mbit):
-    """As measured: 170 ms a step, 150 in buckets of 2 MiB, 135 by codes. Of a line that was measured too slow no others
-    than the plan in use were known, and it stayed.
+    """Measured: 170 ms a step, 150 in buckets of 2 MiB, 135 by codes. If a link was measured too slow, only the plan in
+    use was predicted correctly, and the tuner stayed with it.
     """
     known = Measured(Ranks(2, 2), 40_724, 8 << 20, large, (300,), (300,), 0, False, 2 << 20, lesser)
     assert known.network().bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.03)
@@ -165,9 +165,9 @@ def test_what_is_wrong_with_a_rate_decides_nothing(lesser, large, mbit):
 
 
 def test_a_line_that_hides_nothing():
-    """By hand: all ready at once at 10 ms, one bucket, computing 20 ms: the rest of the line's time comes on top."""
+    """By hand: all gradients ready at 10 ms, one bucket, computing 20 ms: the rest of the transfer is added."""
     flat = Window(0, 20_000, 10_000, (10_000,), (1.0,))
-    predictor = Predictor(measured(small=2, large=1 << 21), CODECS)      # 1 byte a us
+    predictor = Predictor(measured(small=2, large=1 << 21), CODECS)      # 1 byte per us
     assert predictor.step_us([Part(1.0, allreduced(1 << 18, native.FLOAT32))], flat) == \
         pytest.approx(20_000 + (1 << 20), rel=0.02)
     assert predictor.step_us([], flat) == 20_000
@@ -175,7 +175,7 @@ def test_a_line_that_hides_nothing():
 
 @pytest.mark.parametrize("buckets", [7, 8, 9, 17])
 def test_many_buckets_wait_for_a_place(buckets):
-    """On a line where bytes take no time: as many latencies as the core's simulator has for as many allreduces."""
+    """On a link without transfer time: the latencies are those of the core's simulator for the same allreduces."""
     from bagua_hvd.core.simulator import allreduces
 
     known = measured(small=40_000, large=1)._replace(nbytes=1 << 20)
@@ -201,13 +201,13 @@ def test_crowded_processors_pay_for_codes():
     (Ranks(4, 2), False, 2 * 2 * 2 / 4), (Ranks(4, 1), True, 2 * 3 / 4),
 ])
 def test_bytes_of_codes(ranks, hierarchical, sent):
-    """A line carries what the ranks of its host send to others."""
+    """The bytes that the ranks of a host send to other hosts over its link."""
     cost = coded(minmax_uint8, 1 << 20, native.FLOAT32, ranks, hierarchical)
     assert cost.sent == pytest.approx(sent * (1 << 20), rel=0.001) and cost.rounds == 2
 
 
 def test_what_errors_take():
-    """Those of what a rank sends, and of the means that it sends on."""
+    """The errors of a rank's contribution, and of the means that it sends on."""
     assert coded(float16, 1 << 20, native.FLOAT32, Ranks(4, 4), False, error_feedback=True).kept == 5 << 20
     assert coded(float16, 1 << 20, native.FLOAT32, Ranks(4, 4), False).kept == 0
 
@@ -235,7 +235,7 @@ def test_a_window_is_medians_and_when_bytes_are_ready():
     steps = [StepTimes(30_000_000 + k, 10_000_000, 18_000_000, {0: 17_000_000, 1: 4_000_000}) for k in (0, 1000, 9000)]
     found = window(steps, [1, 0, 2], [100, 200, 100], [0.25, 0.26, 0.75, 1.0])
     assert (found.step, found.computing, found.backward) == (30_001, 20_001, 18_000)
-    # A quarter of the bytes is ready at 4 ms, three at 17; of gradient 2 nothing was heard: it is there at the end.
+    # A quarter of the bytes is ready at 4 ms, three quarters at 17; gradient 2 was never seen, so it counts at the end.
     assert found.ready == (4000, 17_000, 17_000, 18_000)
     assert [found.ready_at(part) for part in (0.01, 0.25, 0.255, 0.5, 0.75, 0.9, 1.0)] == \
         [4000, 4000, 17_000, 17_000, 17_000, 18_000, 18_000]
@@ -299,7 +299,7 @@ def test_equal_histories_decide_alike_whether_kept_or_not(history):
 
 @given(HISTORY)
 def test_no_flapping(history):
-    """A gain is switched to not within 200 steps of the switch before, and was predicted in two windows."""
+    """A switch for a gain comes at least 200 steps after the previous switch, and was predicted in two windows."""
     _, taken = run(history)
     last = None
     for number, (before, verdict, measured_us, _) in enumerate(taken):
@@ -320,7 +320,7 @@ def test_the_first_choice_takes_a_small_gain_and_the_next_ones_do_not():
 
 
 def test_one_slow_window_makes_no_gain():
-    """What the trial is compared with is the better of the two windows before it."""
+    """A trial is compared with the better of the two windows before it."""
     predicted = [100_000, 80_000, 90_000, 95_000]
     _, taken = run([(100_000, predicted, False), (140_000, predicted, False)] + [(100_000, predicted, False)] * 2)
     assert [verdict.why for _, verdict, *_ in taken] == ["", "gain", "", "disappointed"]
@@ -332,9 +332,9 @@ def test_a_gain_that_comes_is_kept_and_one_that_does_not_is_taken_back():
         hysteresis, taken = run([(100_000, predicted, False)] * 2 + [(came, predicted, False)] * 2)
         assert [verdict.why for _, verdict, *_ in taken] == ["", "gain", "", why]
         assert hysteresis.plan == plan
-    # It is known now: on the same network it is not tried again.
+    # Afterwards it is not tried again on the same network.
     for number in range(5, 60):
         assert hysteresis.decide(25 * number, 100_000, predicted, (True,) * 4).why == ""
-    # The others of its kind are expected to disappoint as much; on another network it may be worth it.
+    # Other plans of its kind are expected to disappoint, too; on another network it may be tried again.
     assert any(hysteresis.decide(25 * number, 500_000, [500_000, 60_000, 450_000, 470_000], (True,) * 4).why == "gain"
                for number in range(60, 63))

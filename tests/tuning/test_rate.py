@@ -1,4 +1,4 @@
-"""The rate of the links changed in mid-run, between network namespaces: all ranks switch, in the same step."""
+"""When the rate of the links between network namespaces falls, all ranks switch in the same step."""
 import json
 import os
 import subprocess
