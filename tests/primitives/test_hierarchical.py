@@ -145,7 +145,7 @@ def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
                                            (worker, server))
             else:
                 sums, factor = [scaled(dtype, x, 2) for x in inputs], 0.25 / n if average else 0.25
-                # Flat, a server error begins with its chunk; in two levels it lies at the offset of the chunk's elements.
+                # Flat, a server error begins with its chunk; in two levels it lies where its elements do.
                 parts = low_precision.chunks(count, n)
                 errors = (worker, [x[:end - begin] for x, (begin, end) in zip(server, parts, strict=True)])
                 wanted = (low_precision.scatter_gather(codec, dtype, sums, seeds, factor, *errors) if scatters

@@ -4,13 +4,13 @@ import pytest
 
 from bagua_hvd.job import basics
 
-# Without torch there is nothing to test here.
+# Without torch nothing can be tested here.
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
 
 @pytest.fixture
 def job(monkeypatch):
-    """job(rank, size): what samplers see as their place."""
+    """job(rank, size): the rank and the size that samplers see."""
 
     def set_place(rank, size):
         monkeypatch.setattr(basics, "rank", lambda: rank)

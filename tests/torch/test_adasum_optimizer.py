@@ -1,4 +1,4 @@
-"""DistributedOptimizer(op=Adasum): steps are combined, in agreement with the equation."""
+"""DistributedOptimizer(op=Adasum) combines steps according to the equation."""
 import numpy as np
 import pytest
 import torch
@@ -17,13 +17,13 @@ def train(base, options, compression):
     model = torch.nn.Linear(3, 2).double()
     cls = getattr(torch.optim, base)
     inner = cls(model.parameters(), **options)
-    torch.optim.lr_scheduler.LambdaLR(inner, lambda epoch: 1.0)     # patches inner.step, which must not be taken over
+    torch.optim.lr_scheduler.LambdaLR(inner, lambda epoch: 1.0)     # patches inner.step, which must not be copied
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Adasum,
                                          compression=getattr(hvd.Compression, compression))
     assert type(optimizer).__name__ == base and isinstance(optimizer, cls)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
     assert (optimizer.gradient_predivide_factor, optimizer.process_set) == (1.0, hvd.global_process_set)
-    # The other ranks' local steps, done here as well.
+    # Repeats the other ranks' local steps on this rank.
     shadows = [torch.nn.Linear(3, 2).double() for _ in range(hvd.size())]
     locals_ = [cls(shadow.parameters(), **options) for shadow in shadows]
     schedulers = [torch.optim.lr_scheduler.StepLR(local, step_size=3, gamma=0.5) for local in locals_]
@@ -43,7 +43,7 @@ def train(base, options, compression):
             deltas.append([p.detach() - s for p, s in zip(shadow.parameters(), start, strict=True)])
         optimizer.zero_grad()
         backward(model, hvd.rank(), step)
-        optimizer.synchronize()     # nothing
+        optimizer.synchronize()     # does nothing
         optimizer.step()
         scheduler.step()
         for other in schedulers:
@@ -63,7 +63,7 @@ def train(base, options, compression):
 
 
 def grad_scaler():
-    """One rank's overflow: all skip the step, and all make the next one."""
+    """An overflow on one rank: all ranks skip the step, and all make the next one."""
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)

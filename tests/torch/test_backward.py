@@ -1,4 +1,4 @@
-"""backward() leaves reduced gradients: whatever the pass is, and whatever is done to them before the step."""
+"""backward() leaves reduced gradients, for every kind of pass and every change of gradients before the step."""
 import threading
 import warnings
 import weakref
@@ -34,15 +34,15 @@ def assert_same_everywhere(model, name="same"):
 
 
 def mean_of(value):
-    """The mean over the ranks of what the function gives for a rank, computed here."""
+    """The mean over the ranks of the function's value for a rank, computed locally."""
     return sum(value(rank) for rank in range(hvd.size())) / hvd.size()
 
 
-# ------------------------------------------------------------------------------- what is done before the step ----
+# ------------------------------------------------------------------------------- changes before the step ----
 
 
 def clipping_without_synchronize():
-    """As every DDP script has it. A model whose gradients take a while: they used to be changed on their way."""
+    """Clipping as in DDP scripts, with gradients that take a while: clipping once changed gradients in flight."""
     hvd.init()
     torch.manual_seed(0)
     width = 768
@@ -62,7 +62,7 @@ def test_clipping_without_synchronize(run_ranks):
 
 
 def reduced_after_backward():
-    """Also of parameters that this rank has not used; for clipping by value, for what is logged."""
+    """Gradients are reduced after backward(), for clipping and logging; also of parameters unused on this rank."""
     hvd.init()
     torch.manual_seed(0)
     branches = nn.ModuleList([nn.Linear(3, 2) for _ in range(hvd.size() + 1)])
@@ -79,14 +79,14 @@ def reduced_after_backward():
         assert opt.reducer.synchronizations == sent
     moved = torch.tensor([3 * 0.1 * 0.25] * 8 * hvd.size() + [0.0] * 8)
     torch.testing.assert_close(start - flat(branches.parameters()), moved)
-    # One that has no batch sends zeros when it steps.
+    # A rank without a batch sends zeros in step().
     opt.zero_grad()
     if hvd.rank() == 0:
         branches[0](torch.ones(1, 3)).sum().backward()
     opt.step()
     assert_same_everywhere(branches)
     torch.testing.assert_close(branches[0].bias.grad, torch.full((2,), 1 / hvd.size()))
-    # And a gradient that nobody wants may be thrown away.
+    # Reduced gradients may be discarded.
     branches[0](torch.ones(1, 3)).sum().backward()
     opt.zero_grad()
     branches[1](torch.ones(1, 3)).sum().backward()
@@ -101,7 +101,7 @@ def test_reduced_after_backward(run_ranks, n):
 
 
 def several_passes():
-    """Two backward passes before a step: sums of averages. Also of sums, of sparse gradients, by codes."""
+    """Passes before a step: sums of averages; also with op=Sum, sparse gradients, and codecs."""
     hvd.init()
     rank = hvd.rank()
     for options in ({}, {"op": hvd.Sum}, {"backward_passes_per_step": 2}, {"op": hvd.Sum, "groups": 1},
@@ -139,7 +139,7 @@ def test_several_passes(run_ranks):
 
 
 def gradients_taken_between_backward_and_step():
-    """torch.autograd.grad() adds nothing to `p.grad`: sums stay what they are, and zeros are replaced by what comes."""
+    """torch.autograd.grad() does not change `p.grad`: sums stay, and placeholder zeros are replaced later."""
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
     p, rows = nn.Parameter(torch.ones(3)), nn.Embedding(4, 2, sparse=True)
@@ -159,7 +159,7 @@ def test_gradients_taken_between_backward_and_step(run_ranks):
 
 
 def sums_whose_tensors_are_written_again():
-    """By hand, without backward(): they are this rank's gradients, with or without zero_grad()."""
+    """Gradients that scripts write without backward() are this rank's gradients, with or without zero_grad()."""
     hvd.init()
     for clears in (True, False):
         p = nn.Parameter(torch.zeros(4))
@@ -178,7 +178,7 @@ def test_sums_whose_tensors_are_written_again(run_ranks):
 
 
 def sums_and_the_variance_of_adam():
-    """Where the variance is made of the gradients that the optimizer will see, these stay as they are."""
+    """If full steps set Adam's variance from gradients that the optimizer sees, these gradients stay unchanged."""
     hvd.init()
     for algorithm in (hvd.algorithms.TopK(ratio=1.0, average=False, full_steps=3), hvd.algorithms.DoubleSqueeze(
             codec=hvd.algorithms.ByteGrad().codec, average=False, full_steps=3)):
@@ -198,7 +198,7 @@ def test_sums_and_the_variance_of_adam(run_ranks):
 
 
 def first_touched_in_the_second_pass():
-    """By then the zeros that stood for the gradient hold what other ranks had."""
+    """In the second pass, the gradient that began as zeros holds the contributions of other ranks."""
     hvd.init()
     for op in (hvd.Average, hvd.Sum):
         a, b = (nn.Parameter(torch.ones(3)) for _ in "ab")
@@ -231,7 +231,7 @@ def one_parameter_in_two_optimizers():
         with other.no_sync():
             loss().backward()
         assert torch.equal(shared.grad, torch.full((5,), (hvd.size() + 1) / 2))
-        # One that is replaced counts no more, even before the garbage is collected.
+        # A replaced optimizer no longer counts, even before the garbage collection.
         other.cycle = other
         del other, each
         one.zero_grad()
@@ -246,7 +246,7 @@ def test_one_parameter_in_two_optimizers(run_ranks):
 
 
 class Positions(nn.Module):
-    """The gradient that reaches the layers is p.grad of the positions: autograd does not copy it for a batch of one."""
+    """The gradient of the layers' output is p.grad of the positions: autograd does not copy it for a batch of one."""
 
     def __init__(self, count, width):
         super().__init__()
@@ -283,7 +283,7 @@ def gradients_that_share_memory(**options):
     for op, factor in ((hvd.Average, 1), (hvd.Sum, size)):
         if op == hvd.Sum and options:
             continue
-        pair = nn.ParameterList([torch.zeros(1000), torch.zeros(1000)])     # whose gradients are one
+        pair = nn.ParameterList([torch.zeros(1000), torch.zeros(1000)])     # their gradients share memory
         opt = wrap(pair, op=op, **options)
         for step in range(3):
             opt.zero_grad()
@@ -294,12 +294,12 @@ def gradients_that_share_memory(**options):
 
 @pytest.mark.parametrize("options", [{}, {"gradient_predivide_factor": 2.0}])
 def test_gradients_that_share_memory(run_ranks, options):
-    """They used to be averaged where they lay, while the pass went on with them."""
+    """They were once averaged in place while the pass still used them."""
     run_ranks(2, gradients_that_share_memory, arguments=options, env={"BAGUA_DEFAULT_BUCKET_SIZE": "100000"})
 
 
 def weights_stay_until_the_step():
-    """Algorithms that average weights write them in step(): a second pass is through the weights of the first."""
+    """Algorithms that average weights write them in step(): a second pass uses the weights of the first."""
     hvd.init()
     for algorithm in ("decentralized", "low_precision_decentralized", "choco"):
         torch.manual_seed(hvd.rank())
@@ -323,7 +323,7 @@ def test_weights_stay_until_the_step(run_ranks):
 
 
 def momenta_of_clipped_gradients():
-    """qadam makes its momenta of the gradients that the step finds."""
+    """qadam computes its momenta from the gradients at the time of the step."""
     hvd.init()
     model = nn.Linear(3, 2)
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -362,7 +362,7 @@ def a_pass_that_fails():
     opt = wrap(model)
     with pytest.raises(RuntimeError, match="in the middle"):
         second(Fails.apply(first(torch.ones(1, 3)))).sum().backward()
-    opt.synchronize()                           # what there is
+    opt.synchronize()                           # all posted gradients
     opt.zero_grad()
     for _ in range(2):
         model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
@@ -377,7 +377,7 @@ def test_a_pass_that_fails(run_ranks):
 
 
 def checkpointing(reentrant):
-    """A reentrant checkpoint's backward pass is within another one, and nobody waits in it."""
+    """Nothing waits in a reentrant checkpoint's backward pass, which runs within another one."""
     hvd.init()
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
@@ -397,7 +397,7 @@ def checkpointing(reentrant):
     def segment(function, x):
         return checkpoint(function, x, use_reentrant=reentrant)
 
-    def around(x):                              # what is outside of a segment comes last, or first, or not at all
+    def around(x):                              # layers outside a segment come last, first, or not at all
         return segment(fourth, segment(lambda y: third(second(y)), first(x)))
 
     def before(x):
@@ -422,7 +422,7 @@ def checkpointing(reentrant):
 
 
 def used_again():
-    """A module in several reentrant checkpoints of a pass: its gradient is whole when the outer pass has ended."""
+    """A module in several reentrant checkpoints of a pass: its gradient is complete when the outer pass ends."""
     hvd.init()
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
@@ -433,10 +433,10 @@ def used_again():
     def segment(x, *layers):
         return checkpoint(nn.Sequential(*layers), x, use_reentrant=True)
 
-    def both(x, layers):                        # in two checkpoints, and the last one's layer nowhere else
+    def both(x, layers):                        # one layer in two checkpoints only
         return segment(segment(x, layers[0], layers[1]), layers[1], layers[2])
 
-    def within_first(x, layers):                # its part outside comes after that within
+    def within_first(x, layers):                # used outside after its use within
         return layers[2](segment(layers[0](x), layers[0], layers[1]))
 
     for function in (both, within_first, both):
@@ -464,14 +464,14 @@ def test_checkpointing(run_ranks, reentrant):
 
 
 def several_optimizers():
-    """One pass over several, each rank through others of them: nobody waits before all is posted."""
+    """One pass through several optimizers, other ones on each rank: no rank waits before all gradients are posted."""
     hvd.init()
     rank = hvd.rank()
     torch.manual_seed(0)
     models = nn.ModuleList([nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)]) for _ in range(2)])
     opts = [wrap(model) for model in models]
     x = torch.ones(1, 3)
-    # A GAN's generator pass, and the discriminator's. Then ranks that use one optimizer, or half of both.
+    # A GAN's generator pass, and the discriminator's. Then each rank uses one optimizer, or half of both.
     sum(part(x) for model in models for part in model).sum().backward()
     for opt in opts:
         opt.zero_grad()
@@ -497,7 +497,7 @@ def test_several_optimizers(run_ranks):
 
 
 def different_numbers_of_passes():
-    """One rank makes a second pass before its step: that does not meet the other's next step."""
+    """One rank makes a second pass before its step, which does not match the other rank's next step."""
     hvd.init()
     model = nn.Linear(3, 2)
     opt = wrap(model)
@@ -576,7 +576,7 @@ def test_gradients_untouched_by_argument(run_ranks):
 
 
 def untouched_in_any_order():
-    """Nobody waits in backward(), so ranks may make the passes of several optimizers in different orders."""
+    """Nothing waits in backward(), so ranks may make the passes of several optimizers in different orders."""
     hvd.init()
     parameters = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
     opts = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], gradients_untouched=True)
@@ -598,7 +598,7 @@ def test_untouched_in_any_order(run_ranks):
 
 
 class Proxy:
-    """As Lightning's optimizer: a class that inherits the wrapped one's."""
+    """Like Lightning's optimizer: a class that inherits the wrapped one's."""
 
     def __init__(self, optimizer, copied):
         self.__dict__ = {k: v for k, v in optimizer.__dict__.items() if k not in ("step", "__del__")} if copied else {}
@@ -645,7 +645,7 @@ def test_proxies(run_ranks):
 
 
 def closures_come_first():
-    """And clipping in them clips reduced gradients, with own steps, too."""
+    """step(closure) calls it first, and it can clip reduced gradients, also for algorithms that make the step."""
     hvd.init()
     rank = hvd.rank()
     for algorithm in ("gradient_allreduce", "qadam", "local_sgd"):
@@ -659,7 +659,7 @@ def closures_come_first():
 
             def closure(model=model, opt=opt, seen=seen):
                 opt.zero_grad()
-                if rank == 0 and len(seen) == 3:            # no batch
+                if rank == 0 and len(seen) == 3:            # this rank has no batch
                     seen.append(None)
                     return None
                 loss = model(torch.full((1, 3), rank + 1.0)).sum()
@@ -685,7 +685,7 @@ def test_closures_come_first(run_ranks):
 
 
 def lbfgs():
-    """With a line search, as one process with everyone's data."""
+    """LBFGS with a line search equals one process with the data of all ranks."""
     hvd.init()
 
     def data(rank):
@@ -751,7 +751,7 @@ def test_scheduler_from_before(run_ranks, n):
     run_ranks(n, scheduler_from_before)
 
 
-# ------------------------------------------------------------------------------------ what Horovod's has, too ----
+# ------------------------------------------------------------------------------------ behaviour of Horovod ----
 
 
 def as_horovod():
@@ -768,7 +768,7 @@ def as_horovod():
         assert list(opt._parameter_names) == list(model.parameters())
         assert len(set(opt._parameter_names.values())) == 3
         assert len(set(hvd.allgather_object(tuple(opt._parameter_names.values())))) == 1
-        # Zeros leave room for what comes: sparse stays sparse.
+        # Placeholder zeros do not make a sparse gradient dense.
         model["linear"](model["rows"](torch.tensor([hvd.rank()]))).sum().backward()
         assert model["rows"].weight.grad.is_sparse
         opt.step()
@@ -777,7 +777,7 @@ def as_horovod():
     handle, _ = opt._allreduce_grad_async(weight)
     hvd.synchronize(handle)
     assert (weight.grad == (hvd.size() + 1) / 2).all()
-    # What the user has put there stays, and is added to.
+    # A gradient set before wrapping stays, and backward() adds to it.
     other = nn.Linear(2, 1)
     other.weight.grad = torch.full_like(other.weight, 3.0)
     kept = weakref.ref(other.weight.grad)
@@ -833,7 +833,7 @@ def test_unfrozen_later(run_ranks):
 
 
 def unfrozen_alone():
-    """The first pass touches nothing that took part before."""
+    """The first pass uses no parameter that took part before."""
     hvd.init()
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -860,7 +860,7 @@ def test_unfrozen_alone(run_ranks):
 
 
 def unfrozen_before_several_passes():
-    """Also with gradients that are not contiguous, and in more than one pass before the step."""
+    """Also for gradients that are not contiguous, and several passes per step."""
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
     for op in (hvd.Average, hvd.Sum):
@@ -890,7 +890,7 @@ def test_unfrozen_before_several_passes(run_ranks):
 
 
 def frozen_later():
-    """It keeps no gradient, and its momentum does not move it on."""
+    """A frozen parameter keeps no gradient, and momentum does not move it."""
     hvd.init()
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -914,7 +914,7 @@ def test_frozen_later(run_ranks):
 
 
 def without_a_batch(first, second, joins):
-    """One optimizer communicates in step(), another in backward(), where the ranks with a batch wait for it."""
+    """One optimizer communicates in step(), another in backward(), where ranks with a batch wait for the idle rank."""
     hvd.init()
     size, rank = hvd.size(), hvd.rank()
     start = [torch.arange(3.0), torch.arange(4.0)]
@@ -928,7 +928,7 @@ def without_a_batch(first, second, joins):
     parameters = [nn.Parameter(values.clone()) for values in start]
     opts = [wrapped(algorithm, parameter) for algorithm, parameter in zip((first, second), parameters, strict=True)]
     for step in range(6):
-        idle = step % (size + 1)        # sometimes nobody
+        idle = step % (size + 1)        # in some steps no rank
         if rank != idle:
             loss = sum((parameter * (1 + rank + step)).sum() for parameter in parameters)
             loss.backward()
@@ -959,7 +959,7 @@ def test_without_a_batch(run_ranks, first, second, joins):
 
 
 def without_a_batch_beside_untouched():
-    """Other ranks wait for one optimizer in backward(), for the other in step(); this rank has seen no pass of both."""
+    """The other ranks wait for one optimizer in backward(), for the other in step(); this rank skips all passes."""
     hvd.init()
     for untouched in (True, False):
         parameters = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
@@ -980,7 +980,7 @@ def test_without_a_batch_beside_untouched(run_ranks):
 
 
 def without_a_batch_when_groups_are_added():
-    """The ranks agree again, for each optimizer in its own step(): nobody waits in backward()."""
+    """Ranks agree again, in each optimizer's step(): nothing waits in backward()."""
     hvd.init()
     parameters = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
     opts = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], gradients_untouched=True)
@@ -1002,7 +1002,7 @@ def test_without_a_batch_when_groups_are_added(run_ranks):
 
 
 def without_the_first_batch_of_a_window():
-    """The other optimizer's window goes on: nothing of it is sent yet."""
+    """The other optimizer's window continues, because it has sent nothing yet."""
     hvd.init()
     often, rarely = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
     first, second = (hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("p", parameter)],
@@ -1041,7 +1041,7 @@ def nodes_stay():
 
 
 def test_the_nodes_that_accumulate_stay(run_ranks):
-    """On a GPU a node has the stream it was made on, and a bucket's gradients must come from one stream."""
+    """On a GPU a node uses the stream that it was created on, and a bucket needs gradients of a single stream."""
     run_ranks(2, nodes_stay)
 
 

@@ -1,4 +1,4 @@
-"""Buckets hold what becomes ready together: in the order of the first backward pass, not of the parameters."""
+"""Buckets follow the order in which the first backward pass makes gradients ready, not that of the parameters."""
 import torch
 from torch import nn
 
@@ -11,11 +11,11 @@ from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import NoSource
 
 WIDTH = 64
-SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": str(2 * 4 * WIDTH * WIDTH)}       # two layers in each
+SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": str(2 * 4 * WIDTH * WIDTH)}       # two layers each
 
 
 class Scrambled(nn.Module):
-    """Four layers, used in an order that is neither that of their parameters nor the reverse."""
+    """Four layers, used neither in the order of their parameters nor in reverse."""
 
     def __init__(self, order):
         super().__init__()
@@ -57,7 +57,7 @@ def follows_the_first_backward_pass():
     assert plan(optimizer) == [[3, 2], [1, 0]]
     assert same_everywhere(train(model, optimizer, 3))
     assert plan(optimizer) == [[1, 3], [0, 2]]
-    # Nothing is cut again.
+    # Existing buckets do not change.
     buckets = list(optimizer.reducer.buckets)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(WIDTH))]})
     train(model, optimizer, 2)
@@ -83,7 +83,7 @@ def a_checkpoint_brings_its_buckets():
     model.load_state_dict(weights)
     optimizer.load_state_dict(saved)
     assert plan(optimizer) == [[1, 3], [0, 2]]
-    assert train(model, optimizer, 3).tolist() == expected.tolist()     # with the error feedback of before
+    assert train(model, optimizer, 3).tolist() == expected.tolist()     # with the saved error feedback
 
 
 def the_users_groups_stay():
@@ -112,7 +112,7 @@ def test_the_users_groups_stay(run_ranks):
 
 
 def test_no_bucket_is_empty():
-    """A sparse gradient leaves a group of its own: names stay those of the places."""
+    """A sparse gradient leaves a group for itself: the other names keep their numbers."""
     model = Model("weights", NoSource(), None, algorithms.get("gradient_allreduce"))
     layout = Layout(model, 1.0, 1.0)
     layout.rename("gradients")

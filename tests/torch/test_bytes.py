@@ -1,4 +1,4 @@
-"""What the core has no arithmetic for, complex and 8-bit floating tensors, in collectives that only move values."""
+"""Complex and 8-bit floating tensors, which the core cannot add, in collectives that only move data."""
 import pytest
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ def assert_same(actual, expected):
 
 
 def joined(tensors):
-    """torch.cat, which has no unsigned ones."""
+    """torch.cat for all dtypes, because it lacks unsigned ones."""
     return torch.cat([tensor.view(torch.uint8) for tensor in tensors]).view(tensors[0].dtype)
 
 
@@ -64,7 +64,7 @@ class Extra(nn.Linear):
         return {"seen": 1}
 
     def set_extra_state(self, state):
-        """Not asked for."""
+        """Unused."""
 
 
 def parameters():
@@ -77,7 +77,7 @@ def parameters():
     for name, dtype in (("c", torch.complex64), ("f", torch.float8_e4m3fn), ("u", torch.uint32)):
         assert_same(getattr(model, name), tensor_of(1, dtype))
     assert model.conjugate.equal(tensor_of(1, torch.complex64).conj())
-    # An error names what it is about, and comes before anything is sent.
+    # An error names the entry, and is raised before anything is sent.
     refused = [
         ("m.sparse cannot be broadcast: it is sparse", {"m.sparse": torch.eye(2).to_sparse()}),
         ("sparse cannot be broadcast: it is sparse", {"sparse": torch.eye(2).to_sparse_csr()}),
@@ -103,7 +103,7 @@ def evaluation():
     hvd.init()
     layer = hvd.SyncBatchNorm(3, track_running_stats=False).eval()
     plain = nn.BatchNorm1d(3, track_running_stats=False).eval()
-    if hvd.rank() == 0:         # the others do not take part
+    if hvd.rank() == 0:         # the other ranks do not take part
         batch = torch.randn(4, 3)
         torch.testing.assert_close(layer(batch), plain(batch))
     hvd.barrier()

@@ -1,4 +1,4 @@
-"""Values, shapes and identities of the collectives, on real ranks, against the definitions written out here."""
+"""Values, shapes and identities of the collectives, on real ranks, against definitions written out here."""
 import gc
 import time
 import warnings
@@ -11,13 +11,13 @@ from memory import resident_nbytes
 
 REDUCIBLE = [torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16]
 MOVABLE = [*REDUCIBLE, torch.uint8, torch.int8, torch.int16, torch.bool]
-# Enough for rounding in each type; sums of a few small integers are exact in all of them.
+# Tolerances for rounding in each dtype; sums of a few small integers are exact in all of them.
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-6, torch.float64: 1e-12}
 RANKS = pytest.mark.parametrize("n", [1, 2, 3])
 
 
 def tensor_of(rank, shape, dtype, seed=0):
-    """What rank `rank` holds: any rank can write down what the others have. Values from -8 to 8."""
+    """The tensor of rank `rank`, which any rank can compute. Values from -8 to 8."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     values = torch.randint(-8, 9, shape, generator=generator)
     return (values > 0) if dtype is torch.bool else (values.abs() if dtype is torch.uint8 else values).to(dtype)
@@ -31,7 +31,7 @@ def assert_equal(actual, expected, what=""):
 
 
 def reduce(tensors, op, prescale=1.0, postscale=1.0):
-    """The definition: x * prescale, op over the ranks, * postscale; integers truncate whenever they are stored."""
+    """The definition: x * prescale, op over the ranks, * postscale; integers truncate after every step."""
     dtype = tensors[0].dtype
 
     def scaled(tensor, factor):
@@ -63,7 +63,7 @@ def allreduce_values():
             for factors in [(0.5, 1.0), (1.0, 3.0), (2.0, 0.25)]:
                 reduced = hvd.allreduce(inputs[rank], op=op, prescale_factor=factors[0], postscale_factor=factors[1])
                 assert_equal(reduced, reduce(inputs, op, *factors), (dtype, op, factors))
-    # Average is the default, a division by n and a truncation towards zero for integers.
+    # The default is Average: a division by n, with truncation towards zero for integers.
     sums = [3, -3] if n == 2 else [n, -n]
     mine = torch.tensor(sums) if rank == 0 else torch.zeros(2, dtype=torch.int64)
     assert hvd.allreduce(mine).tolist() == [int(value / n) for value in sums]
@@ -108,7 +108,7 @@ def allreduce_forms():
     assert parameter.tolist() == [sum(range(n))] * 2
     assert not hvd.allreduce(torch.ones(2)).requires_grad
 
-    # Many small ones in flight at once, fused or not.
+    # Many small tensors in flight at once, fused or not.
     many = [hvd.allreduce_async(torch.full((i % 7 + 1,), float(i + rank)), op=hvd.Sum, name=f"many.{i}")
             for i in range(200)]
     for i, handle in enumerate(many):
@@ -148,7 +148,7 @@ def gather_and_scatter():
             assert_equal(mine, inputs[root])
         assert_equal(hvd.broadcast(torch.tensor(rank).to(dtype), n - 1), torch.tensor(n - 1).to(dtype))
 
-        # alltoall. Without splits: equal parts and one tensor.
+        # alltoall without splits: equal parts and one tensor.
         inputs = [tensor_of(r, (2 * n, 3), dtype) for r in range(n)]
         even = torch.cat([tensor[2 * rank:2 * rank + 2] for tensor in inputs])
         output = hvd.alltoall(inputs[rank])
@@ -157,7 +157,7 @@ def gather_and_scatter():
         output, received = hvd.synchronize(hvd.alltoall_async(inputs[rank]))
         assert_equal(output, even)
         assert_equal(received, torch.full((n,), 2, dtype=torch.int32))
-        # With splits: rank r sends r + i rows to rank i, one row more stays behind.
+        # With splits: rank r sends r + i rows to rank i, and one row more is dropped.
         rows = [sum(r + i for i in range(n)) + 1 for r in range(n)]
         inputs = [tensor_of(r, (rows[r], 2), dtype) for r in range(n)]
         starts = [[sum(r + j for j in range(i)) for i in range(n)] for r in range(n)]
@@ -196,13 +196,13 @@ def gather_and_scatter():
 
 
 def results_keep_their_memory():
-    """Results are views of memory of the core: it lives as long as any tensor over it, and is given back after."""
+    """Results are views of the core's memory, which is freed after the last tensor that uses it."""
     hvd.init()
     n = hvd.size()
     row = torch.arange(1 << 16, dtype=torch.float32)
     kept = hvd.allgather(row[None])
-    part = hvd.allgather(row[None])[n - 1, 5:9]         # a view of a result that is gone
-    sent = hvd.synchronize(hvd.allgather_async(row.clone()[None]))     # a source that is gone
+    part = hvd.allgather(row[None])[n - 1, 5:9]         # a view of a deleted result
+    sent = hvd.synchronize(hvd.allgather_async(row.clone()[None]))     # a deleted source
     gc.collect()
     for _ in range(50):
         hvd.allgather(torch.rand(1, 1 << 16))
@@ -213,32 +213,32 @@ def results_keep_their_memory():
     assert kept[0, 0] == 1
     before = resident_nbytes()
     for _ in range(400):
-        hvd.allgather(torch.rand(1, 1 << 16))           # 256 KiB a rank: 100 MiB and more, were it not freed
+        hvd.allgather(torch.rand(1, 1 << 16))           # 256 KiB per rank: a leak would be 100 MiB or more
     assert resident_nbytes() - before < 50 << 20
 
 
 def names_and_handles():
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
-    # Matching is by name: every rank posts in its own order.
+    # Operations match by name: every rank posts in its own order.
     order = list(range(20))
     order = order[rank:] + order[:rank] if rank % 2 == 0 else order[::-1]
     handles = {i: hvd.allreduce_async(torch.tensor([float(i)]), op=hvd.Sum, name=str(i)) for i in order}
     for i, handle in handles.items():
         assert hvd.synchronize(handle).tolist() == [i * n]
-    # One name may be in flight once for each kind.
+    # A name may be in flight once per kind.
     one = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="same")
     other = hvd.allgather_async(torch.ones(1), name="same")
     third = hvd.broadcast_async(torch.ones(1), 0, name="same")
     assert hvd.synchronize(other).shape == (n,)
     assert hvd.synchronize(one).tolist() == [n]
     assert hvd.synchronize(third).tolist() == [1]
-    # poll and synchronize: once, then unknown.
+    # A handle is unknown after synchronize().
     with pytest.raises(ValueError, match="Handle .* was not created or has been cleared"):
         hvd.poll(one)
     assert hvd.synchronize(one) is None
     assert hvd.synchronize(10**9) is None
-    # Asynchronous in fact: nothing is done before the last rank has come, which does so when the others have looked.
+    # Nothing is reduced before the last rank posts, which it does after the other ranks have polled.
     handle = None
     if rank != n - 1:
         handle = hvd.allreduce_async(torch.ones(4), name="late")
@@ -252,7 +252,7 @@ def names_and_handles():
     assert hvd.poll(handle)
     assert hvd.synchronize(handle).tolist() == [1] * 4
     hvd.shutdown()
-    # Numbers restart with the runtime, over all kinds.
+    # Handles are numbered from the start again, over all kinds.
     hvd.init()
     hvd.barrier()
     assert hvd.allreduce_async(torch.ones(1)) == 2
@@ -264,7 +264,7 @@ def names_and_handles():
 
 
 def from_threads():
-    """Several threads post and wait at once; names keep them apart."""
+    """Several threads post and wait at once, under different names."""
     from concurrent.futures import ThreadPoolExecutor
 
     hvd.init()

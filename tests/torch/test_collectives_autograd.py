@@ -27,7 +27,7 @@ def gradients():
     w = [weights(r, n, 3) for r in range(n)]
     mean, total = sum(w) / n, sum(w)
 
-    # allreduce: the same op and factors over the gradients.
+    # allreduce: the same op and factors, applied to the gradients.
     close(gradient_of(hvd.allreduce, leaf, w[rank]), mean)
     factors = {"prescale_factor": 2.0, "postscale_factor": 0.25}
     close(gradient_of(lambda x: hvd.allreduce(x, op=hvd.Sum, **factors), leaf, w[rank]), 0.5 * total)
@@ -52,7 +52,7 @@ def gradients():
     root = n - 1
     close(gradient_of(lambda x: hvd.broadcast(x, root), leaf, w[rank]), mean if rank == root else torch.zeros(n, 3))
 
-    # alltoall: each row's gradient comes back from where the row went; rows not sent have none.
+    # alltoall: each row's gradient comes from the rank that got the row; dropped rows have none.
     sent = torch.ones(n + 1, 3, requires_grad=True)
     expected = torch.cat([*(w[r][rank:rank + 1] for r in range(n)), torch.zeros(1, 3)])
     close(gradient_of(lambda x: hvd.alltoall(x, splits=[1] * n)[0], sent, w[rank]), expected)
@@ -65,11 +65,11 @@ def gradients():
           2 * n * torch.cat(w3))
     close(gradient_of(lambda x: hvd.grouped_reducescatter([x])[0], leaf, w3[rank]), torch.cat(w3))
 
-    # Without a gradient asked for there is no graph; asynchronous forms have none.
+    # No graph without requires_grad; asynchronous forms have none.
     with torch.no_grad():
         assert not hvd.allreduce(leaf).requires_grad
     assert not hvd.synchronize(hvd.allreduce_async(leaf)).requires_grad
-    # Second derivatives go through, too.
+    # Second derivatives work, too.
     x = torch.tensor([2.0], requires_grad=True)
     (first,) = torch.autograd.grad(hvd.allreduce(x ** 3, op=hvd.Sum).sum(), x, create_graph=True)
     close(first, torch.tensor([n * 12.0]))

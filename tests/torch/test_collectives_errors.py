@@ -1,4 +1,4 @@
-"""Which mistake raises what, where, and that the job goes on afterwards (or ends on all ranks within seconds)."""
+"""Errors: the exception and where it is raised, and that the job continues (or ends on all ranks within seconds)."""
 import os
 import signal
 import threading
@@ -43,13 +43,13 @@ def mistakes_of_one_rank():
         with pytest.raises(ValueError, match="contiguous"):
             call(one.t())
         with pytest.raises(ValueError, match="resolve_neg"):
-            call(torch.imag(torch.ones(1, dtype=torch.complex64).conj()))      # says 0 - 0, and holds its negative
+            call(torch.imag(torch.ones(1, dtype=torch.complex64).conj()))      # 0 - 0 with the negative bit
     with pytest.raises(ValueError, match="supersedes average"):
         hvd.allreduce(one, average=True, op=hvd.Sum)
     for call in (hvd.allreduce, hvd.allreduce_async):
         with pytest.warns(DeprecationWarning) as told:
             call(one, average=False)
-        assert [warning.filename for warning in told] == [__file__]         # Python shows no others
+        assert [warning.filename for warning in told] == [__file__]         # by default Python shows only such warnings
         for second, remedy in ((hvd.Sum, "write op=hvd.Sum"), ("loss", "write name='loss'")):
             with pytest.raises(ValueError, match=remedy):
                 call(one, second)
@@ -87,7 +87,7 @@ def mistakes_of_one_rank():
     with pytest.raises(ValueError):
         hvd.allreduce(one, process_set=hvd.ProcessSet([0]))
     assert_usable()
-    # The same name twice in flight on this rank: at once, from the async call.
+    # A name that is in flight twice on this rank is an immediate error of the async call.
     hvd.barrier()
     if hvd.rank() == 0 and n > 1:
         handle = hvd.allreduce_async(torch.ones(2), name="twice")
@@ -102,13 +102,13 @@ def mistakes_of_one_rank():
 
 
 def disagreements():
-    """Each raises HorovodInternalError with the same sentence on all ranks, from synchronize; the job goes on."""
+    """synchronize() raises HorovodInternalError with the same message on all ranks; the job continues."""
     hvd.init()
     first = hvd.rank() == 0
     one = torch.ones(17, 17)
 
     def disagree(fragment, post):
-        handle = post()             # never raises by itself
+        handle = post()             # never raises
         with pytest.raises(hvd.HorovodInternalError, match=fragment) as caught:
             hvd.synchronize(handle)
         with pytest.raises(ValueError, match="was not created"):
@@ -138,11 +138,11 @@ def disagreements():
              lambda: hvd.allreduce_async(one, name="o", op=hvd.Sum if first else hvd.Max))
     disagree("Mismatched BROADCAST root ranks: One rank specified root rank ., but another rank specified root rank .",
              lambda: hvd.broadcast_async(one, 0 if first else 1, name="r"))
-    # A group fails whole, whichever member differs.
+    # A group fails as a whole, whichever tensor differs.
     for member in range(3):
         group = [torch.ones(3 if i == member and first else 2) for i in range(3)]
         disagree("Mismatched ALLREDUCE tensor shapes", lambda group=group: hvd.grouped_allreduce_async(group, name="g"))
-    # Blocking calls raise the same.
+    # Blocking calls raise the same error.
     with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
         hvd.allreduce(one if first else one[:5], name="b")
     for call in (hvd.allgather, hvd.alltoall):
@@ -162,9 +162,9 @@ def a_rank_dies(folder):
     ready = [Path(folder, str(rank)) for rank in range(hvd.size())]
     ready[hvd.rank()].touch()
     if hvd.rank() == hvd.size() - 1:
-        wait_for(*ready)    # not in the middle of the others' last operation, which would rightly fail then
+        wait_for(*ready)    # after the last operation of the other ranks, which would otherwise fail
         os._exit(0)
-    # Its end is noticed, not its silence for the limits of half a minute.
+    # The end of its process is detected, long before the timeout of half a minute.
     lost = f"rank {hvd.size() - 1} was lost: its process ended"
     with pytest.raises(hvd.HorovodInternalError, match=lost):
         hvd.allreduce(torch.ones(2), name="never")
@@ -183,7 +183,7 @@ def a_rank_shuts_down():
         with pytest.raises(hvd.HorovodInternalError):
             hvd.allreduce(torch.ones(2), name="never")
         hvd.shutdown()
-    # The job may begin anew.
+    # The job may start again.
     hvd.init()
     assert_usable()
 
@@ -196,7 +196,7 @@ def interrupted(folder):
         with pytest.raises(KeyboardInterrupt):
             threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)
-        assert len(basics.context().abandoned) == 1     # its memory is the core's still
+        assert len(basics.context().abandoned) == 1     # the core still owns its memory
         heard.touch()
         handle = hvd.allreduce_async(torch.ones(2), name="again", op=hvd.Sum)
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
@@ -209,7 +209,7 @@ def interrupted(folder):
 
 
 def interrupted_while_posting():
-    """A signal's handler raises as soon as the core has the operation, or before Python has an object for it."""
+    """A signal handler raises when the core already has the operation, or before its Python object exists."""
 
     class Core:
         def __getattr__(self, name):
@@ -254,7 +254,7 @@ def interrupted_while_posting():
 
 
 def interrupted_as_it_ends():
-    """The signal comes, then, before Python looks at it, the other rank: there is a result that nobody will see."""
+    """A signal arrives, and before Python handles it, the operation completes: its result is unused."""
 
     def ring(*_):
         raise TimeoutError
@@ -294,7 +294,7 @@ def many_lives():
         assert hvd.allreduce_async(torch.ones(1)) == 1
         assert_usable()
         hvd.barrier()
-        # At once: what all ranks have agreed on still ends well on those that are slower.
+        # An immediate shutdown: agreed operations still succeed on slower ranks.
         hvd.shutdown()
         hvd.shutdown()
         assert not hvd.is_initialized()
@@ -374,5 +374,5 @@ def init_alone():
 
 def test_init_fails(run_ranks):
     run_ranks(1, init_without_rendezvous, env={"HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": ""})
-    # Both ranks believe to be among three.
+    # Both ranks expect three ranks.
     run_ranks(2, init_alone, env={"HOROVOD_SIZE": "3", "HOROVOD_START_TIMEOUT": "1"})

@@ -45,7 +45,7 @@ def static_sets():
             continue
         position = ranks.index(rank)
         assert process_set.rank() == position
-        # Each set has names of its own.
+        # Names are separate in each set.
         assert hvd.allreduce(mine, name="a", process_set=process_set).item() == sum(ranks) / len(ranks)
         assert hvd.allgather(mine, name="a", process_set=process_set).tolist() == ranks
         assert hvd.broadcast(mine, ranks[-1], name="a", process_set=process_set).item() == ranks[-1]
@@ -59,7 +59,7 @@ def static_sets():
         assert hvd.broadcast_object(rank, ranks[0], name="o", process_set=process_set) == ranks[0]
         with pytest.raises(NotImplementedError):
             if process_set is hvd.global_process_set:
-                raise NotImplementedError   # three ranks; a set is refused for another reason
+                raise NotImplementedError   # all three ranks; Adasum on a subset raises it for another reason
             hvd.allreduce(mine, op=hvd.Adasum, process_set=process_set)
         hvd.barrier(process_set=process_set)
     with pytest.raises(NotImplementedError):
@@ -76,7 +76,7 @@ def static_sets():
 
 
 def unknown_set():
-    """A ProcessSet whose id the job does not know is refused where it is given."""
+    """A ProcessSet with an unknown id is refused by every function."""
     hvd.init()
     gone = hvd.ProcessSet([0])
     gone.process_set_id = 7
@@ -95,7 +95,7 @@ def test_unknown_set(run_ranks):
 
 
 def unnamed_in_sets():
-    """Operations without a name match within their set, whatever their ranks did in others or could not post."""
+    """Operations without a name match within their set, whatever else each rank has posted or failed to post."""
     one, other = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 2])
     hvd.init(process_sets=[one, other])
     rank = hvd.rank()
@@ -133,7 +133,7 @@ def dynamic_sets():
     for _ in range(3):
         one = hvd.add_process_set([0, 1])
         other = hvd.add_process_set(hvd.ProcessSet([2, 1]))
-        assert {one.process_set_id, other.process_set_id} == {1, 2}     # freed ids come again
+        assert {one.process_set_id, other.process_set_id} == {1, 2}     # freed ids are reused
         with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
             hvd.add_process_set([1, 0])
         for process_set in (one, other):
@@ -149,7 +149,7 @@ def dynamic_sets():
         if other.included():
             assert hvd.allgather(torch.tensor([rank]), process_set=other).tolist() == other.ranks
         assert hvd.remove_process_set(other) is True
-        third = hvd.add_process_set([0, 2])         # with an id that other ranks have used
+        third = hvd.add_process_set([0, 2])         # with an id that was used before
         if third.included():
             assert hvd.allgather(torch.tensor([rank]), process_set=third).tolist() == third.ranks
         assert hvd.remove_process_set(third) is True
@@ -165,9 +165,9 @@ def joining():
             average = hvd.allreduce(torch.ones(3), name=f"batch.{batch}")
             assert torch.allclose(average, torch.full((3,), (n - batch) / n)), (batch, average)
         assert hvd.join() == n - 1
-        # Also without a name, though the ranks have issued different numbers of operations.
+        # Also without a name, though the ranks have posted different numbers of operations.
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
-    # What cannot be combined with join fails for its callers only.
+    # Operations that do not work with join fail for their callers only.
     if rank == 0:
         assert hvd.join() in range(n)
     else:

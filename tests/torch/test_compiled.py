@@ -1,4 +1,4 @@
-"""Collectives and optimizer steps inside of functions that torch.compile compiles: graph breaks, and right results."""
+"""Collectives and optimizer steps inside functions compiled by torch.compile: graph breaks, and correct results."""
 import warnings
 from contextlib import nullcontext
 
@@ -12,7 +12,7 @@ TIMES = 3
 
 
 def forms(x):
-    """Every kind of collective, in and out of place, blocking and not, by itself and grouped."""
+    """Every kind of collective, in and out of place, blocking and asynchronous, single and grouped."""
     n = hvd.size()
     first = hvd.allreduce(x, op=hvd.Sum)
     second = hvd.synchronize(hvd.allreduce_async(x, op=hvd.Sum, name="named"))
@@ -41,7 +41,7 @@ def compiled_forms():
 
 
 def compiled_step():
-    """Also where a parameter has no gradient, and where the first steps were not compiled."""
+    """Also if a parameter has no gradient, and if the first steps were not compiled."""
     hvd.init()
     torch.manual_seed(0)
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
@@ -68,7 +68,7 @@ def compiled_step():
 
 
 def compiled_backward(backend):
-    """A whole step, backward() included; more layers than the compiler would compile versions of one hook."""
+    """A whole step with backward(), and more layers than the compiler's limit of versions of one hook."""
     hvd.init()
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(12)])
@@ -100,7 +100,7 @@ def compiled_backward(backend):
 
 
 def compiled_autograd():
-    """It drops what is to be called at the end of a backward pass."""
+    """Compiled autograd drops callbacks for the end of a backward pass."""
     hvd.init()
     torch._dynamo.config.compiled_autograd = True
     for untouched in (False, True):

@@ -1,4 +1,4 @@
-"""hvd.consensus: the mean of the ranks' models, for good or for a while."""
+"""hvd.consensus: the mean of the ranks' models, permanently or temporarily."""
 import torch
 from torch import nn
 
@@ -53,7 +53,7 @@ def everything():
         with hvd.consensus(model):
             raise KeyError
     except KeyError:
-        assert_all(model, rank, rank)               # one's own is back after an error, too
+        assert_all(model, rank, rank)               # the rank's own model returns, also after an error
     if SUBSET.included():
         hvd.consensus(model, process_set=SUBSET)
         assert_all(model, 1, rank)

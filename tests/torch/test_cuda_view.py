@@ -1,5 +1,5 @@
-"""What the front end makes of a tensor on a GPU. PyTorch here may have no CUDA, so objects pose as its tensors, and the
-stand-in for the driver (tests/device/fake_cuda.c) as the GPU: only the front end's own decisions are tested.
+"""The front end's handling of GPU tensors. PyTorch here may lack CUDA, so objects pose as its tensors, and the fake
+driver (tests/device/fake_cuda.c) as the GPU: only the front end's own decisions are tested.
 """
 from types import SimpleNamespace
 

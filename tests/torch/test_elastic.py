@@ -25,7 +25,7 @@ def one_rank():
 
 
 def test_an_elastic_worker_has_imported_everything_before_init():
-    """While a new rank imports hundreds of modules after init(), the others wait for it."""
+    """Imports happen before init(), because the other ranks would wait for a new rank that imports after it."""
     code = ("import sys, torch, bagua_hvd.torch as hvd\n"
             "before = set(sys.modules)\n"
             "hvd.init()\n"
@@ -87,7 +87,7 @@ def test_goes_on_with_another_size(job):
     sampler.record_batch(0, 3)
     sampler.record_batch(1, 3)
     assert sampler.processed_num == 12
-    assert len(sampler) == 10       # the running iteration does not notice
+    assert len(sampler) == 10       # unchanged until the next iteration
     saved = sampler.state_dict()
     assert saved == {"epoch": 0, "processed_num": 12}
     assert shares(job, 4, sampler) == [[12, 16], [13, 17], [14, 18], [15, 19]]
@@ -135,7 +135,7 @@ def test_restore_returns_to_the_last_save_again_and_again(one_rank):
     state.epoch = 1
     state.save()
     second = condition(model, optimizer)
-    for _ in range(2):      # twice: the saved tensors are not those that the optimizer goes on with
+    for _ in range(2):      # twice: the optimizer does not modify the saved tensors
         train(model, optimizer)
         sampler.set_epoch(3)
         state.epoch = 2
@@ -154,7 +154,7 @@ def test_a_failed_sync_saves_nothing(one_rank, monkeypatch, fails):
     def lost(*arguments, **options):
         raise hvd.HorovodInternalError("rank 1 was lost")
 
-    train(model, optimizer)                     # as if another rank's weights had come already
+    train(model, optimizer)                     # as if another rank's weights had arrived
     sampler.record_batch(0, 4)
     state.epoch = 1
     if fails == "counters":
@@ -178,13 +178,13 @@ def test_assignment_replaces_and_saves(one_rank):
         other.weight.zero_()
     state.restore()
     assert state.model is other and other.weight.equal(weight)
-    state.optimizer = optimizer         # None until now
+    state.optimizer = optimizer         # it was None
     saved = condition(optimizer)
     train(model, optimizer)
     state.restore()
     assert state.optimizer is optimizer
     assert_condition([optimizer], saved)
-    state.epoch = 5                     # not handled: saved by save() only
+    state.epoch = 5                     # no handler, so only save() saves it
     state.restore()
     assert state.epoch == 0
     state.optimizer = None
@@ -215,7 +215,7 @@ def test_what_has_a_state_dict_is_restored_by_it(one_rank):
     state.restore()
     assert state.scheduler is scheduler and scheduler.optimizer is optimizer
     assert scheduler.get_last_lr() == kept == [optimizer.param_groups[0]["lr"]]
-    assert state.kind is torch.optim.lr_scheduler.StepLR        # a class has no state of its own
+    assert state.kind is torch.optim.lr_scheduler.StepLR        # a class has no state
     for several in ([scheduler], {"lr": scheduler}, (1, model)):
         with pytest.raises(ValueError, match="several holds a (StepLR|Linear), which is saved .* pass each by itself"):
             TorchState(model, several=several)
@@ -223,7 +223,7 @@ def test_what_has_a_state_dict_is_restored_by_it(one_rank):
 
 
 class WithReducer(nn.Linear):
-    """A model with a submodule of that name, as DistributedDataParallel has."""
+    """A model with a submodule named reducer, as DistributedDataParallel has."""
 
     def __init__(self):
         super().__init__(2, 2)
@@ -284,10 +284,10 @@ class Simulated(Exception):
 
 
 def elastic_training():
-    """Failures, a removal and an addition, all in one run; both ranks must end with what one clean run gives."""
+    """Failures, a removal and an addition in one run; both ranks must end with the weights of a run without them."""
     hvd.init()
     rank = hvd.rank()
-    torch.manual_seed(rank)         # sync makes them equal
+    torch.manual_seed(rank)         # sync() makes them equal
     model = nn.Linear(1, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
                                          model.named_parameters())
@@ -302,13 +302,13 @@ def elastic_training():
         x = torch.tensor([[DATASET[i]]])
         if events == ["both fail"] and state.batch == 5:
             events.append("one fails")
-            if rank == 1:       # before its gradients: the other rank waits for them in vain
+            if rank == 1:       # before its gradients, for which the other rank waits in vain
                 raise hvd.HorovodInternalError("simulated")
         state.model(x).square().sum().backward()
         if events == [] and state.batch == 3:
             events.append("both fail")
-            hvd.barrier()       # or the later one would hear of the other's failure before it has its own
-            raise hvd.HorovodInternalError("simulated")      # in the middle: gradients are on their way
+            hvd.barrier()       # else a rank could see the other's failure before its own
+            raise hvd.HorovodInternalError("simulated")      # while gradients are in flight
         state.optimizer.step()
 
     @hvd.elastic.run
@@ -324,7 +324,7 @@ def elastic_training():
                 state.sampler.record_batch(state.batch, 1)
                 if events == ["both fail", "one fails"] and state.batch == 8:
                     events.append("removed")
-                    if rank == 0:       # only rank 0 is told
+                    if rank == 0:       # only rank 0 is notified
                         notification_manager.handle_hosts_updated(1, HostUpdateResult.removed)
                 if events[-1:] == ["removed"] and state.batch == 9:
                     events.append("added")
@@ -342,9 +342,9 @@ def elastic_training():
     assert train(state, "result") == "result"
     assert events == ["both fail", "one fails", "removed", "added"]
     assert resets == [(rank, 2)] * 4
-    # A failure goes back to the last commit, an update does not; then what is left is shared out anew.
+    # A failure returns to the last commit, an update does not; then the remaining samples are distributed again.
     assert entered == [(0, 0, 0), (0, 2, 4), (0, 4, 8), (0, 8, 16), (0, 9, 18)], entered
-    # One clean run over the same pairs of entries.
+    # A run without failures over the same pairs of entries.
     clean = nn.Linear(1, 1)
     clean.load_state_dict(start[0])
     plain = torch.optim.SGD(clean.parameters(), lr=1e-3, momentum=0.9)
@@ -357,7 +357,7 @@ def elastic_training():
 
 
 def synchronization():
-    """Rank 0's condition everywhere, also what the others have not begun."""
+    """sync() copies rank 0's state to all ranks, also state that the others do not have yet."""
     hvd.init()
     rank = hvd.rank()
     model, optimizer = make_training()
@@ -376,13 +376,13 @@ def synchronization():
     state.restore()
     assert_condition((model, optimizer), conditions[0])
 
-    # Raised on both in the same call, although one was told.
+    # Both ranks raise in the same call, although only rank 0 was notified.
     if rank == 0:
         state.on_hosts_updated(1, HostUpdateResult.removed)
     with pytest.raises(HostsUpdatedInterrupt) as raised:
         state.check_host_updates()
     assert raised.value.skip_sync is True
-    # Others' news do not count.
+    # A notification on another rank has no effect.
     if rank == 1:
         state.on_hosts_updated(9, HostUpdateResult.added)
     state.commit()
@@ -397,14 +397,14 @@ def synchronization():
 
 
 def schedulers(of_given):
-    """Of a rank that joins: its scheduler and GradScaler take rank 0's condition, and stay bound to its optimizer."""
+    """On a rank that joins, scheduler and GradScaler get rank 0's state, and stay bound to its optimizer."""
     model, given = make_training()
     optimizer = hvd.DistributedOptimizer(given, model.named_parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(given if of_given else optimizer, 1, 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0 if hvd.rank() else 8.0)
     if hvd.rank() == 0:
         for _ in range(3):
-            scheduler.optimizer._opt_called = True      # rank 0 has trained; the other is new
+            scheduler.optimizer._opt_called = True      # rank 0 has trained; the other rank is new
             scheduler.step()
     state = TorchState(model, optimizer, scheduler=scheduler, scaler=scaler)
     state.sync()
@@ -420,7 +420,7 @@ def schedulers(of_given):
 
 
 def frozen_weights():
-    """Of a model whose large part is frozen and equal, as with LoRA, only the rest is sent; what differs is."""
+    """A model with a large, frozen, equal part, as with LoRA: only the other weights, and differences, are sent."""
     torch.manual_seed(0)
     base, other, adapter = nn.Linear(1000, 1000), nn.Linear(3, 3), nn.Linear(1000, 2)
     for parameter in (*base.parameters(), *other.parameters()):
@@ -429,7 +429,7 @@ def frozen_weights():
         for parameter in (*other.parameters(), *adapter.parameters()):
             parameter += hvd.rank()
     model = nn.ModuleList([base, other, adapter])
-    for thawed in (False, True):        # by a schedule, rank 0 is further
+    for thawed in (False, True):        # rank 0 has already unfrozen a weight
         if thawed and hvd.rank() == 0:
             base.bias.requires_grad_(True).data += 1
         state = TorchState(model, hvd.DistributedOptimizer(torch.optim.SGD(adapter.parameters(), 0.1)))
@@ -444,7 +444,7 @@ def frozen_weights():
 def both():
     synchronization()
     frozen_weights()
-    for of_given in (False, True):      # the optimizer that the scheduler was made for: the wrapped one, or the given
+    for of_given in (False, True):      # whether the scheduler was made for the given optimizer, or the wrapped one
         schedulers(of_given)
     hvd.shutdown()
     elastic_training()

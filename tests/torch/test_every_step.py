@@ -1,4 +1,4 @@
-"""TorchState(every_step=True) on three real ranks that lose each other at all points of a step, and what it refuses."""
+"""TorchState(every_step=True) on three real ranks, with failures at all points of a step, and its errors."""
 import copy
 import warnings
 
@@ -29,7 +29,7 @@ def loss_of(model, indices):
 
 
 def replayed(passes):
-    """Of each rank its model after all steps, made by one process in which no rank is lost."""
+    """The model of each rank after all steps, made by one process without failures."""
     model = make_model()
     models = [copy.deepcopy(model) for _ in range(RANKS)]
     optimizers = [make_plain(each) for each in models]
@@ -52,13 +52,13 @@ def replayed(passes):
 
 
 def training(passes, behind):
-    """behind: a rank that loses the others when they have the whole average of a step, and it has not."""
+    """behind: a rank that fails in a step whose average is complete on the other ranks only."""
     hvd.init()
     rank = hvd.rank()
     model = make_model()
     if rank:
         with torch.no_grad():
-            model[0].weight.zero_()     # rank 0's state is the job's
+            model[0].weight.zero_()     # sync() copies rank 0's state to all ranks
     optimizer = hvd.DistributedOptimizer(make_plain(model), model.named_parameters(), backward_passes_per_step=passes)
     sampler = hvd.elastic.ElasticSampler(range(len(DATA)), shuffle=False)
     state = hvd.elastic.TorchState(model, optimizer, every_step=True, sampler=sampler, step=0, micro=0, log=())
@@ -104,14 +104,14 @@ def training(passes, behind):
 
     train(state)
     per_step = RANKS * BATCH * passes
-    # Of a step that rank `behind` did not finish the others have, so it goes on with the next one.
+    # The other ranks have completed the step that rank `behind` did not finish, so it continues with the next one.
     assert entered == [(step, step * passes, step * per_step) for step in (0, 4, *[5] * passes, 8, 9)], entered
     assert made == [step for step in range(STEPS) if (rank, step) != (behind, 3)], made
     assert state.log == tuple(range(1, STEPS + 1))
     models = replayed(passes)
     for parameter, expected in zip(model.parameters(), models[rank].parameters(), strict=True):
         torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-10)
-    # Running statistics are of each rank, until all receive those of the first rank that is ahead.
+    # Running statistics differ between ranks until all get those of the first rank that is ahead.
     statistics = hvd.allgather_object([model[1].running_mean, model[1].num_batches_tracked])
     assert {int(number) for _, number in statistics} == {STEPS * passes}
     first = 1 if behind == 0 else 0
@@ -124,7 +124,7 @@ def test_three_ranks(run_ranks, passes, behind):
 
 
 def joins(changes):
-    """Rank 2 comes anew; changes: the rank that has changed a weight or its optimizer's state before."""
+    """Rank 2 is new; changes: the rank that has changed its optimizer's state before."""
     hvd.init()
     rank = hvd.rank()
     model = make_model()
@@ -142,7 +142,7 @@ def joins(changes):
         with pytest.raises(RuntimeError, match="rank 1 after step 1: weights or optimizer state are not bit-equal to "
                                                "those of rank 0"):
             state.sync()
-    else:           # rank 2 has nothing that must be equal
+    else:           # a new rank's state need not be equal
         state.sync()
 
 
@@ -152,7 +152,7 @@ def test_ranks_that_differ_are_named_when_one_joins(run_ranks, changes):
 
 
 def recovers():
-    """Counters, samplers and numbers are told with the steps, unless they are large: it takes few round trips."""
+    """Few round trips: counters, samplers and random states are sent with the steps, unless they are large."""
     hvd.init()
     rank = hvd.rank()
     model = make_model()
@@ -165,7 +165,7 @@ def recovers():
         state.sync()
         made = hvd.statistics().total.operations - before
         assert made == (3 if log else 1), made
-        if rank == 1:       # comes anew
+        if rank == 1:       # becomes a new rank
             state._every_step.completed = None
             state.step, state.log = 9, "other"
             sampler.set_epoch(7)
@@ -177,7 +177,7 @@ def test_a_recovery_takes_few_operations(run_ranks):
     run_ranks(2, recovers)
 
 
-# ------------------------------------------------------------------------------------------------- what it refuses ----
+# --------------------------------------------------------------------------------------------------------- errors ----
 
 
 def make_distributed(model=None, plain=make_plain, **arguments):
@@ -273,7 +273,7 @@ def one_rank():
 
 
 def test_the_script_runs_without_a_launcher(one_rank):
-    """A single rank, which communicates nothing."""
+    """A single rank needs no communication."""
     model = make_model()
     optimizer = make_distributed(model)
     state = hvd.elastic.TorchState(model, optimizer, every_step=True, step=0)

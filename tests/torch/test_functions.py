@@ -1,4 +1,4 @@
-"""Parameters, optimizer state and objects from one rank to the others."""
+"""Broadcasts of parameters, optimizer state and objects."""
 import collections
 
 import pytest
@@ -8,7 +8,7 @@ import bagua_hvd.torch as hvd
 
 
 def same(value, what=""):
-    """All ranks hold the same tensor."""
+    """Asserts that all ranks hold the same tensor."""
     everywhere = hvd.allgather(value.detach().reshape(1, -1))
     assert torch.equal(everywhere, everywhere[:1].expand_as(everywhere)), what
 
@@ -75,7 +75,7 @@ def optimizer_state():
             hvd.broadcast_optimizer_state(optimizer, root)
             for before, after in zip(weights, model.parameters(), strict=True):
                 assert torch.equal(before, after), "broadcast_optimizer_state moved a parameter"
-            # The reference is computed here: what the root did.
+            # The reference repeats the root's steps on this rank.
             reference_model = model_of(7)
             reference = make(reference_model.parameters())
             train(reference_model, reference, root_steps)
@@ -92,7 +92,7 @@ def optimizer_state():
                 else:
                     assert state[key] == value, (name, key)
             hvd.broadcast_parameters(model.state_dict(), root)
-            train(model, optimizer, 1)          # the state is usable, and equal states stay equal
+            train(model, optimizer, 1)          # the state is usable and stays equal
             for p in model.parameters():
                 same(p, name)
     with pytest.raises(ValueError, match="LBFGS"):
@@ -106,7 +106,7 @@ def optimizer_state():
     optimizer.step()
     hvd.broadcast_optimizer_state(optimizer, root)
     assert len(optimizer.state_dict()["state"]) == 1
-    if hvd.size() > 1:          # of one rank other groups: all of them hear it
+    if hvd.size() > 1:          # all ranks raise if one has other groups
         both = [[two[0]], [two[1]]] if rank == hvd.size() - 1 else [list(two)]
         optimizer = torch.optim.SGD([{"params": group} for group in both], lr=0.1)
         with pytest.raises(ValueError, match=r"of \[2\]" if len(both) == 2 else "another rank"):
@@ -133,7 +133,7 @@ def python_objects():
     assert received["rank"] == root and received["nested"] == original["nested"]
     assert torch.equal(received["tensor"], original["tensor"])
     assert (received is original) == (rank == root)
-    # What the others pass does not matter, nor its class.
+    # The other ranks' arguments are ignored, also if their class differs.
     assert hvd.broadcast_object(3.5 if rank == 0 else None) == 3.5
     assert hvd.broadcast_object(b"x" * 3_000_000 if rank == 0 else None, name="large") == b"x" * 3_000_000
     assert hvd.broadcast_object(lambda x: x + rank, root)(1) == 1 + root
@@ -142,10 +142,10 @@ def python_objects():
     assert gathered == [["x"] * r for r in range(n)]
     assert [function() for function in hvd.allgather_object(lambda: rank, name="lambdas")] == list(range(n))
     assert hvd.allgather_object(rank if rank else None) == [None, *range(1, n)]
-    sizes = 0, 488, 489, 490, 500, 1000       # pickled: around 504 bytes, which are sent with the size
+    sizes = 0, 488, 489, 490, 500, 1000       # pickled: around 504 bytes, the most that is sent with the size
     assert [hvd.broadcast_object(b"x" * size if rank == root else None, root, f"{size}") for size in sizes] == [
         b"x" * size for size in sizes]
-    # A round trip each, of which a lost rank's replacement waits for many.
+    # One round trip each, because a replacement of a lost rank waits for many.
     before = hvd.statistics().total.operations
     hvd.broadcast_object({"epoch": 3, "batch": 14}, root)
     hvd.allgather_object("x" * 1000)

@@ -1,4 +1,4 @@
-"""Samplers by cost: each sample once, chunks of neighbours, the same on all ranks, and what goes on after a resize."""
+"""Samplers by cost: each sample once, chunks of similar costs, equal on all ranks, and continuing after a resize."""
 import itertools
 
 import numpy as np
@@ -13,12 +13,12 @@ SIZES = [(1, 1), (10, 1), (10, 2), (11, 2), (10, 3), (11, 3), (2, 5), (1, 4), (0
 
 
 def costs(count, seed=0):
-    """Skewed: many cheap ones, few costly ones; some are equal."""
+    """Skewed: many cheap samples, few expensive ones; some are equal."""
     return np.ceil(np.random.default_rng(seed).lognormal(3, 1.2, count)).tolist()
 
 
 def samplers(count, n, epoch=0, **options):
-    """One for each rank."""
+    """One sampler per rank."""
     made = [Sampler(range(count), num_replicas=n, rank=rank, complexities=costs(count), **options) for rank in range(n)]
     for sampler in made:
         sampler.set_epoch(epoch)
@@ -26,7 +26,7 @@ def samplers(count, n, epoch=0, **options):
 
 
 def steps(made):
-    """Row k: the samples of step k, one for each rank."""
+    """Row k: the samples of step k, one per rank."""
     return list(zip(*made, strict=True))
 
 
@@ -48,16 +48,16 @@ def test_every_sample_once(count, n, shuffle, random_level):
 
 @pytest.mark.parametrize("count, n", [(97, 8), (60, 3), (11, 2)])
 def test_ranks_cost_alike_in_every_step(count, n):
-    """Rows of the sorted costs, transcribed; a row's spread is what the definition gives, and no more."""
+    """The samples of a step have neighbouring costs; the spread within a step is that of the definition."""
     made = samplers(count, n)
     cost = np.array(costs(count))
     rows = cost[np.array(steps(made))]
-    # Sorted by cost, rows lie one above the other: the dearest of one is not dearer than the cheapest of the next.
+    # Sorted by cost, rows do not overlap: the maximum of a row does not exceed the minimum of the next one.
     rows = rows[np.argsort(rows.min(axis=1) + rows.max(axis=1), kind="stable")]
     assert (rows[:-1].max(axis=1) <= rows[1:].min(axis=1)).all()
     if count % n == 0:
         assert np.array_equal(np.sort(rows, axis=1), np.sort(cost).reshape(-1, n))
-    # No rank has the dearest of every row.
+    # No rank has the most expensive sample of every row.
     differ = np.ptp(rows, axis=1) > 0
     assert len(set(rows[differ].argmax(axis=1))) == n
 
@@ -67,7 +67,7 @@ def test_order_is_by_seed_and_epoch_only():
     assert steps(first) == steps(same) == steps(samplers(60, 3))
     assert steps(first) != steps(samplers(60, 3, seed=1))
     assert steps(first) != steps(samplers(60, 3, epoch=1))
-    # Without noise epochs differ in their order; with it, in what is a step, too.
+    # Without noise epochs differ only in the order of steps; with noise, in the samples of a step, too.
     distinct = [Sampler(range(60), complexities=range(60), num_replicas=3, rank=rank) for rank in range(3)]
     rows = set(map(frozenset, steps(distinct)))
     for sampler in distinct:
@@ -130,7 +130,7 @@ def test_wrong_arguments(options, sentence):
 
 
 def test_goes_on_with_other_numbers_of_ranks(job):
-    """Three ranks do 4 steps of 2, then two ranks 3 steps of 3, then five ranks the rest: every sample, once."""
+    """Three ranks make 4 steps of 2, then two ranks 3 steps of 3, then five ranks the rest: every sample once."""
     count, done, state = 97, [], {"epoch": 2, "done": []}
     for n, batches, batch_size in ((3, 4, 2), (2, 3, 3), (5, None, 1)):
         made = []
@@ -223,7 +223,7 @@ def test_batches_follow_the_epoch():
 
 
 def up_to_fours(indices):
-    """Batches that end with a multiple of four: more on one rank than on another."""
+    """Batches that end with a multiple of four, so that ranks have different numbers of batches."""
     ends = [k + 1 for k, i in enumerate(indices) if i % 4 == 0 or k == len(indices) - 1]
     return [indices[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -1,4 +1,4 @@
-"""A rank killed in mid-training: survivors raise and name it, the launcher ends the job."""
+"""A rank killed during training: survivors raise and name it, the launcher ends the job."""
 import os
 import signal
 import subprocess
@@ -20,7 +20,7 @@ def train_until_a_rank_dies(algorithm):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(),
                                          algorithm=algorithm)
-    # Its end is noticed, not its silence for the limits of half a minute.
+    # The end of its process is detected, long before the timeout of half a minute.
     lost = f"rank {VICTIM} was lost: its process ended"
     try:
         for step in range(100_000):
@@ -32,7 +32,7 @@ def train_until_a_rank_dies(algorithm):
     except hvd.HorovodInternalError as error:
         assert lost in str(error), error
         assert (error.rank, error.cause) == (VICTIM, "ended")
-        # And so does everything later.
+        # Later operations raise the same error.
         with pytest.raises(hvd.HorovodInternalError, match=lost) as later:
             hvd.allreduce(torch.ones(1))
         assert (later.value.rank, later.value.cause) == (VICTIM, "ended")

@@ -1,8 +1,8 @@
-"""Every algorithm with everything that training loops do: each cell works, or is refused with a reason.
+"""Every algorithm with every feature of training loops: each combination works, or raises an error with the reason.
 
 All cells of an algorithm run in one job of three ranks, one after the other; a cell that fails ends the job, and
 another job runs the cells after it. Expected values are plain torch on all ranks' data: the mean gradient, or this
-rank's own for algorithms that leave gradients where they are; coarse codes have their values in tests/algorithms.
+rank's own for algorithms that leave gradients unchanged; tests/algorithms has the values of lossy codecs.
 """
 import copy
 import io
@@ -23,9 +23,9 @@ from every_algorithm import ADAM, ARGUMENTS, ASYNC, LOCAL
 from every_algorithm import NAMES as ALGORITHMS
 
 COARSE = {"doublesqueeze", "rotated", "topk", "powersgd"} | ADAM
-# What goes to neighbours needs every rank: join() is refused, by an error on all ranks that go on.
+# With these, averages need every neighbour: join() is refused, by an error on all ranks that continue.
 NO_JOIN = {"low_precision_decentralized", "choco"}
-# Of the other algorithms `make test` tries each with one cell.
+# `make test` runs one cell of each other algorithm.
 WHOLE = ("gradient_allreduce", "bytegrad", "decentralized", "async", "qadam", "powersgd")
 RANKS = 3
 SUBSET = hvd.ProcessSet([0, 2])
@@ -59,14 +59,14 @@ def wrap(model, algorithm, fused=None, **options):
     return wrapped
 
 
-_asynchronous = []      # optimizers whose rounds go on; kept, or ranks would forget them at different moments
-_local = []             # whether the cell's algorithm leaves gradients where they are
+_asynchronous = []      # optimizers with running rounds; kept, because ranks would collect them at different times
+_local = []             # whether the cell's algorithm leaves gradients unchanged
 
 
 def local_gradients(model, loss):
     """The gradients of loss(model), by plain torch."""
     model = copy.deepcopy(model)
-    for parameter in model.parameters():        # a deepcopy keeps hooks
+    for parameter in model.parameters():        # deepcopy copies hooks
         parameter._post_accumulate_grad_hooks = None
         parameter._backward_hooks = None
     model.zero_grad()
@@ -77,9 +77,9 @@ def local_gradients(model, loss):
 
 
 def mean_gradients(model, losses):
-    """The sum over the losses' gradients, divided by the number of losses (one for each rank; None: no data).
+    """The sum of the losses' gradients, divided by the number of losses (one per rank; None: no data).
 
-    Where gradients stay, those of this rank's loss.
+    For algorithms that leave gradients unchanged, those of this rank's loss.
     """
     if _local[0] and len(losses) > 1:
         losses = [losses[hvd.rank() if len(losses) == RANKS else SUBSET.rank()]]
@@ -97,7 +97,7 @@ def gradients(model):
 
 
 def assert_near(algorithm, actual, expected, **tolerance):
-    """Equal but for rounding; for bytegrad, but for two quantizations of a chunk: (max - min) / 510 each."""
+    """Equal up to rounding; for bytegrad, up to two quantizations of a chunk: (max - min) / 510 each."""
     if algorithm in COARSE:
         assert all(a.shape == e.shape and a.to_dense().isfinite().all() for a, e in zip(actual, expected, strict=True))
         return
@@ -115,7 +115,7 @@ def assert_same_everywhere(model, **options):
     if _local[0]:
         hvd.consensus(model, **options)
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    everyone = hvd.allgather(flat.view(1, -1), name="same", **options)      # a name: sets have their own numbers
+    everyone = hvd.allgather(flat.view(1, -1), name="same", **options)  # sets number unnamed operations separately
     assert torch.isfinite(flat).all()
     assert (everyone == everyone[0]).all()
 
@@ -133,7 +133,7 @@ def accumulation(algorithm):
         expected = mean_gradients(model, batch_losses(0, 1))        # before weights are averaged
         opt.synchronize()
         assert_near(algorithm, gradients(model), expected)
-        if algorithm == "bytegrad":             # it is not gradient_allreduce under another name
+        if algorithm == "bytegrad":             # the codec is in use
             assert max((g - e).abs().max() / e.abs().max()
                        for g, e in zip(gradients(model), expected, strict=True)) > 1e-4
         with opt.skip_synchronize():
@@ -161,14 +161,14 @@ def no_sync(algorithm):
             if passes > 1:
                 with pytest.raises(RuntimeError, match=r"within no_sync\(\)"):
                     opt.step()
-                opt.reducer.gradient_ready(0)   # counts for nothing
+                opt.reducer.gradient_ready(0)   # has no effect
         assert not opt.reducer.pending and opt.reducer.synchronizations == sent
         loss_of(model, mine[-1]).backward()
         expected = mean_gradients(model, batch_losses(*range(passes)))
         opt.step()
         assert_near(algorithm, gradients(model), expected)
     assert_same_everywhere(model)
-    # With windows: what is accumulated within it travels with the window. And without a pass after it, at step().
+    # With windows, gradients from no_sync() are reduced with the window; without a later pass, in step().
     model = make_model()
     opt = wrap(model, algorithm, backward_passes_per_step=2)
     for within, outside in ((1, 2), (2, 0)):
@@ -183,7 +183,7 @@ def no_sync(algorithm):
         opt.step()
         assert_near(algorithm, gradients(model), expected)
     assert_same_everywhere(model)
-    # What comes after a window adds to what it has reduced.
+    # A pass after a window adds to its reduced gradients.
     opt.zero_grad()
     expected = mean_gradients(model, batch_losses(0, 1, 2))
     for step in (0, 1):
@@ -196,10 +196,10 @@ def no_sync(algorithm):
 
 
 def grad_scaler(algorithm):
-    """One element of one small gradient overflows on one rank: all ranks skip the step and lower the scale."""
+    """One element of a small gradient overflows on one rank: all ranks skip the step and lower the scale."""
     for way in ("step", "unscale", "classical", "fused"):
         if way == "fused" and algorithm in ADAM:
-            continue                            # refused: tests/algorithms/test_refusals.py
+            continue                            # an error: tests/algorithms/test_refusals.py
         model = make_model()
         opt = wrap(model, algorithm, groups=[[model[2].bias]], fused=way == "fused" or None)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -229,7 +229,7 @@ def grad_scaler(algorithm):
             scaler.update()
             same = all((before[name] == value).all() for name, value in model.state_dict().items())
             skipped = value and (algorithm not in ASYNC or hvd.rank() == 1)
-            # Averages of weights are taken all the same; after the step only if step() was called.
+            # Averages of weights are made also in skipped steps; those after the step only if step() was called.
             averaged = algorithm == "decentralized" or way == "fused" and algorithm in LOCAL
             assert same == bool(skipped) or skipped and averaged
             if not value and way != "fused":
@@ -290,7 +290,7 @@ def clipping(algorithm):
                     sent = opt.reducer.synchronizations
                     norm = hvd.clip_grad_norm_(opt, 0.05, norm_type=norm_type)
                     opt.step()
-                    assert opt.reducer.synchronizations == sent     # backward() has done it
+                    assert opt.reducer.synchronizations == sent     # backward() has synchronized
             if algorithm not in COARSE:
                 torch.testing.assert_close(norm, total, rtol=0.05, atol=0)
             assert_near(algorithm, gradients(model), [parameter.grad for parameter in clipped])
@@ -301,7 +301,7 @@ def clipping(algorithm):
     if hvd.rank() == 1 or not stay:
         with pytest.raises(RuntimeError, match="non-finite"):
             hvd.clip_grad_norm_(opt, 1.0, error_if_nonfinite=True)
-    else:                                       # gradients stay, and so does a NaN
+    else:                                       # a NaN stays on its rank
         hvd.clip_grad_norm_(opt, 1.0, error_if_nonfinite=True)
 
 
@@ -340,7 +340,7 @@ def two_optimizers(algorithm):
         ])
         opt_g.step()
         assert_near(algorithm, gradients(generator), expected)
-        if way == "synchronize":                # what Horovod's scripts do
+        if way == "synchronize":                # as in Horovod's scripts
             opt_d.synchronize()
     assert_same_everywhere(nn.ModuleList([generator, discriminator]))
 
@@ -350,7 +350,7 @@ def unused_parameters(algorithm):
     branches = nn.ModuleList([nn.Linear(3, 2) for _ in range(RANKS + 1)])
     opt = wrap(branches, algorithm)
     for step in range(3):
-        used = (hvd.rank() + step) % RANKS      # the last branch never
+        used = (hvd.rank() + step) % RANKS      # never the last branch
         opt.zero_grad()
         branches[used](torch.ones(1, 3) * (hvd.rank() + 1)).sum().backward()
         expected = mean_gradients(branches, [
@@ -362,8 +362,8 @@ def unused_parameters(algorithm):
 
 
 def uneven_data_with_join(algorithm):
-    """Ranks that joined count as zeros in a mean over all; also before they have taken any step."""
-    if algorithm in ASYNC:                      # these need no join(): abort() is for that
+    """Joined ranks count as zeros in a mean over all, also if they have not made a step."""
+    if algorithm in ASYNC:                      # these use abort() instead of join()
         opt = wrap(model := make_model(), algorithm)
         for step in range(1 + 3 * hvd.rank()):
             opt.zero_grad()
@@ -392,7 +392,7 @@ def uneven_data_with_join(algorithm):
             opt.step()
             assert_near(algorithm, gradients(model), expected)
         last = hvd.join()
-        assert last == batches.index(max(batches)) or _local[0]     # who does not communicate does not wait
+        assert last == batches.index(max(batches)) or _local[0]     # local steps do not wait for other ranks
         hvd.broadcast_parameters(model.state_dict(), last)
         hvd.broadcast_optimizer_state(opt, last)
         for step in (5, 6):                     # the next epoch
@@ -406,7 +406,7 @@ def uneven_data_with_join(algorithm):
 
     if _local[0] or algorithm in ADAM:
         return
-    # Rows of sparse gradients are gathered, which a joined rank cannot take part in: the step says so.
+    # A joined rank cannot take part in gathering rows of sparse gradients: the step raises an error.
     model = nn.Embedding(7, 2, sparse=True)
     opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), algorithm=algorithm)
     if hvd.rank() != 1:
@@ -416,11 +416,11 @@ def uneven_data_with_join(algorithm):
 
 
 def checkpoint_and_resume(algorithm):
-    """Bit for bit what uninterrupted training gives."""
+    """Bit for bit equal to uninterrupted training."""
     def train(model, opt, steps):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore")
-            warnings.filterwarnings("error", "the error feedback of")       # it was taken up
+            warnings.filterwarnings("error", "the error feedback of")       # an unused error feedback is a failure
             for step in steps:
                 opt.zero_grad()
                 batch = batch_of(hvd.rank(), step)
@@ -462,15 +462,15 @@ def checkpoint_and_resume(algorithm):
         opt.load_state_dict(state["optimizer"])
         train(resumed, opt, range(2, 5))
         for a, b in zip(resumed.parameters(), whole.parameters(), strict=True):
-            assert (a == b).all() or algorithm in ASYNC         # where time decides when rounds begin
+            assert (a == b).all() or algorithm in ASYNC         # their rounds depend on timing
         assert_same_everywhere(resumed)
-        # A plain optimizer takes the checkpoint too.
+        # A plain optimizer can load the checkpoint, too.
         if algorithm not in ADAM:
             torch.optim.SGD(half.parameters(), lr=1).load_state_dict(state["optimizer"])
 
 
 def sparse_embeddings(algorithm):
-    """Rows are gathered, or travel dense; from the first step on ranks may use the embedding or not."""
+    """Rows are gathered, or sent dense; ranks may use the embedding or not, from the first step on."""
     def loss(model, rows):
         if not rows:
             return model["linear"](torch.ones(1, 2)).sum()
@@ -483,12 +483,12 @@ def sparse_embeddings(algorithm):
             loss(model, [0] if hvd.rank() else []).backward()
         return
     first = ([[], [1, 1, 2], []], [[0], [], [0]], [[], [], []], [[3], [4], [5]])
-    late = ([[], [], []], *first)               # nobody uses it in the first step: it travels dense for good
+    late = ([[], [], []], *first)               # unused in the first step, so it is sent dense from then on
     for sparse_as_dense, steps in ((False, first), (True, first), (False, late)):
         torch.manual_seed(0)
         model = nn.ModuleDict({"embedding": nn.Embedding(7, 2, sparse=True), "linear": nn.Linear(2, 1)})
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")     # that rows go by gathering
+            warnings.simplefilter("ignore")     # the warning about gathered rows
             warnings.filterwarnings("error", "Sparse invariant")
             opt = hvd.DistributedOptimizer(
                 torch.optim.SGD(model.parameters(), lr=0.1), sparse_as_dense=sparse_as_dense,
@@ -525,9 +525,9 @@ def process_set(algorithm):
 
 
 def infinities(algorithm):
-    """A NaN gradient of one rank is seen by all; where gradients stay, at least by its own model."""
+    """All ranks see a NaN gradient of one rank; if gradients stay local, at least its own model has it."""
     for value in (float("nan"), float("inf")):
-        for steps in (1, 3):                    # in a warm-up and after it
+        for steps in (1, 3):                    # within a warm-up and after it
             model = make_model()
             opt = wrap(model, algorithm)
             for step in range(steps):
@@ -567,7 +567,7 @@ def kinds_of_parameters(algorithm):
         opt.step()
         if step == 1:
             for optimizer in _asynchronous:
-                optimizer.algorithm.abort()     # rounds have as many buckets on all ranks
+                optimizer.algorithm.abort()     # rounds need equal buckets on all ranks
             opt.add_param_group({"params": list(model["late"].parameters())})
             for optimizer in _asynchronous:
                 optimizer.algorithm.resume()
@@ -597,12 +597,12 @@ def closures(algorithm):
         twin_loss = loss_of(twin, batch_of(hvd.rank()))
         twin_loss.backward()
         plain.step()
-        assert loss == twin_loss.item() or algorithm in ASYNC       # where time decides when rounds begin
+        assert loss == twin_loss.item() or algorithm in ASYNC       # its rounds depend on timing
     assert_same_everywhere(model)
 
 
 def one_step_late(algorithm):
-    """delay=1, with windows, a changing loss scale, and clipping: the averages of the step before, in true units."""
+    """delay=1 applies the averages of the step before, with windows, a changing loss scale, and clipping."""
     model = make_model()
     if algorithm in LOCAL or algorithm in ADAM:
         with pytest.raises(ValueError, match="delay=1 is for algorithms that communicate gradients in every step"):
@@ -627,7 +627,7 @@ def one_step_late(algorithm):
 
 
 def checkpoint_of_one_rank(algorithm):
-    """Rank 0's checkpoint for all, by broadcast, in the middle of training: what is a rank's own begins anew."""
+    """All ranks load rank 0's checkpoint by broadcast, during training: state of a single rank begins anew."""
     model = make_model()
     opt = wrap(model, algorithm)
     for step in range(8):
@@ -648,7 +648,7 @@ def checkpoint_of_one_rank(algorithm):
         replicas = opt.reducer.model.weights[0].state["replicas"]
         kept = torch.stack([torch.from_numpy(array) for array in (replicas.own, replicas.left, replicas.right)])
         every = hvd.allgather(kept[None], name="replicas")
-        # Replicas of hosts are alike on all their ranks, and one host is its own neighbour.
+        # The ranks of a host have equal replicas, and a single host is its own neighbour.
         left, right = (0, 0) if opt.algorithm.hierarchical else (-1, 1)
         assert (every[hvd.rank(), 1] == every[(hvd.rank() + left) % RANKS, 0]).all()
         assert (every[hvd.rank(), 2] == every[(hvd.rank() + right) % RANKS, 0]).all()
@@ -673,11 +673,11 @@ def run_cells(algorithm, names):
             hvd.barrier()
         except BaseException:
             print(f"CELL {cell.__name__} failed\n{traceback.format_exc()}", flush=True)
-            os._exit(1)                         # the others learn it by losing this rank
+            os._exit(1)                         # the other ranks notice the loss
         print(f"CELL {cell.__name__} ok", flush=True)
 
 
-_outcomes = {}      # (algorithm, cell) -> what each rank said about it, or None when all is well
+_outcomes = {}      # (algorithm, cell) -> the output of all ranks, or None if the cell passed
 
 
 def _run_job(run_ranks, algorithm, names):

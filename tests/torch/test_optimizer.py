@@ -34,7 +34,7 @@ def loss_of(model, batch):
 def local_gradients(model, batches):
     """The sum over some batches of the gradients, by plain torch."""
     model = copy.deepcopy(model)
-    for parameter in model.parameters():        # a deepcopy keeps hooks
+    for parameter in model.parameters():        # deepcopy copies hooks
         parameter._post_accumulate_grad_hooks = None
     model.zero_grad()
     for batch in batches:
@@ -108,7 +108,7 @@ def relaxed():
             with opt.skip_synchronize():
                 opt.step()
         assert_same_everywhere(model)
-    # The algorithm's state is one key of the first group, which a checkpoint keeps; gradient_allreduce adds nothing.
+    # The algorithm's state is one key of the first group, saved with a checkpoint; gradient_allreduce adds none.
     file = io.BytesIO()
     torch.save(opt.state_dict(), file)
     file.seek(0)
@@ -146,7 +146,7 @@ def test_own_algorithm_and_the_environment(run_ranks):
     run_ranks(2, own_algorithm, env={"BAGUA_ALGORITHM": "bytegrad"})
 
 
-# ------------------------------------------------------------------------------------ which gradients, and when ----
+# ----------------------------------------------------------------------------------------- windows of gradients ----
 
 
 def accumulation():
@@ -163,14 +163,14 @@ def accumulation():
     opt.synchronize()
     assert_close(gradients(model), expected([0, 1]))          # a sum over the passes, a mean over the ranks
     opt.zero_grad()
-    loss_of(model, mine[2]).backward()                         # a window that is not complete
+    loss_of(model, mine[2]).backward()                         # an incomplete window
     opt.synchronize()
     assert_close(gradients(model), expected([2]))
     opt.zero_grad()
     for batch in mine[:2]:
         loss_of(model, batch).backward()
-    assert_close(gradients(model), expected([0, 1]))          # after the last pass of a window, before anything else
-    loss_of(model, mine[2]).backward()                         # what is added to it begins another
+    assert_close(gradients(model), expected([0, 1]))          # after the last pass of a window
+    loss_of(model, mine[2]).backward()                         # another pass begins a new window
     opt.synchronize()
     assert_close(gradients(model), expected([0, 1, 2]))
     opt.zero_grad()
@@ -201,9 +201,9 @@ def unused_parameters():
         assert_close(gradients(branches[-1]), [torch.zeros(2, 3), torch.zeros(2)])
         with opt.skip_synchronize():
             opt.step()
-    opt.step()                                                  # no backward at all
+    opt.step()                                                  # without a backward pass
     assert_same_everywhere(branches)
-    # Parameters that come later.
+    # Parameters added later.
     late = nn.Linear(3, 2)
     hvd.broadcast_parameters(late.state_dict(), 0)
     opt.add_param_group({"params": late.parameters()})
@@ -283,7 +283,7 @@ def protocol():
     with pytest.warns(UserWarning, match=r"optimizer.skip_synchronize\(\)"):
         opt.step()
     opt.zero_grad(set_to_none=False)
-    # Clipping, and hooks that run once and see reduced gradients.
+    # Clipping, and step hooks, which run once and see reduced gradients.
     seen = []
     opt.register_step_pre_hook(lambda *_: seen.append([gradient.clone() for gradient in gradients(model)]))
     with warnings.catch_warnings():
@@ -296,7 +296,7 @@ def protocol():
         assert_close(seen.pop(), gradients(model))
         assert not seen
         opt.zero_grad()
-        # An LR scheduler patches step.
+        # An LR scheduler patches step().
         scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
         loss_of(model, batch_of(hvd.rank(), 2)).backward()
         expected = mean([local_gradients(model, [batch_of(r, 2)]) for r in range(hvd.size())])
@@ -314,14 +314,14 @@ def protocol():
 
         assert opt.step(closure).requires_grad
     assert_same_everywhere(model)
-    # load_state_dict forgets pending work.
+    # load_state_dict() drops pending work.
     loss_of(model, batch_of(hvd.rank(), 4)).backward()
     opt.synchronize()
     state = opt.state_dict()
     opt.zero_grad()
     opt.load_state_dict(state)
     hvd.broadcast_optimizer_state(opt, 0)
-    # A discarded optimizer leaves its model.
+    # A deleted optimizer removes its hooks.
     del opt, scheduler, closure
     gc.collect()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
@@ -338,7 +338,7 @@ def grad_scaler():
         opt = wrap(model)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step in range(4):
-            overflow = step == 1 and hvd.rank() == 0            # on one rank, but all must skip the step
+            overflow = step == 1 and hvd.rank() == 0            # all ranks must skip the step
             opt.zero_grad()
             before = [parameter.detach().clone() for parameter in model.parameters()]
             scaler.scale(loss_of(model, batch_of(hvd.rank(), step)) * (float("inf") if overflow else 1)).backward()
@@ -375,7 +375,7 @@ def compiled():
     for step in range(3):
         opt.zero_grad()
         loss_of(fast, batch_of(hvd.rank(), step)).backward()
-        # The hooks have posted all that there is (but in the first step, in which ranks tell what is sparse).
+        # Hooks have posted all gradients, except in the first step, in which ranks agree on sparse ones.
         assert opt.reducer.pending and bool(opt.reducer._window.unposted) == (step == 0)
         expected = mean([local_gradients(model, [batch_of(r, step)]) for r in range(hvd.size())])
         opt.step()
@@ -391,7 +391,7 @@ def failure():
     hvd.init()
     model = make_model()
     opt = wrap(model)
-    odd = nn.Linear(3, 4 + hvd.rank())                          # of another shape on each rank
+    odd = nn.Linear(3, 4 + hvd.rank())                          # another shape on each rank
     other = wrap(odd)
     loss_of(model, batch_of(hvd.rank())).backward()
     with pytest.raises(hvd.HorovodInternalError, match=(
@@ -439,7 +439,7 @@ def construction():
     base = torch.optim.Adagrad(model.parameters(), lr=0.3, weight_decay=0.01)   # has state from the beginning
     opt = hvd.DistributedOptimizer(base, backward_passes_per_step=2)
     assert type(opt).__name__ == "Adagrad" and isinstance(opt, torch.optim.Adagrad)
-    assert "horovod" in str(type(opt))                          # by which libraries recognize Horovod's
+    assert "horovod" in str(type(opt))                          # libraries recognize Horovod's optimizers by it
     assert opt.defaults == base.defaults and opt.param_groups[0]["lr"] == 0.3
     assert (opt.backward_passes_per_step, opt.op, opt.gradient_predivide_factor) == (2, hvd.Average, 1.0)
     loss_of(model, batch_of(0)).backward()
@@ -472,7 +472,7 @@ def construction():
     if hvd.size() > 1:
         with pytest.raises(ValueError, match="Adasum is an algorithm of its own"):
             wrap(model, op=hvd.Adasum, algorithm="bytegrad")
-    # One rank, one process: no hooks, nothing to communicate.
+    # A single process has no hooks and nothing to communicate.
     if hvd.size() == 1:
         assert opt.reducer is None
         assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
@@ -500,7 +500,7 @@ def trained(algorithm, make, steps=10):
 
 
 def what_trains_one_rank_too(path):
-    """On equal batches one rank and two do the same, whatever updates the weights or keeps a momentum."""
+    """With equal batches one rank and two give the same weights, also for algorithms with momenta."""
     hvd.init()
     adam, sgd = partial(torch.optim.AdamW, lr=0.05), partial(torch.optim.SGD, lr=0.05)
     weights = {"qadam": trained(hvd.algorithms.QAdam(warmup_steps=2, codec=codecs.float16), adam)}
@@ -528,7 +528,7 @@ class _StepsTwice(torch.optim.Adam):
 
 
 def hooks_around_a_replaced_step():
-    """They run once for each step, whoever makes it, on reduced gradients. A step() of one's own is not bypassed."""
+    """Step hooks run once per step, on reduced gradients, also if an algorithm makes it. A custom step() is called."""
     hvd.init()
     for algorithm in (hvd.algorithms.QAdam(warmup_steps=2), "gradient_allreduce"):
         p, calls = nn.Parameter(torch.ones(4)), []
@@ -556,7 +556,7 @@ def test_hooks_around_a_replaced_step(run_ranks, n):
 
 
 def other_order():
-    """Weights of equal shape that ranks list in another order, named or with other shapes; and in the same one."""
+    """Ranks that list weights of equal shape in different orders get an error that names them; equal orders work."""
     hvd.init()
     first, second = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
     named = [("first", first), ("second", second)]
@@ -580,7 +580,7 @@ def test_other_order(run_ranks, n):
 
 
 class _ScalesWhileDecompressing(hvd.Compression.none):
-    """Hands on the tensor that it is given; the work is in decompress."""
+    """Does its work in decompress."""
 
     @staticmethod
     def decompress(tensor, context):
@@ -628,5 +628,5 @@ def gradients_are():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_are(run_ranks, ranks):
-    """What p.grad holds after backward() is said, and true: averages are equal on all ranks."""
+    """The documented content of p.grad after backward() is true: averages are equal on all ranks."""
     run_ranks(ranks, gradients_are)

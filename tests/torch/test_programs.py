@@ -1,9 +1,9 @@
-"""Random training programs, as users write them, beside one process that computes the gradients of all ranks.
+"""Random training programs, like those of users, compared with one process that computes the gradients of all ranks.
 
-A program is drawn from its seed, the same on all ranks: parameters (0-d, empty, sparse, tied, channels_last, of two
-dtypes), one or two optimizers with algorithms that lose nothing, and steps. These accumulate by no_sync() or
+A program is drawn from its seed, equally on all ranks: parameters (0-d, empty, sparse, tied, channels_last, of two
+dtypes), one or two optimizers with lossless algorithms, and steps. These accumulate by no_sync() or
 backward_passes_per_step, make several windows or part of one, leave out ranks and parameters, freeze and unfreeze, add
-groups, clip, scale, take schedulers along, save and load. Ranks run many programs, one after the other.
+groups, clip, scale, use schedulers, save and load. Ranks run many programs, one after the other.
 """
 import copy
 import gc
@@ -20,7 +20,7 @@ from torch.nn import functional
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
 
-# rtol and atol: of float64 and gradient_allreduce; of float32, or where codecs keep float32.
+# rtol and atol: for float64 with gradient_allreduce; for float32, or float64 with codecs that keep float32.
 NEAR = {torch.float64: 1e-9, torch.float32: 2e-5}
 EVERYTHING = codecs.topk(1.0)
 LOSSLESS = {
@@ -30,14 +30,14 @@ LOSSLESS = {
     "doublesqueeze": lambda average: algorithms.DoubleSqueeze(codec=EVERYTHING, average=average),
     "powersgd": lambda average: algorithms.PowerSGD(rank=64),
 }
-# The mean of weights after steps by SGD without momentum is the step by the mean gradient.
+# The mean of weights after steps by SGD without momentum equals a step with the mean gradient.
 LOCAL = {"local_sgd": lambda average: algorithms.LocalSGD(1),
          "diloco": lambda average: algorithms.DiLoCo(1, outer_lr=1.0, outer_momentum=0.0, codec=None)}
 MAKE = LOSSLESS | LOCAL
 SHAPES = ((), (0, 3), (1,), (5,), (3, 4), (2, 3, 2, 2), (7, 1))
 
 
-# ------------------------------------------------------------------------------------------------ what is drawn ----
+# ------------------------------------------------------------------------------------------------------ drawing ----
 
 
 def draw_parameter(draw, owner, sparse, dtypes):
@@ -69,7 +69,7 @@ def draw_optimizer(draw, n):
 
 
 def keeps(optimizer):
-    """Whether its algorithm keeps anything of which the training is made: it is lost where its parameters change."""
+    """Whether its algorithm has state that affects results, and that is lost when its parameters change."""
     return optimizer["delay"] or optimizer["momentum"] > 0
 
 
@@ -77,14 +77,14 @@ def draw_program(seed, n):
     draw = random.Random(seed)
     optimizers = [draw_optimizer(draw, n) for _ in range(draw.choice((1, 1, 2)))]
     for each in optimizers:
-        if each["momentum"] or each["delay"]:       # state that matters, and is not kept for other groups
+        if each["momentum"] or each["delay"]:       # their state does not survive other groups
             each["groups"] = None
         if each["momentum"]:
             each["base"] = "sgd"
     dtypes = draw.choice(((torch.float64,), (torch.float64,), (torch.float64, torch.float32)))
     parameters = []
     for owner, each in enumerate(optimizers):
-        # The first one is never frozen, and used by every rank: so every rank counts the same windows.
+        # Every rank uses the first parameter, which is never frozen, so all ranks count the same windows.
         parameters.append({"owner": owner, "shape": (3,), "rows": False, "tied": False, "dtype": torch.float64})
         parameters += [draw_parameter(draw, owner, each["sparse"], dtypes) for _ in range(draw.randrange(1, 5))]
     firsts = [i for i, p in enumerate(parameters) if i == 0 or p["owner"] != parameters[i - 1]["owner"]]
@@ -93,13 +93,13 @@ def draw_program(seed, n):
                                and not keeps(optimizers[parameter["owner"]]))
     scaled = draw.random() < 0.15 and not any(each["local"] or each["delay"] or each["momentum"] or each["sparse"]
                                               for each in optimizers)
-    # What may have one window in a step only, or that of all optimizers together.
+    # These allow one window per step only, or need the windows of all optimizers together.
     once = scaled or any(each["momentum"] or each["delay"] for each in optimizers)
     if once or any(each["gradients_untouched"] for each in optimizers):
         for each in optimizers:
             each["passes"] = 1 if any(other["delay"] for other in optimizers) else optimizers[0]["passes"]
-    # A rank without a batch ends one window of each optimizer. It learns in the first step what others wait for in
-    # backward(); not what they wait for in step().
+    # A rank without a batch ends one window of each optimizer. In the first step it learns for which optimizers others
+    # wait in backward(), but not for which they wait in step().
     may_idle = n > 1 and not scaled and len({each["passes"] for each in optimizers}) == 1
     learns = len({each["gradients_untouched"] for each in optimizers}) == 1
     steps = []
@@ -112,7 +112,7 @@ def draw_program(seed, n):
             step["idle"] = draw.randrange(n)
         if t and draw.random() < 0.25:
             step["reload"] = draw.choice(("same", "new"))
-            step["zero"] = step["zero"] or step["reload"] == "new"      # to a new one old sums are gradients
+            step["zero"] = step["zero"] or step["reload"] == "new"      # a new optimizer takes old sums for gradients
         fresh = t == 0 or step["reload"] == "new"
         if fresh and not learns:
             step["idle"] = None
@@ -124,7 +124,7 @@ def draw_program(seed, n):
         if t and draw.random() < 0.15:
             step["add"] = [draw.randrange(len(optimizers))]
         steps.append(step)
-    # What an algorithm keeps is known by names, and refused where a parameter of it is frozen or has another one.
+    # An algorithm's state is saved by names, and refused for a parameter that is frozen or has another name.
     changes = any(p["frozen"] for p in parameters) or any(s["freeze"] or s["unfreeze"] or s["add"] for s in steps)
     if changes and any(each["algorithm"] != "gradient_allreduce" or each["delay"] for each in optimizers):
         for step in steps:
@@ -189,7 +189,7 @@ class Trainer:
         return torch.optim.lr_scheduler.StepLR(self.optimizers[owner], 2, 0.5)
 
     def used(self, t, passes, rank):
-        """What a rank's loss is made of; the first parameter of each optimizer always."""
+        """The parameters in a rank's loss; the first one of each optimizer always."""
         draw = random.Random(hash((self.program["seed"], t, passes, rank)))
         return [i for i, spec in enumerate(self.specs)
                 if (draw.random() < 0.7) + (i == 0 or self.specs[i - 1]["owner"] != spec["owner"])
@@ -236,7 +236,7 @@ class Trainer:
 
 
 class Alone(Trainer):
-    """One process, with the losses of all ranks: `p.grad` is the reduced gradient at once, or with delay=1 the last."""
+    """One process with the losses of all ranks: `p.grad` is the reduced gradient, with delay=1 of the last step."""
 
     def __init__(self, program, ranks):
         super().__init__(program, ranks)
@@ -378,7 +378,7 @@ class _both:
 
 
 def passes_of(program, step):
-    """Backward passes of a step: a window, less, two windows, or some within no_sync() before a window."""
+    """Backward passes of a step: a window, part of one, two windows, or some within no_sync() before a window."""
     most = max(spec["passes"] for spec in program["optimizers"])
     waits = any(spec["gradients_untouched"] for spec in program["optimizers"])
     alike = len({spec["passes"] for spec in program["optimizers"]}) == 1
@@ -415,7 +415,7 @@ def run_program(seed):
 def run_programs(first, last):
     hvd.init()
     torch.set_num_threads(1)
-    gc.freeze()         # to collect garbage is quick then
+    gc.freeze()         # makes garbage collection fast
     warnings.simplefilter("ignore")
     for seed in itertools.takewhile(lambda seed: seed < last, itertools.count(first)):
         run_program(seed)

@@ -1,4 +1,4 @@
-"""An optimizer's groups, to which schedulers refer, and its algorithm's state: saved, loaded, sent."""
+"""Saving, loading and broadcasting an optimizer's groups, to which schedulers refer, and its algorithm's state."""
 import copy
 import pickle
 import re
@@ -67,7 +67,7 @@ def schedules():
             assert used == pytest.approx([0.1, 0.4, 0.7, 1.0, 0.5, 0.25, 0.125])
             assert given.state is optimizer.state
             assert_equal_on_all_ranks(flat(model))
-            # A group that comes later is scheduled, too; one that only the given optimizer gets is not reduced.
+            # A group added later is scheduled, too; one added to the given optimizer only is an error.
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 8.0})
             assert given.param_groups is optimizer.param_groups and len(given.param_groups) == 2
     given = SGD(model.parameters(), lr=1.0)
@@ -82,7 +82,7 @@ def test_schedulers_of_the_given_optimizer(run_ranks):
 
 
 def momentum(state):
-    """Of DiLoCo's outer optimizer."""
+    """The momentum of DiLoCo's outer optimizer."""
     return [kept["shared"]["momentum"]["data"] for _, kept in kept_in(state)["state"]["weights"]]
 
 
@@ -95,7 +95,7 @@ def rank0_loads():
         train(model, optimizer, range(8))
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         train(model, optimizer, range(8, 16))
-        for loads, trained in ((1, 0), (1, 3), (2, 0), (2, 3)):     # how many ranks load; what they have done before
+        for loads, trained in ((1, 0), (1, 3), (2, 0), (2, 3)):     # how many ranks load; steps they have made before
             other = make_model(1)
             resumed = wrap(other, algorithm=copy.deepcopy(algorithm))
             train(other, resumed, range(trained))
@@ -108,7 +108,7 @@ def rank0_loads():
             if isinstance(algorithm, hvd.algorithms.DiLoCo):
                 assert momentum(resumed.state_dict()) == momentum(saved[1])
             train(other, resumed, range(8, 16))
-            # Errors are of each rank: where only one loads, they begin anew.
+            # Errors belong to ranks: if only one loads, they begin anew.
             exact = loads == 2 or not isinstance(algorithm, hvd.algorithms.ByteGrad)
             torch.testing.assert_close(flat(other), flat(model), rtol=0, atol=0 if exact else 0.05)
             assert_equal_on_all_ranks(flat(other))
@@ -119,12 +119,12 @@ def test_rank_0_loads_and_broadcasts(run_ranks):
 
 
 def page(folder):
-    """The pieces of code of docs/checkpoints.md, as they stand there."""
+    """Runs the code of docs/checkpoints.md."""
     import os
 
     hvd.init()
     os.makedirs(f"{folder}/{hvd.rank()}")
-    os.chdir(f"{folder}/{hvd.rank()}")           # hosts without a common disk
+    os.chdir(f"{folder}/{hvd.rank()}")           # hosts without a shared disk
     save, load, mean = [compile(code, "checkpoints.md", "exec")
                         for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)]
     for algorithm in ("gradient_allreduce", "bytegrad", whole_diloco(4, full_steps=0)):
@@ -153,7 +153,7 @@ def test_code_of_the_page(run_ranks, tmp_path):
 
 
 def names():
-    """What is kept for a parameter is found by its name, wherever it is in the optimizer."""
+    """A parameter's state is found by its name, at any place in the optimizer."""
     hvd.init()
     for algorithm in ("diloco", "powersgd"):
         make = SGD
@@ -188,7 +188,7 @@ def test_state_is_found_by_name(run_ranks):
 
 
 def grown():
-    """Parameters that came during the training that was saved, and in another order in the one that goes on."""
+    """Parameters added during the saved training are loaded by an optimizer with another order."""
     hvd.init()
 
     def wrapped(model, first):
@@ -241,7 +241,7 @@ def copies(folder):
             model(torch.ones(2, 4)).sum().backward()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    assert (optimizer.reducer, optimizer.algorithm) == (None, None)         # Adasum's
+    assert (optimizer.reducer, optimizer.algorithm) == (None, None)         # with Adasum there are none
     # torch.distributed.checkpoint rebuilds a state_dict from groups and states.
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -257,7 +257,7 @@ def copies(folder):
     set_optimizer_state_dict(model, resumed, saved)
     assert kept_in(resumed.state_dict()) == kept_in(optimizer.state_dict())
     assert STATE_KEY not in resumed.param_groups[0]
-    # Loaded first, wrapped then.
+    # Loaded before wrapping.
     given = SGD(model.parameters(), lr=0.05)
     given.load_state_dict(optimizer.state_dict())
     resumed = hvd.DistributedOptimizer(given, model.named_parameters(), algorithm=algorithm)

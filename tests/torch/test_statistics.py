@@ -1,4 +1,4 @@
-"""hvd.statistics(): figures that a calculation on paper gives as well; and what Prometheus scrapes."""
+"""hvd.statistics() returns figures that can be computed by hand; so does the endpoint for Prometheus."""
 import json
 import time
 import urllib.request
@@ -36,7 +36,7 @@ def counts():
     assert exact.algorithms.keys() == {"GradientAllReduce"} and exact.steps == STEPS
     assert exact.algorithms["GradientAllReduce"].gradient_bytes == 4 * PARAMETERS * STEPS
     assert (coded.algorithms["ByteGrad"].steps, coded.algorithms["GradientAllReduce"].steps) == (STEPS, 0)
-    # Of two ranks, each sends half of its own and half of the sum; as bytes, a quarter of that and a few bounds.
+    # Each of two ranks sends half of its gradients and half of the sum; as bytes, a quarter of that plus a few bounds.
     assert 4 * PARAMETERS * STEPS <= exact.bytes_sent < 4 * PARAMETERS * STEPS + 1000
     assert PARAMETERS * STEPS <= coded.bytes_sent < PARAMETERS * STEPS + 2000
     assert coded.algorithms["ByteGrad"].bytes_sent == coded.bytes_sent
@@ -70,7 +70,7 @@ def by_algorithm(kind):
         optimizer.zero_grad()
         late.square().sum().backward()
         optimizer.step()
-    optimizer.state_dict()                          # what is late arrives
+    optimizer.state_dict()                          # the late average arrives
     trained = hvd.statistics().recent
     assert len(trained.algorithms) == 6
     for name, record in trained.algorithms.items():
@@ -79,7 +79,7 @@ def by_algorithm(kind):
     assert PARAMETERS * STEPS <= sent["ByteGrad"] < PARAMETERS * STEPS + 2000
     assert 8 * PARAMETERS * STEPS <= sent["GradientAllReduce"] < 8 * PARAMETERS * STEPS + 1000
     assert trained.bytes_sent == sum(sent.values())
-    # Fused with another's: each has its share.
+    # In fusion with other operations, each counts its share.
     handles = [hvd.allreduce_async(torch.ones(n, dtype=torch.float64), name=f"user.{n}") for n in (1000, 3000)]
     train("gradient_allreduce")
     for handle in handles:
@@ -87,7 +87,7 @@ def by_algorithm(kind):
     both = hvd.statistics().recent
     assert 4 * PARAMETERS * STEPS <= both.algorithms["GradientAllReduce"].bytes_sent < 4 * PARAMETERS * STEPS + 1000
     assert both.bytes_sent - both.algorithms["GradientAllReduce"].bytes_sent >= 32_000
-    # Those that have no account of their own, since there are so many: not what nobody's operations sent.
+    # Algorithms beyond the limit of counters count in the total only.
     for number in range(70):
         token = account.set(statistics.counter_of(f"Algorithm{number}")[1])
         hvd.allreduce(torch.ones(1000), name="counted")
@@ -95,7 +95,7 @@ def by_algorithm(kind):
     many = hvd.statistics().recent
     assert many.algorithms["Algorithm0"].bytes_sent == many.algorithms["Algorithm50"].bytes_sent >= 4000
     assert many.algorithms["Algorithm69"].bytes_sent == 0 and many.bytes_sent >= 70 * 4000
-    assert len(json.dumps(statistics.figures())) < 2000         # a line of a report
+    assert len(json.dumps(statistics.figures())) < 2000         # one line of a report
     hvd.barrier()
 
 
@@ -137,7 +137,7 @@ def who_is_waited_for():
         hvd.allreduce(torch.ones(1), name="late")
     waited = hvd.statistics().recent.waited_for
     if hvd.rank() == 0:
-        # The others may have been the last by chance; that costs nothing to speak of beside three naps.
+        # Other ranks may be last by chance, which costs little compared with three sleeps.
         assert waited[2].operations >= 1
         assert max(waited, key=lambda rank: waited[rank].waited_ms) == 2 and waited[2].waited_ms > 0
         assert sum(record.operations for record in waited.values()) == LATE

@@ -27,7 +27,7 @@ def data_of(rows, trailing, dtype=torch.float32, seed=0):
 
 
 def make_pair(ndim, **options):
-    """A SyncBatchNorm and torch's own with equal parameters that are not 1 and 0."""
+    """A SyncBatchNorm and torch's own, with equal parameters other than 1 and 0."""
     sync, plain = hvd.SyncBatchNorm(C, **options), PLAIN[ndim](C, **options)
     if sync.affine:
         with torch.no_grad():
@@ -79,7 +79,7 @@ def check_dtypes():
         assert y.dtype == x.grad.dtype == sync.weight.grad.dtype == dtype
         for actual, its in ((y, expected), (x.grad, whole.grad)):
             torch.testing.assert_close(actual.double(), its.split(rows)[rank], rtol=tolerance, atol=tolerance)
-    # Half inputs into float32 parameters, as under autocast.
+    # Half-precision inputs with float32 parameters, as under autocast.
     sync, _ = make_pair(4)
     x = data_of(rows, (4, 4), torch.bfloat16)[0][rank].requires_grad_()
     sync(x).sum().backward()
@@ -87,7 +87,7 @@ def check_dtypes():
 
 
 def check_large_mean():
-    """The usual sum of squares would have no digit left."""
+    """A naive sum of squares would lose all digits."""
     rank, rows = hvd.rank(), [50, 70]
     x = torch.randn(sum(rows), C, generator=torch.Generator().manual_seed(0)) + 3000
     sync, _ = make_pair(2, affine=False)
@@ -104,7 +104,7 @@ def check_few_collectives():
     before = runtime.context.counters().operations
     sync(x).sum().backward()
     assert runtime.context.counters().operations - before == 2
-    # A first layer's input has no gradient: nothing to communicate in its backward.
+    # A first layer's input needs no gradient, so its backward communicates nothing.
     sync(x.detach()).sum().backward()
     assert runtime.context.counters().operations - before == 3
 
@@ -115,12 +115,12 @@ def check_errors():
         sync(torch.ones(C))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         sync(torch.ones(1 - hvd.rank(), C))
-    assert sync(torch.ones(0, C)).shape == (0, C)       # nobody has anything
+    assert sync(torch.ones(0, C)).shape == (0, C)       # no rank has samples
     assert int(sync.num_batches_tracked) == 0 and sync.running_var.equal(torch.ones(C))
 
 
 def training_with_optimizer():
-    """Whole training: conversion, DistributedOptimizer, three steps; equal to one process on all data."""
+    """A whole training: conversion, DistributedOptimizer, three steps; equal to one process on all data."""
     torch.manual_seed(0)
     reference = nn.Sequential(nn.Conv2d(2, C, 3), nn.BatchNorm2d(C), nn.ReLU(), nn.Flatten(), nn.Linear(C * 4, 2))
     model = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(reference))

@@ -1,4 +1,4 @@
-"""The timeline is a Chrome trace that a JSON reader takes at any time."""
+"""The timeline is a Chrome trace that is valid JSON at any time."""
 import json
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from locales import make_german, use_german
 
 
 def check_format(events):
-    """What the Chrome trace format asks for, and so what chrome://tracing and Perfetto take as it is."""
+    """Checks the Chrome trace format, as chrome://tracing and Perfetto read it."""
     latest = {}
     for event in events:
         assert type(event["pid"]) is int and event["ph"] in "BEXiM"
@@ -18,7 +18,7 @@ def check_format(events):
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "process_sort_index") and event["args"]
             continue
-        assert type(event["ts"]) in (int, float) and event["ts"] >= latest.get(event["pid"], 0)    # B and E by time
+        assert type(event["ts"]) in (int, float) and event["ts"] >= latest.get(event["pid"], 0)    # ordered by time
         latest[event["pid"]] = event["ts"]
         assert event["ph"] != "X" or event["dur"] >= 0
         assert event["ph"] != "i" or event["s"] == "g"
@@ -54,13 +54,13 @@ def write_timelines(folder):
     for part in ("one", "two"):
         path = f"{folder}/{part}.json"
         hvd.start_timeline(path, mark_cycles=part == "two")
-        hvd.barrier()           # until all have started, none of the operations below are in the file of before
+        hvd.barrier()           # all ranks have started, so that the old file has none of the operations below
         for _ in range(2):
             hvd.allreduce(torch.ones(17, 3), name="test_allreduce")
         if hvd.size() > 1:
             with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
                 hvd.allreduce(torch.ones(1 + hvd.rank()), name="refused")
-        hvd.start_timeline(path)        # the same file: nothing happens
+        hvd.start_timeline(path)        # the same file: no effect
         hvd.barrier()
         if hvd.rank() == 0:
             json.loads(Path(path).read_text())      # while it is open

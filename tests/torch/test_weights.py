@@ -1,4 +1,4 @@
-"""set_weight(): averages weighted by samples are those of one process on all the data."""
+"""set_weight(): averages weighted by samples equal those of one process on all the data."""
 import copy
 import math
 
@@ -76,7 +76,7 @@ def test_same_as_one_process(run_ranks):
 
 
 def codecs():
-    """The error of a codec in weighted averages is that in plain ones of gradients that are weighted before."""
+    """Weighted averages have the codec error of plain averages of gradients that are weighted beforehand."""
     hvd.init()
     for algorithm in ("bytegrad", "rotated", "topk", "doublesqueeze"):
         weighted, plain = model_of().float(), model_of().float()
@@ -109,7 +109,7 @@ def several_windows():
         model = model_of()
         opt = wrapped(model, **options)
         if options:
-            opt.set_weight(1 + hvd.rank())      # the last one of a window holds
+            opt.set_weight(1 + hvd.rank())      # the last weight of a window counts
         else:
             with opt.no_sync():
                 (mse_loss(model(x), y) / 4).backward()
@@ -119,7 +119,7 @@ def several_windows():
         (mse_loss(model(x), y) * 3 / 4).backward()
         opt.step()
         torch.testing.assert_close(flat(model), expected)
-    # A rank without samples may leave out its backward pass.
+    # A rank without samples may skip its backward pass.
     model = model_of()
     opt = wrapped(model)
     for step in range(len(COUNTS)):
@@ -177,7 +177,7 @@ def test_several_windows(run_ranks):
 
 
 def joined():
-    """A rank that has no more batches weighs nothing."""
+    """A joined rank has weight zero."""
     hvd.init()
     counts = [(2, 3, 4), (5, 0, 1), (1, 2, 0)]      # rank 2 has two batches only
     model, reference = model_of(), model_of()
@@ -221,7 +221,7 @@ def wrong():
                     model(torch.ones(2, 4).double()).sum().backward()
                 opt.step()
     assert torch.equal(flat(model), before)
-    train(opt, model, [0])          # and the job goes on
+    train(opt, model, [0])          # the job continues
     torch.testing.assert_close(flat(model), one_process([0]))
     for options, sentence in (({"op": hvd.Sum}, "hvd.Average"), ({"algorithm": "diloco"}, "DiLoCo does not average"),
                               ({"algorithm": "onebit_adam", "make": torch.optim.Adam}, "OneBitAdam does not")):
