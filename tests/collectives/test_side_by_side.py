@@ -107,7 +107,7 @@ def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
 
 @pytest.mark.parametrize("hosts", ["AABB", "ABABA", "ABBB", "AABBBCC"])
 def test_in_two_levels_many_go_on_at_once(hosts):
-    """More operations than channels, of all kinds and lengths, in any order, also ones that never yield, in many sets."""
+    """More operations than channels, of all kinds and lengths, in any order, some not resumable, in many sets."""
     n = len(hosts)
     counts = [1, 1000, 300_000, 70_000, 3, 1_500_000, 500, 20_000]
     kinds = [(kind, count * n) for count in (1, 1000, 200_000)
