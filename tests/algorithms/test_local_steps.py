@@ -161,7 +161,7 @@ def test_streams_equal_their_equations(run_ranks, n):
 
 
 def broadcast_late():
-    """Broadcasting diverged weights after the first step replaces the outer weights; broadcasting equal ones does not."""
+    """Broadcasting diverged weights replaces the outer weights; broadcasting equal ones keeps them."""
     hvd.init()
     weight = torch.nn.Parameter(torch.full((4,), float(hvd.rank())))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)],
