@@ -1,4 +1,4 @@
-"""Names of algorithms, and what `algorithm=` and `op=` mean together."""
+"""Names of algorithms, and combinations of `algorithm=` and `op=`."""
 import inspect
 
 import pytest
@@ -31,7 +31,7 @@ def test_instance_class_and_nonsense():
 
 
 def test_register():
-    algorithms.register("bytegrad", ByteGrad)       # again: fine
+    algorithms.register("bytegrad", ByteGrad)       # registering it again is allowed
     with pytest.raises(ValueError, match="taken by ByteGrad"):
         algorithms.register("bytegrad", Own)
     with pytest.raises(TypeError, match="subclass of Algorithm"):
