@@ -92,4 +92,4 @@ def test_array_view_refuses_what_cannot_travel():
     for out in (np.zeros(4, np.float32), np.zeros((4, 4))):
         with pytest.raises(ValueError, match="but the array"):
             vectors.array_view(array, out)
-    vectors.array_view(frozen, np.zeros(4, np.float32))      # read only
+    vectors.array_view(frozen, np.zeros(4, np.float32))      # read-only
