@@ -22,7 +22,7 @@ summary=$out/summary.txt
 begun=$(date +%s)
 limit=480 slack=1
 [ $mode = quick ] || limit=3600
-[ $mode != rehearse ] || slack=10       # processors run the kernels
+[ $mode != rehearse ] || slack=10       # the CPU runs the kernels
 failed=0
 export PIP_BREAK_SYSTEM_PACKAGES=1 OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 run="$python -m bagua_hvd.runner.launch"

@@ -84,7 +84,7 @@ static struct counts counts;
 struct block {
     jmp_buf scheduler;
     struct thread threads[FIBERS];
-    unsigned made;                      // fibers
+    unsigned made;                      // number of fibers
     unsigned char *stacks;
     void (*body)(struct thread *);
     const char *name;
@@ -453,7 +453,7 @@ static inline uint64_t bits_of_f64(double x)
     return bits;
 }
 
-// A GPU's arithmetic makes NaNs of one kind.
+// A GPU's arithmetic returns a single kind of NaN.
 static inline float canonical_f32(float x) { return x == x ? x : f32_of(0x7fffffff); }
 static inline double canonical_f64(double x) { return x == x ? x : f64_of(0x7ff8000000000000u); }
 

@@ -2,6 +2,7 @@
 import random
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -247,29 +248,32 @@ def test_a_neighbour_leaves():
         world.run(call)
 
 
-def test_a_rank_leaves_that_has_posted_and_not_waited():
-    with World(4, "tcp") as world:
-        make_stand(world, "x")                  # pairs: 0 2, 1 3
-        has_left, has_failed = threading.Event(), threading.Event()
+@pytest.mark.parametrize("delay", [0, 1e-4, 3e-4, 1e-3])
+def test_a_rank_posts_and_leaves_at_once(delay):
+    """Its neighbor gets the average or an error; other pairs continue either way."""
+    for _ in range(3):
+        with World(4, "tcp") as world:
+            make_stand(world, "x")              # pairs: 0 2, 1 3
+            start, is_over = threading.Barrier(2), threading.Event()
 
-        def call(rank, context):
-            x = values("float32", COUNT, rank)
-            if rank == 3:
-                post(context, "x", [view(x, "float32", np.empty_like(x))], SHIFT_ONE, 0)
-                context.shutdown()
-                has_left.set()
-                return
-            assert has_left.wait(20)
-            if rank == 1:
-                with pytest.raises(HorovodInternalError, match="rank 3 left the job"):
-                    meet(context, "x", x)
-                has_failed.set()
-            else:
-                assert has_failed.wait(20)
-                inputs = [values("float32", COUNT, r) for r in range(4)]
-                np.testing.assert_array_equal(meet(context, "x", x), averaged(SHIFT_ONE, "float32", inputs, rank, 0))
+            def call(rank, context, start=start, is_over=is_over):
+                x = values("float32", COUNT, rank)
+                if rank == 3:
+                    start.wait(20)
+                    post(context, "x", [view(x, "float32", np.empty_like(x))], SHIFT_ONE, 0)
+                    context.shutdown()
+                elif rank == 1:
+                    start.wait(20)
+                    time.sleep(delay)
+                    with suppress(HorovodInternalError):
+                        meet(context, "x", x)
+                    is_over.set()
+                else:
+                    assert is_over.wait(20)
+                    inputs = [values("float32", COUNT, r) for r in range(4)]
+                    np.testing.assert_array_equal(meet(context, "x", x), averaged(SHIFT_ONE, "float32", inputs, rank, 0))
 
-        world.run(call)
+            world.run(call)
 
 
 @pytest.mark.parametrize("negotiation", ["star", "tree"])
