@@ -14,12 +14,12 @@ from world import TRANSPORTS, World
 
 HERE = Path(__file__).parent
 os.environ.setdefault("HOROVOD_START_TIMEOUT", ranks.START_SECONDS)
-# In this process and jobs of baguarun, as in ranks.py.
+# For this process and the jobs that it starts, as in ranks.py.
 os.environ |= {"BAGUA_FULL_STEPS": "0", "BAGUA_FULL_STEP_BITS": "32"}
-# The same examples each time, and as much time for each as a busy machine takes.
+# Hypothesis draws the same examples in every run, without a time limit: the machine may be busy.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
-# What takes longest is begun first, so that of the processes of `make test` none is alone with it at the end.
+# The longest files start first, so that no process of `make test` runs one alone at the end.
 LONGEST = [HERE / name for name in (
     "native/test_native.py", "keras/test_fit.py", "faults/test_faults.py", "runner/test_namespaces.py",
     "runner/test_ssh.py", "elastic/test_digits.py", "collectives/test_hosts.py", "keras/test_algorithms.py",
@@ -31,9 +31,9 @@ LONGEST = [HERE / name for name in (
 assert all(path.exists() for path in LONGEST)
 
 
-# What `make test` leaves to `make test-long`: farms of ssh hosts and namespaces, trainings to the end, most examples,
-# more ranks than a small machine has room for, what carries the mark `long` where it is, and all but a diagonal of the
-# products of parameters (see diagonal()).
+# Tests that `make test` leaves to `make test-long`: groups of ssh hosts and namespaces, complete trainings, most
+# examples, more ranks than a small machine can run, tests marked `long`, and all but a diagonal of the products of
+# parameters (see diagonal()).
 LONG_FIXTURES = {"ssh_hosts", "namespaces"}
 LONG_FILES = [HERE / name for name in (
     "elastic/test_digits.py", "runner/test_run_ssh.py", "runner/test_slurm.py", "soak/test_soak.py",
@@ -41,14 +41,14 @@ LONG_FILES = [HERE / name for name in (
         "keras_several_hosts", "lightning_digits", "torch_cached_dataset", "torch_char_lm",
         "torch_ddp_digits", "torch_elastic_digits", "torch_load_balancing")))]
 LONG_FOLDERS = {HERE / "ray", HERE / "spark"}
-SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the farms, all the same
+SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the long fixtures
 MOST_RANKS = 5      # threads of one test
 assert all(path.exists() for path in [*LONG_FILES, *LONG_FOLDERS])
 
 
 def is_long(item):
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    world = parameters.get("world", 0)      # in it, a number of ranks, or a letter for each
+    world = parameters.get("world", 0)      # a number of ranks, or a tuple with one, or with a letter for each rank
     parts = world if isinstance(world, tuple) else (world,)
     numbers = [part for part in parts if isinstance(part, int)] or [len(parts[0])]
     return (item.path in LONG_FILES or item.path.parent in LONG_FOLDERS
@@ -57,17 +57,17 @@ def is_long(item):
 
 
 def coordinates(item):
-    """What one test was given, of each parametrization a point."""
+    """The test's point in each parametrization, as a set."""
     parameters = dict(item.callspec.params)
     found = set()
-    for mark in item.iter_markers("parametrize"):       # several names of one mark are given together
+    for mark in item.iter_markers("parametrize"):       # one mark can set several names
         names = mark.args[0].replace(" ", "").split(",") if isinstance(mark.args[0], str) else mark.args[0]
         found.add((tuple(names), *(id(parameters.pop(name, None)) for name in names)))
     return found | {(name, id(value)) for name, value in parameters.items()}
 
 
 def fewer_ranks(items):
-    """Of tests that are one function: not those by more than four ranks, nor by two where there are some by three."""
+    """Drops variants with more than four ranks, and those with two where there are some with three."""
     if not any(point[0] == ("n",) for point in coordinates(items[0])):
         return items
     numbers = {item.callspec.params["n"] for item in items}
@@ -76,7 +76,7 @@ def fewer_ranks(items):
 
 
 def diagonal(items):
-    """Of tests that are one function with different parameters, as many as have each value of each parameter once."""
+    """A subset of one test's variants that contains each value of each parameter."""
     chosen, seen = [], set()
     for new in (all, any):
         for item in items:
@@ -87,7 +87,7 @@ def diagonal(items):
     return chosen
 
 
-@pytest.hookimpl(tryfirst=True)     # before -m chooses
+@pytest.hookimpl(tryfirst=True)     # before -m selects
 def pytest_collection_modifyitems(items):
     places = {path: place for place, path in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
@@ -104,13 +104,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def run_ranks(tmp_path):
-    """ranks.run_ranks in a folder of the test's own."""
+    """ranks.run_ranks in the test's own folder."""
     return lambda n, function, **options: ranks.run_ranks(tmp_path, n, function, **options)
 
 
 @pytest.fixture
 def growing_job(monkeypatch):
-    """A job of this process alone, to which ranks may come."""
+    """A job with only this process, which other ranks can join."""
     basics.shutdown()
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     basics.init()
@@ -121,7 +121,7 @@ def growing_job(monkeypatch):
 @pytest.fixture
 def launcher(tmp_path):
     """A Launcher; the test fails when a process is left behind."""
-    # A test run in the background of a script has SIGINT ignored, one under nohup SIGHUP, and would hand that down.
+    # A background job of a script ignores SIGINT, and one under nohup SIGHUP; child processes would inherit that.
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
                 signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
     result = Launcher(tmp_path)
@@ -136,13 +136,13 @@ def launcher(tmp_path):
 
 @pytest.fixture
 def fake_ssh(launcher):
-    """FakeSsh."""
+    """A FakeSsh."""
     return FakeSsh(launcher)
 
 
 @pytest.fixture
 def ssh_hosts(tmp_path_factory):
-    """SshHosts; the test fails when a process is left behind there."""
+    """An SshHosts; the test fails when a process is left behind on a host."""
     hosts = SshHosts(tmp_path_factory.mktemp("ssh"))
     try:
         yield hosts
@@ -153,14 +153,14 @@ def ssh_hosts(tmp_path_factory):
 
 @pytest.fixture
 def namespaces(tmp_path_factory):
-    """Namespaces: three hosts."""
+    """A Namespaces with three hosts."""
     hosts = Namespaces(tmp_path_factory.mktemp("namespaces"), 3)
     yield hosts
     hosts.close()
 
 
-# Every path an allreduce can take: over links on each transport, and through shared memory where there is some. The
-# number of ranks matters to the algorithm of a path, not to the transport below it.
+# Every path of an allreduce: links over each transport, and shared memory where available. The number of ranks matters
+# to the algorithm of a path, not to the transport.
 PATHS = {("inproc", ""): (1, 2, 3, 5, 8), ("inproc", "ring"): (2, 3, 5, 8), ("shm", ""): (1, 2, 3, 5, 8),
          ("shm", "ring"): (3, 8), ("tcp", ""): (2, 5)}
 assert {transport for transport, _ in PATHS} == set(TRANSPORTS)
@@ -169,7 +169,7 @@ assert {transport for transport, _ in PATHS} == set(TRANSPORTS)
 @pytest.fixture(scope="module", params=[(*path, n) for path, ranks in PATHS.items() for n in ranks],
                 ids=lambda p: f"{p[0]}{'-' + p[1] if p[1] else ''}-{p[2]}")
 def world(request):
-    """n ranks as threads, on a path."""
+    """n ranks as threads, on one path."""
     transport, path, n = request.param
     with World(n, transport, path) as w:
         yield w
