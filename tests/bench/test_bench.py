@@ -1,4 +1,4 @@
-"""python -m bagua_hvd.bench: values, format and failures. Never a time."""
+"""python -m bagua_hvd.bench: values, format and failures, but no times."""
 import json
 import os
 import subprocess
@@ -32,7 +32,7 @@ def rows_of(stdout):
 
 
 def left_behind(path):
-    """Ranks and launchers of the run that wrote to `path`, and still run."""
+    """Ranks and launchers of the run that wrote to `path`, as far as they still run."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -153,7 +153,7 @@ def test_rows_without_gloo_have_no_ratio():
 
 
 def test_checker_expects_what_the_definitions_say():
-    """By hand for two ranks: they put in 1 2 3 4 and 2 3 4 5."""
+    """Expected results, by hand for two ranks with the inputs 1 2 3 4 and 2 3 4 5."""
     import torch
 
     expected = {"allreduce": [3, 5, 7, 9], "broadcast": [1, 2, 3, 4], "allgather": [1, 2, 2, 3],
@@ -174,7 +174,7 @@ def test_checker_grants_a_codec_its_error_and_no_more():
     import torch
 
     checks = Checker(0, 2, "float32", relaxed=True)
-    # |D(Q(x)) - x| <= range / 510: two ranks of range 6, then their sum, of range 12.
+    # |D(Q(x)) - x| <= range / 510, for two ranks with range 6, then for their sum with range 12.
     bound = (2 * 6 + 12) / 510
     checks.check("allreduce", 3, torch.tensor([3.0, 5.0, 7.0]) + bound)
     with pytest.raises(WrongResult):

@@ -1,4 +1,4 @@
-"""`python -m bagua_hvd.bench.train`: real ranks of each backend, and a line for each."""
+"""`python -m bagua_hvd.bench.train` runs real ranks of each backend, and prints a line for each."""
 import subprocess
 import sys
 
@@ -25,7 +25,7 @@ def test_every_backend_has_its_line(backends):
 
 
 def test_a_job_measures_in_its_own_ranks():
-    """The only way to measure between hosts."""
+    """A measurement between hosts is only possible within a job."""
     command = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", "2", sys.executable, "-m",
                "bagua_hvd.bench.train", "--models", "mlp", "--rounds", "1", "--steps", "1", "--warmup-steps", "1",
                "--backends", "none", "bagua", "gloo"]
