@@ -1,9 +1,9 @@
-"""Runs DeePMD-kit, which trains by Horovod on TensorFlow, as it is, on two ranks of bagua_hvd.
+"""Trains with unmodified DeePMD-kit, which uses Horovod on TensorFlow, on two ranks of bagua_hvd.
 
     pip install deepmd-kit tensorflow-cpu nvidia-cuda-runtime-cu12 && python tests/compat/deepmd_training.py
 
-On data made here. Where mpi4py is installed, it wants an MPI library, too. What it prints goes to the terminal; at the
-end stands what was looked for: all steps, and their gradients in the timeline.
+The data is generated here. If mpi4py is installed, it needs an MPI library, too. The output goes to the terminal; the
+last lines say whether all steps ran, and whether the timeline has their gradients.
 """
 import json
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(folder, *command):
-    """What two ranks of a command print, when both ended well."""
+    """The output of a command that two ranks run; both must succeed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
         filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     launcher = [sys.executable, "-m", "bagua_hvd.runner.launch", "--as-horovod", "-np", "2",
@@ -47,7 +47,7 @@ DEEPMD = {
 
 
 def system(folder, atoms=8, frames=16):
-    """Atoms on springs to their places."""
+    """Atoms on springs."""
     import numpy as np
 
     generator = np.random.default_rng(0)

@@ -1,14 +1,14 @@
-"""Runs pytorch-ignite's own tests of its backend "horovod" on bagua_hvd.
+"""Runs pytorch-ignite's own tests of its "horovod" backend on bagua_hvd.
 
     pip download --no-deps --no-binary :all: pytorch-ignite && tar xzf pytorch_ignite-*.tar.gz
     python tests/compat/ignite_tests.py pytorch_ignite-0.5.5 --ranks 4 [-k auto] [--launch] [tests/ignite/PATH]
 
-Other arguments go to pytest, values after "=".
+Other arguments go to pytest; write values after "=".
 
-The tests start ranks by `horovod.run`. A rank that starts so imports torch, scikit-learn and the tests, which takes far
-longer than what it does; so here ranks are forked from the process that has imported them. --launch: by bagua_hvd's
-own run(). Tests that start a command or a Python of their own need the wheel of `python -m bagua_hvd.as_horovod`,
-installed beside Ignite: they set PYTHONPATH to that folder.
+The tests start ranks with `horovod.run`. Such a rank imports torch, scikit-learn and the tests, which takes far longer
+than the test itself. So here ranks are forked from a process that has imported them; --launch uses bagua_hvd's own
+run() instead. Tests that start a command or a Python need the wheel of `python -m bagua_hvd.as_horovod`, installed
+beside Ignite: they set PYTHONPATH to that folder.
 """
 import argparse
 import os
@@ -22,11 +22,11 @@ import traceback
 from pathlib import Path
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
-RANKS = "4 if not torch.cuda.is_available()"        # in each test
+RANKS = "4 if not torch.cuda.is_available()"        # replaced in each test
 
 
 def forked_run(func, args=(), kwargs=None, num_proc=1, **options):
-    """As horovod.run: the results in the order of the ranks. Ranks are forks of this process, on this host."""
+    """Like horovod.run: returns the results in rank order. The ranks are forks of this process, on this host."""
     from bagua_hvd.job.rendezvous import Rendezvous
     from ranks import job_environment
 
@@ -55,11 +55,11 @@ def forked_run(func, args=(), kwargs=None, num_proc=1, **options):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         rendezvous.close()
-    return [None] * num_proc        # no test asks for more
+    return [None] * num_proc        # no test uses the results
 
 
 def _own_settings():
-    """What Ignite sets for the ranks when it is imported: HOROVOD_DYNAMIC_PROCESS_SETS."""
+    """HOROVOD_DYNAMIC_PROCESS_SETS, which Ignite sets for the ranks when it is imported."""
     return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
@@ -88,7 +88,7 @@ def main():
     paths = [argument for argument in rest if argument.startswith("tests/")] or ["tests/ignite"]
     rest = [argument for argument in rest if argument not in paths]
 
-    import bagua_hvd.as_horovod  # noqa: F401  (before anything asks for Horovod)
+    import bagua_hvd.as_horovod  # noqa: F401  (before anything imports Horovod)
 
     sys.path.append(str(SUPPORT))
     if not arguments.launch:

@@ -1,4 +1,4 @@
-"""What docs/migrating-from-horovod.md says in its tables."""
+"""Reads the tables of docs/migrating-from-horovod.md."""
 import re
 from pathlib import Path
 
@@ -6,7 +6,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "migrating-from-horovod.md"
 
 
 def section(title):
-    """The text under the heading, down to the next of its level or above."""
+    """The text under the heading, up to the next heading of the same or a higher level."""
     text = PAGE.read_text()
     heading = re.search(rf"^(#+) {re.escape(title)}$", text, re.MULTILINE)
     assert heading, f"{PAGE.name} has no section {title!r}"
@@ -16,7 +16,7 @@ def section(title):
 
 
 def table_rows(title):
-    """The cells of every row of the section's tables, heads and rules left out."""
+    """The cells of every row of the section's tables, without heads and rules."""
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         for line in section(title).splitlines() if line.startswith("|")
@@ -25,15 +25,15 @@ def table_rows(title):
 
 
 def names(cell):
-    """What stands between backticks."""
+    """The texts between backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
 def absent_names():
-    """The names, as in horovod_api.py, that the page says are not there."""
+    """The names, as in horovod_api.py, that the page lists as missing."""
     return [name for cells in table_rows("Names that are not there") for name in names(cells[0])]
 
 
 def variables():
-    """Environment variable -> status, of those that do not do what they do in Horovod."""
+    """Environment variable -> status, for those that act differently from Horovod."""
     return {name: cells[1] for cells in table_rows("Environment variables") for name in names(cells[0])}

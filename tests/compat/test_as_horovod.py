@@ -1,4 +1,4 @@
-"""import bagua_hvd.as_horovod, each case in a Python of its own."""
+"""import bagua_hvd.as_horovod; each case runs in its own Python process."""
 import subprocess
 import sys
 from pathlib import Path

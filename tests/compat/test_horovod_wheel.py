@@ -1,4 +1,4 @@
-"""The wheel by which bagua_hvd answers to the name horovod: installed by pip into a folder, and used from there."""
+"""The wheel that provides bagua_hvd under the name horovod: installed by pip into a folder, and used from there."""
 import os
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def written(folder):
 
 @pytest.fixture
 def installed(tmp_path):
-    """What has the wheel installed: the environment of a process."""
+    """The environment of a process that has the wheel installed."""
     wheel, target = written(tmp_path / "made" / "here"), tmp_path / "installed"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target,
                     wheel], check=True, timeout=60, capture_output=True)
@@ -49,7 +49,7 @@ def python(installed, code):
 
 @pytest.mark.long
 def test_horovodrun(installed, launcher):
-    """The command of that name, two ranks, and what they start."""
+    """horovodrun with two ranks, and the processes that they start."""
     pytest.importorskip("torch")
     script = launcher.folder / "train.py"
     script.write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""pytorch-ignite's backend "horovod", over an Ignite that nobody has changed."""
+"""pytorch-ignite's backend "horovod", with an unmodified Ignite."""
 import sys
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ignite", reason="not installed: pip install pytorch-ignite")
 
-# Every rank sees its own samples; what they have learnt must not differ.
+# Every rank has its own samples; the trained weights must be equal.
 SCRIPT = """
 import torch
 from torch.utils.data import TensorDataset

@@ -1,4 +1,4 @@
-"""docs/migrating-from-horovod.md says what is true of every name and every variable."""
+"""docs/migrating-from-horovod.md is correct for every name and every variable."""
 import re
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def _mentions(variable, files):
 
 
 def _is_read(variable):
-    """Whether it has an effect: as the table says (which tests/common/test_variables.py checks), or as an engine's."""
+    """Whether it has an effect, by the table (checked by tests/common/test_variables.py) or as an engine's variable."""
     if variable in TABLE:
         return TABLE[variable].setter in ("user", "baguarun")
     return bool(_mentions(variable, [PACKAGE / "job" / "env.py", *(PACKAGE / "job" / "engines").glob("*.py")]))

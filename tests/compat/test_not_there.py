@@ -1,4 +1,4 @@
-"""What bagua_hvd has not: importing it says what to use instead, under Horovod's name as well."""
+"""Importing a part of Horovod that bagua_hvd lacks raises an error that names an alternative, under both names."""
 import importlib
 import subprocess
 import sys

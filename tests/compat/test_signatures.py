@@ -1,4 +1,4 @@
-"""Every name of horovod_api.py, by every path: it is there, with Horovod's parameters, order and defaults.
+"""Every name of horovod_api.py exists on every path, with Horovod's parameters, order and defaults.
 
 Tier C names may be missing if docs/migrating-from-horovod.md says so.
 """
@@ -72,7 +72,7 @@ def _call(path, *args, **kwargs):
     return ABSENT if function is ABSENT else function(*args, **kwargs)
 
 
-# The places of horovod_api.py that are objects: how to make one, in a job of one rank.
+# The namespaces of horovod_api.py that are objects: how to make one in a job of one rank.
 OBJECTS = {
     "@optimizer": _make_optimizer,
     "@compression": lambda: find("torch.Compression"),
@@ -91,7 +91,7 @@ OBJECTS = {
 
 @contextlib.contextmanager
 def at(place):
-    """What the names of a place are attributes of; ABSENT when it is not there."""
+    """Yields the object that has the namespace's names as attributes, or ABSENT."""
     if not place.startswith("@"):
         yield import_module(place)
         return
@@ -113,7 +113,7 @@ def table_parameters(signature):
 
 
 def default_text(value):
-    """How the table writes a default."""
+    """The default as the table writes it."""
     if value is inspect.Parameter.empty:
         return None
     if value is find("common.process_sets.global_process_set"):
@@ -128,14 +128,14 @@ def check_signature(function, signature):
     prefix = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     own = list(inspect.signature(function).parameters.values())
     actual = [(prefix.get(parameter.kind, "") + parameter.name, default_text(parameter.default)) for parameter in own]
-    # Both `**kwargs` are the last: ours may have more keywords before it.
+    # Both `**kwargs` are last; ours may have more keywords before it.
     if expected and expected[-1][0].startswith("**"):
         assert actual.pop() == expected.pop()
         own.pop()
     assert actual[:len(expected)] == expected
     by_position = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     assert all(parameter.kind in by_position for parameter in own[:len(expected)])
-    # A call written for Horovod must not lack one of ours.
+    # A call written for Horovod must have all of our required arguments.
     assert all(extra.default is not inspect.Parameter.empty or extra.kind in prefix for extra in own[len(expected):])
 
 
@@ -156,7 +156,7 @@ def test_name(tier, place, signature):
 @pytest.mark.parametrize("package", [
     "torch", *(pytest.param(one, marks=pytest.mark.long) for one in ("tensorflow", "keras"))])
 def test_first_import(package):
-    """A package can be what a script imports first: no other one must have been imported before."""
+    """A script can import any package first: none depends on an earlier import of another."""
     pytest.importorskip("tensorflow" if package == "keras" else package)
     done = subprocess.run([sys.executable, "-c", f"import bagua_hvd.{package}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -166,7 +166,7 @@ def test_first_import(package):
 def test_paths_lead_to_the_same_objects(framework):
     """A script may mix `hvd.allreduce` and `from horovod.torch.mpi_ops import allreduce`.
 
-    But not those of tensorflow and tensorflow.keras, which are two interfaces.
+    The exception: tensorflow and tensorflow.keras are two interfaces.
     """
     found = {}
     for _, place, signature in ROWS:
@@ -180,7 +180,7 @@ def test_paths_lead_to_the_same_objects(framework):
 
 
 def test_basics_of_every_front_end():
-    """What third-party code reaches for: the object with init, rank, size and the process sets."""
+    """The object that third-party code uses: it has init, rank, size and the process sets."""
     for place in ("torch.mpi_ops", "tensorflow.mpi_ops", "tensorflow.keras", "keras"):
         _basics = find(f"{place}._basics")
         _basics.init()
