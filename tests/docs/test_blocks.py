@@ -1,6 +1,6 @@
-"""Every code block of every page is run, or a comment before it says why not.
+"""Runs every code block of every page, unless a comment before the block says why not.
 
-Blocks of a page that has files (blocks with a title) are run by test_site.py, with the page's console blocks.
+Blocks of a page with files (blocks with a title) are run by test_site.py, together with the page's console blocks.
 """
 import os
 import re
@@ -15,10 +15,10 @@ import page_blocks
 
 ROOT = page_blocks.ROOT
 PAGES = {page.name: page for page in page_blocks.pages()}
-# Which need a cluster; their examples are run where Ray or Spark is installed (tests/ray, tests/spark).
+# They need a cluster; their examples are run where Ray or Spark is installed (tests/ray, tests/spark).
 CLUSTERS = {"ray.md", "spark.md"}
 KNOWN = {"python", "console", "bash", "yaml", *page_blocks.TEXTS}
-# Blocks that only their indent makes code.
+# Pages with blocks that are marked as code by indentation only.
 INDENTED = {"data.md", "running.md"}
 TRAIN = """
 import torch
@@ -65,7 +65,7 @@ def test_python(name, launcher, tmp_path):
     if name.startswith("keras"):
         pytest.importorskip("keras")
     program, env = [Path(page_blocks.__file__), name], {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    if name == "torch-distributed.md":      # torchrun sets what init_process_group() asks for
+    if name == "torch-distributed.md":      # torchrun sets the variables for init_process_group()
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = subprocess.run([*torchrun, *program], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True,
                               timeout=200)

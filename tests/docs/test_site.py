@@ -1,4 +1,4 @@
-"""The site is built as by `make docs`: links, anchors, and the pages whose commands it runs, for a minute."""
+"""Builds the site as `make docs` does: checks its links and anchors, and runs its pages' commands for a minute."""
 import os
 import re
 import subprocess
@@ -17,7 +17,7 @@ for module in ("torch", "tensorflow", "lightning"):
 
 def test_the_site(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    for name in ("BAGUA_FULL_STEPS", "BAGUA_FULL_STEP_BITS"):      # of the tests (conftest.py)
+    for name in ("BAGUA_FULL_STEPS", "BAGUA_FULL_STEP_BITS"):      # set for the tests by conftest.py
         environment.pop(name, None)
     done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ".ci/mkdocs.yml",
                            "--site-dir", tmp_path], cwd=ROOT, env=environment, capture_output=True, text=True,
