@@ -1,4 +1,4 @@
-"""The demo, shortened, and what its picture shows."""
+"""The demo, shortened, and the contents of its picture."""
 import math
 import sys
 from pathlib import Path

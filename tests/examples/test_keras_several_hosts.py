@@ -1,4 +1,4 @@
-"""The example of Keras on several hosts: killed in the middle, and started again with the same folder."""
+"""The example of Keras on several hosts is killed in the middle, and restarted with the same folder."""
 import os
 import re
 import subprocess
@@ -13,10 +13,10 @@ pytest.importorskip("sklearn")
 pytest.importorskip("keras")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "keras_several_hosts.py"
-EPOCHS = 40         # many more than pass until the signal is sent
+EPOCHS = 40         # many more than can end before the signal is sent
 
 
-# What anybody does with the file: one process, without bagua_hvd, on the test images of all ranks.
+# Ordinary use of the file: one process without bagua_hvd evaluates it on the test images of all ranks.
 EVALUATE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -54,13 +54,13 @@ def test_goes_on_where_it_was(launcher, backend, hosts, request):
     result = launcher.run(*job, reached + 2, env=env, prefix=prefix, timeout=200)
     assert result.returncode == 0, result.stderr
     first = int(re.search(r"Epoch (\d+)/", result.stdout)[1])
-    # The signal may have come while the backup was written.
+    # The signal may arrive while the backup is written.
     assert 1 < first and reached - 1 <= first <= reached + 1
     assert float(re.search(rf"{backend}, 2 ranks: .* accuracy ([\d.]+) %", result.stdout)[1]) >= 90
     assert int(re.search(r"written after step (\d+)", result.stdout)[1]) % 23 == 0
-    assert not (folder / "backup").exists()     # a training that has ended needs none
+    assert not (folder / "backup").exists()     # removed at the end of a training
 
-    # The best of the epochs since, by the mean of what the ranks found on their halves.
+    # The best epoch since, by the mean of the ranks' accuracies on their halves.
     found = [float(number) for number in re.findall(r"val_accuracy: ([\d.]+)", result.stdout)]
     assert len(found) == reached + 3 - first
     alone = subprocess.run([sys.executable, "-c", EVALUATE, EXAMPLE.parent, folder / "best.keras"], text=True,

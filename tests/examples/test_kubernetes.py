@@ -1,7 +1,7 @@
-"""The manifests of examples/kubernetes hold nothing that their API does not know, and nothing of a wrong type.
+"""The manifests of examples/kubernetes have only fields that their API knows, with the right types.
 
-The models of Kubeflow Trainer's API and of Kubernetes' are those of the package kubeflow-trainer-api, made from the
-schemas. No package has MPIJob v2beta1: its own fields are listed here, its pods are checked with Kubernetes' models.
+The models of Kubeflow Trainer's API and of Kubernetes' come from the package kubeflow-trainer-api, which is generated
+from the schemas. No package has MPIJob v2beta1: its own fields are listed here, its pods use Kubernetes' models.
 """
 from pathlib import Path
 
@@ -18,7 +18,7 @@ MPIJOB = {"slotsPerWorker": int, "mpiImplementation": str, "sshAuthMountPath": s
 
 
 def check(model, value):
-    """What the model drops is unknown to it; a wrong type is its ValidationError."""
+    """The model drops unknown fields, and raises a ValidationError for a wrong type."""
     assert model.from_dict(value).to_dict() == value
 
 

@@ -1,4 +1,4 @@
-"""Lightning's example, shortened, started by Lightning itself; and the other name of the package."""
+"""Lightning's example, shortened, with ranks that Lightning starts; and the other name of the package."""
 import os
 import re
 import subprocess

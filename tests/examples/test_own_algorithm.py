@@ -1,4 +1,4 @@
-"""The example of an own algorithm: it trains, and it is the equation."""
+"""The example of a custom algorithm trains, and matches its equation."""
 import re
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The algorithm of docs/own-algorithm.md, and one that looks at weights in communicate(): alike in every front end."""
+"""The algorithm of docs/own-algorithm.md, and one that reads weights in communicate(), are equal in every front end."""
 import functools
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ FORMS = {
 
 @functools.cache
 def of_page():
-    """The class of the page's first piece of code, as it stands there."""
+    """The class of the page's first code block."""
     found = {}
     exec(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1], found)
     return found["D2"]
@@ -46,7 +46,7 @@ def centers(i):
 
 
 def simulate_page(n):
-    """D2's equation: what all have in the end, one row for each."""
+    """D2's equation: the final weights of all workers, one row for each."""
     x, kept = np.zeros((n, SIZE)), 0.0
     for t in range(STEPS):
         h = x - RATE * np.array([(x[i] - centers(i)[t]) / 4 for i in range(n)])

@@ -1,4 +1,4 @@
-"""The example of slow samples, shortened: the same training with and without a cache, which holds every sample."""
+"""The example of slow samples, shortened: training is the same with and without a cache, which holds every sample."""
 import re
 import sys
 from pathlib import Path
@@ -20,4 +20,4 @@ def test_same_training_from_the_cache(launcher):
         assert result.returncode == 0, result.stdout + result.stderr
         found.append(re.findall(r"(epoch \d): [\d.]+ s, (\d+ % right)", result.stdout))
     assert len(found[0]) == 3 and found[0] == found[1] == found[2]
-    assert len(diskcache.Cache(str(folder))) == 64 + 1          # and whose samples they are
+    assert len(diskcache.Cache(str(folder))) == 64 + 1          # and the name of their data set

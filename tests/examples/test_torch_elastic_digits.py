@@ -1,4 +1,4 @@
-"""The elastic digits example, shortened, on two names of this host, one of which is taken away."""
+"""The elastic digits example, shortened, on two names of this host, one of which is removed."""
 import re
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic_digits.py"
-EPOCHS = 40         # seconds more than it takes until the ranks hear of a host that is gone
+EPOCHS = 40         # seconds more than the ranks need to learn of the removed host
 
 
 @pytest.mark.timeout(300)
@@ -25,7 +25,7 @@ def test_trains_on_without_a_host(launcher):
         popen = launcher.start("--min-np", 1, "--host-discovery-script", script, sys.executable, EXAMPLE,
                                "--epochs", EPOCHS, env={"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
         wait_until(lambda: f"epoch 2 of {EPOCHS}, 2 ranks" in output.read_text(), 100)
-        fewer = hosts.with_suffix(".part")      # at once, as the script may read at any time
+        fewer = hosts.with_suffix(".part")      # renamed, because the script may read at any time
         fewer.write_text("localhost:1\n")
         fewer.replace(hosts)
         assert popen.wait(150) == 0, output.read_text()

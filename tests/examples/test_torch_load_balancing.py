@@ -1,4 +1,4 @@
-"""The example of unequal samples, shortened: each way trains, and what is balanced is in the batches, not in times."""
+"""The example of unequal samples, shortened: each configuration trains; balance is checked by batches, not by times."""
 import re
 import sys
 from pathlib import Path

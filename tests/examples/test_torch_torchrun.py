@@ -1,4 +1,4 @@
-"""examples/torch_torchrun.py under real torchrun: the result of a training whose workers are killed."""
+"""examples/torch_torchrun.py under torchrun: the result of a training whose workers are killed."""
 import os
 import re
 import signal
@@ -34,7 +34,7 @@ def test_no_complete_step_is_lost(tmp_path):
         return BEGINS.findall(files[1].read_text())
 
     def has_made_steps():
-        """Since all ranks have begun for the last time."""
+        """Whether all ranks have made steps since their last start."""
         text = files[1].read_text()
         return len(begun()) == RANKS * (kill + 1) and "step " in text[text.rindex("begins"):].split("\n", 1)[1]
 
