@@ -1,9 +1,9 @@
-"""What happens when a rank is killed, in several systems with one training: a table for docs/results/faults.md.
+"""Compares how several systems recover from the loss of a rank: a table for docs/results/faults.md.
 
     python tests/elastic/at_a_kill.py [--repetitions 5] [--only TEXT] [--torchft /path/of/a/python/that/has/torchft]
 
-Three ranks train a small perceptron on this machine; a step takes 20 ms, most of it asleep. Rank 1 is killed. Seconds
-from then to the end of the first step that is new, and how many steps that were complete are repeated.
+Three ranks train a small perceptron on this machine; a step takes 20 ms, most of it sleep. Rank 1 is killed. Measured:
+the seconds from the kill to the end of the first new step, and how many completed steps are repeated.
 """
 import argparse
 import json
@@ -37,7 +37,7 @@ def make():
 
 
 class Log:
-    """Writes which steps this process has completed."""
+    """Records the steps that this process has completed."""
 
     def __init__(self, rank):
         self._file = open(Path(os.environ["TEST_LOG"]) / f"{os.getpid()}.log", "a", buffering=1)
@@ -81,7 +81,7 @@ def elastic(every_step):
 
 
 def torchrun(backend):
-    """As PyTorch's tutorial of torchrun: a checkpoint now and then, from which all begin again."""
+    """Like PyTorch's tutorial of torchrun: periodic checkpoints, from which all ranks restart."""
     if backend == "bagua":
         import bagua_hvd.torch.distributed  # noqa: F401  (registers the backend)
 
@@ -140,7 +140,7 @@ WORKERS = {"every_step": lambda: elastic(True), "commit": lambda: elastic(False)
 
 
 class Run:
-    """One training of a kind in a folder."""
+    """One training with one system, in a folder."""
 
     def __init__(self, kind, folder, launcher, python_of_torchft):
         self.kind, self.folder, self.launcher, self.torchft = kind, folder, launcher, python_of_torchft
@@ -169,19 +169,19 @@ class Run:
             for rank in range(RANKS):
                 self.spawn(self.torchft, *command, TORCHFT_LIGHTHOUSE=address, RANK=str(rank))
         else:
-            # With one store for all attempts, as PyTorch 2.13 has it, gloo's new workers would read the addresses of
-            # those that are dead, and wait for them.
+            # PyTorch 2.13 uses one store for all attempts: gloo's new workers would read the addresses of dead ones,
+            # and wait for them.
             self.spawn(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
                        "--max-restarts", "3", *command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
     def lines(self):
-        """What the ranks have completed, in the order of time; with their pids."""
+        """The completed steps of all ranks, sorted by time, with pids."""
         found = [{**json.loads(line), "pid": int(file.stem)} for file in self.folder.glob("*.log")
                  for line in file.read_text().split("\n")[:-1]]
         return sorted(found, key=lambda line: line["at"])
 
     def measure(self):
-        """(seconds to the first new step, complete steps that were repeated)."""
+        """(seconds to the first new step, number of completed steps that were repeated)."""
         self.start()
         wait_until(lambda: sum(line["step"] >= 60 for line in self.lines()) >= RANKS, 200)
         time.sleep(random.uniform(0, 1))
@@ -190,7 +190,7 @@ class Run:
         killed = time.time()
 
         def look():
-            """(the last step that was complete when the kill took effect, what was completed later)."""
+            """(the last step completed before the kill took effect, the steps completed after it)."""
             lines = self.lines()
             later = [line for line in lines if line["at"] > killed + STEP_SECONDS]
             return max(line["step"] for line in lines if line not in later), later
@@ -203,7 +203,7 @@ class Run:
     def close(self):
         (self.folder / "stop").touch()
         for popen in reversed(self.popens):
-            popen.terminate()           # torchrun ends its workers
+            popen.terminate()           # torchrun stops its workers
             try:
                 popen.wait(60)
             except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""A worker whose optimizer's algorithm is Auto, told by its test that codes take half the time: it switches to them.
+"""A worker with the algorithm Auto, and fake timings by which codecs halve the step time, so that it switches to them.
 
-Prints a line `event key=value ...` for each event. Goes on until rank 0 finds the file TEST_STOP.
+Prints a line `event key=value ...` for each event. Trains until rank 0 finds the file TEST_STOP.
 """
 import os
 import time
@@ -20,7 +20,7 @@ def say(event, **words):
 
 
 def us(plan):
-    """Of a step: as it is predicted, and as it is measured."""
+    """The step time in microseconds, both predicted and measured."""
     return {"gradient_allreduce": 10_000, PLAN: 5_000}.get(str(plan), 20_000)
 
 
@@ -54,7 +54,7 @@ def train(state):
         if deciding._hysteresis.plan and str(deciding.plan) != PLAN and not said:
             said = True
             say("decided", step=state.steps, rank=hvd.rank(), pid=os.getpid())
-            time.sleep(2)           # in which the test kills this rank, or the one that it waits for
+            time.sleep(2)           # the test kills this rank, or its peer
         plans = hvd.allgather_object(str(deciding.plan), name="plan")
         assert plans == plans[:1] * hvd.size(), plans
         say("committed", step=state.steps, rank=hvd.rank(), size=hvd.size(), plan=plans[0])

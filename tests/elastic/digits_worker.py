@@ -1,6 +1,6 @@
-"""Trains a small CNN on the digits in TEST_DIGITS (an archive of numpy arrays), and checks what its sampler gives.
+"""Trains a small CNN on the digits in TEST_DIGITS (an archive of numpy arrays), and checks its sampler's indices.
 
-Prints a line `event key=value ...` for each event. Goes on for further epochs until rank 0 finds the file TEST_STOP.
+Prints a line `event key=value ...` for each event. Trains further epochs until rank 0 finds the file TEST_STOP.
 """
 import os
 import sys
@@ -36,10 +36,10 @@ def main(algorithm):
     if algorithm == "auto":
         algorithm = hvd.algorithms.Auto(up_to="E2", window=3)
     if algorithm == "async":
-        # A round is always under way.
+        # A round is always in flight.
         algorithm = hvd.algorithms.get("async", sync_interval_ms=0)
     if algorithm == "diloco":
-        # A fragment is always under way.
+        # A fragment is always in flight.
         algorithm = hvd.algorithms.DiLoCo(4, fragments=2, overlap_steps=2, outer_lr=1, outer_momentum=0,
                                           error_feedback=True)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
@@ -48,7 +48,7 @@ def main(algorithm):
 
     @hvd.elastic.run
     def train(state):
-        # A second optimizer, made anew after every reset: its buckets must not clash with the other one's.
+        # A second optimizer, created again after every reset: its buckets' names must differ from the other one's.
         extra = nn.Linear(3, 1)
         other = hvd.DistributedOptimizer(torch.optim.SGD(extra.parameters(), lr=0.1), extra.named_parameters())
         hvd.broadcast_parameters(extra.state_dict(), root_rank=0)
@@ -89,7 +89,7 @@ def main(algorithm):
 
 
 def check_shares(sampler):
-    """All ranks together have what is left of the epoch, each as much as the others."""
+    """All ranks together have the rest of the epoch, in equal shares."""
     shares = hvd.allgather_object(list(sampler), name="shares")
     order = torch.randperm(1437, generator=torch.Generator().manual_seed(sampler.seed + sampler.epoch)).tolist()
     left = order[sampler.processed_num:]

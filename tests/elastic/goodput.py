@@ -1,11 +1,11 @@
-"""What is left of a training when ranks are slow, die and are replaced: a table of goodput.
+"""Measures goodput with slow ranks and with ranks that die and are replaced: a table.
 
     python tests/elastic/goodput.py [--seconds 180] [--step 0.4] [--only ROW]
 
-Eight ranks train a perceptron on this machine; a step takes 0.4 s, most of it asleep, and that of one rank 1.6 s. Every
-30 s another rank is killed, and a new process takes its place; with a quorum it was started before. Goodput: steps of
-ranks that are part of the model, as a share of those that eight ranks would have made that are all equally fast and
-alive. The loss is that of the test data at the end.
+Eight ranks train a perceptron on this machine; a step takes 0.4 s, most of it sleep, and 1.6 s on one rank. Every 30 s
+another rank is killed, and a new process replaces it; with a quorum, that process already runs. Goodput: the ranks'
+steps that are part of the model, relative to those of eight equally fast ranks without failures. The loss is that of
+the test data at the end.
 """
 import argparse
 import json
@@ -38,7 +38,7 @@ KINDS = {
 
 
 class Worker:
-    """One rank; it logs the time and how many steps of ranks are part of the model by then, or this rank's alone."""
+    """One rank; logs the time and the number of steps in the model by then, of all ranks or (by_itself) of this one."""
 
     def __init__(self):
         import bagua_hvd.torch as hvd
@@ -78,7 +78,7 @@ class Worker:
         rows = torch.randint(self.rows, (BATCH,), generator=self.random)
         self.optimizer.zero_grad()
         self.task.loss(self.model, *self.task.pairs("train", rows)).backward()
-        time.sleep(max(0, self.seconds - (time.monotonic() - began)))       # computes
+        time.sleep(max(0, self.seconds - (time.monotonic() - began)))       # stands for the computation
         self.optimizer.step()
 
     def save(self):
@@ -88,7 +88,7 @@ class Worker:
 
     def by_itself(self):
         self.log(steps=0)
-        made = -1                       # in its first step a rank finds out where the others are
+        made = -1                       # in its first step a rank looks for the others
         while not self.stops():
             self.step()
             made += 1
@@ -139,10 +139,10 @@ class Goodput:
         return {pid: [json.loads(line) for line in lines] for pid, lines in found.items() if lines}
 
     def run(self):
-        """(goodput, test loss, kills)."""
+        """Runs it; returns (goodput, test loss, kills)."""
         start, replace, end = self.by_themselves() if "quorum" in self.kind else self.one_job()
         start()
-        # All are under way.
+        # All ranks train.
         wait_until(lambda: sum(log[-1]["steps"] > 0 for log in self.logs().values()) >= RANKS, 500)
         began, before = time.time(), self.steps()
         killed = []

@@ -1,11 +1,11 @@
-"""How long the ranks of an elastic job pause when another one joins: a table for docs/decisions/failure.md.
+"""Measures how long the ranks of an elastic job pause when another one joins: a table for docs/decisions/failure.md.
 
     python tests/elastic/joining.py [--mb 100] [--rate 1gbit] [--repetitions 3] [--only sgd]
 
-Three ranks train a model of --mb MB with every_step=True, then a fourth one joins. Each has a host of its own, a
-network namespace whose line carries --rate (needs root, ip, tc, sshd). A step of 100 MB at 1 Gbit/s takes as long as
-one of 25 MB at 250 Mbit/s, which needs less of this machine. The pause is the longest gap between two steps of the
-three ranks less a step of four.
+Three ranks train a model of --mb MB with every_step=True, then a fourth one joins. Each runs on a host of its own, a
+network namespace with a link of --rate (needs root, ip, tc, sshd). A step of 100 MB at 1 Gbit/s takes as long as one of
+25 MB at 250 Mbit/s, which needs less of this machine. The pause is the longest gap between two steps of the three ranks
+minus the duration of a step of four.
 """
 import argparse
 import json
@@ -57,18 +57,18 @@ def work(megabytes, name):
 
 
 def ends_of_steps(folder):
-    """Of each process the ends of its steps with three ranks, and those with four."""
+    """For each process: the end times of its steps with three ranks, and with four."""
     logs = [[json.loads(line) for line in file.read_text().split("\n")[:-1]] for file in folder.glob("*.log")]
     return [[[at for at, size in log if size == wanted] for wanted in (3, 4)] for log in logs]
 
 
 def durations(ends):
-    """Of the steps but the first, which follows a change."""
+    """Durations of all steps but the first, which follows a change."""
     return [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
 
 
 def measure(options, optimizer):
-    """Seconds: (a step of three ranks, one of four, the longest gap between steps of the first three)."""
+    """Seconds: (a step of three ranks, a step of four, the longest gap between steps of the first three)."""
     with tempfile.TemporaryDirectory(prefix="joining.") as name:
         folder = Path(name)
         logs = folder / "logs"

@@ -1,13 +1,13 @@
-"""What the latency between hosts adds to the start of an elastic job, and to its recovery: a table.
+"""Measures how the latency between hosts affects the start and the recovery of an elastic job: a table.
 
     python tests/elastic/latency.py [--ranks 3 4] [--delay 0 5 10] [--rate none] [--mb 0.01] [--repetitions 3]
 
-Each rank has a host of its own, a network namespace, whose line carries --rate; packets take --delay ms to another, one
-way (needs root, ip, nsenter, sshd). The ranks train a model of --mb MB with every_step=True, until one gets SIGKILL.
-Medians of seconds:
+Each rank runs on a host of its own, a network namespace with a link of --rate and a one-way delay of --delay ms to
+every other host (needs root, ip, nsenter, sshd). The ranks train a model of --mb MB with every_step=True, until one
+gets SIGKILL. Medians in seconds:
 
     init         from the last rank's call of hvd.init() to its return on all ranks
-    connected    from the signal until all survivors have left the job and entered it again
+    connected    from the signal until all survivors have left the job and joined it again
     ready        until they have agreed on the state
     step         until they have completed a step
 """
@@ -67,7 +67,7 @@ def work(megabytes):
 
 
 def times(folder, event, size):
-    """{pid: (when, rank)} of the processes' first such events in a job of this size."""
+    """{pid: (time, rank)} of each process's first such event in a job of this size."""
     found = {}
     for file in folder.glob("*.log"):
         for name, at, of, rank in map(json.loads, file.read_text().split("\n")[:-1]):

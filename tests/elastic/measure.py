@@ -1,10 +1,10 @@
-"""How long an elastic job stands still when ranks are lost or hosts change: a table for docs/results/faults.md.
+"""Measures how long an elastic job stalls when ranks are lost or hosts change: a table for docs/results/faults.md.
 
     python tests/elastic/measure.py [--repetitions 10] [--only TEXT]
 
-One host that stands for several, workers without a framework whose steps take 20 ms. Per run: the seconds from the
-event until all ranks of the new size have committed a step, the longest time in which no rank committed one, and how
-many committed steps were lost. Exits with 1 when one was, or a recovery took longer than it may.
+One host that acts as several, workers without a framework and with steps of 20 ms. For each run: the seconds from the
+event until all ranks of the new size have committed a step, the longest time without a commit by any rank, and how many
+committed steps were lost. Exits with 1 if a step was lost, or a recovery took longer than allowed.
 """
 import argparse
 import os
@@ -29,7 +29,7 @@ WARM_UP_STEPS = 20
 
 @dataclass
 class Event:
-    """before, after: the hosts, {name: slots}; from which rank a process gets which signal. allowed: seconds; None: no
+    """before, after: the hosts, {name: slots}. signum: the signal for the process of `rank`. allowed: seconds; None: no
     limit is promised."""
 
     name: str
@@ -40,7 +40,7 @@ class Event:
     allowed: float | None = None
 
     def happen(self, job, workers):
-        """Makes it happen; returns when that was, in seconds of the wall clock."""
+        """Triggers the event; returns its time, in seconds of the wall clock."""
         began = time.time()
         if self.signum is None:
             job.set_hosts(self.after)
@@ -65,7 +65,7 @@ def step_of(event):
 
 
 def measure(event, folder):
-    """(seconds until all have made a step, longest pause in seconds, committed steps lost)."""
+    """(seconds until all ranks have made a step, longest pause in seconds, committed steps lost)."""
     launcher = Launcher(Path(folder))
     try:
         job = ElasticJob(launcher, event.before)

@@ -1,4 +1,4 @@
-"""A worker without a framework: counts steps that all ranks agree on, until rank 0 finds the file TEST_STOP.
+"""A worker without a framework: counts steps that all ranks agree on, and ends when rank 0 finds the file TEST_STOP.
 
 Prints a line `event key=value ...` for each event.
 """
@@ -95,7 +95,7 @@ def main():
 
 
 def assigned(driver, failure):
-    """As take_place, but a worker whose fault it is ends when it has been told its second place."""
+    """Like take_place, but a worker with TEST_FAULT ends when it has received its second assignment."""
     assignment = take_place(driver, failure)
     if assignment.scope == "elastic.2" and os.environ.get("TEST_FAULT") == f"assigned {os.environ['HOROVOD_HOSTNAME']}":
         os._exit(9)

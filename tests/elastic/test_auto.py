@@ -1,4 +1,4 @@
-"""Auto in an elastic job: a worker is killed between the decision and the switch, and others come."""
+"""Auto in an elastic job: a worker is killed between the decision and the switch, and new ones join."""
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def ends_alike(job, size):
 
 
 def test_a_rank_killed_in_the_middle_of_a_switch(make_job):
-    """What had been decided holds for the survivor and for who comes in place of the lost one."""
+    """The decision stays valid for the survivor and for the replacement of the lost rank."""
     job = start(make_job, {A: 1, B: 1})
     decided = job.wait_for("decided", 2)
     assert len({event.words["step"] for event in decided}) == 1

@@ -1,4 +1,4 @@
-"""The driver's connections: who gets in, what arrives, and what happens to strangers."""
+"""The driver's connections: who is accepted, what is received, and how strangers are rejected."""
 import asyncio
 import os
 import queue
@@ -35,7 +35,7 @@ PLACE = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
 
 @pytest.fixture
 def service():
-    """A Service; its events are in service.events."""
+    """A Service that puts its events into service.events."""
     events = queue.Queue()
     with Service(SECRET, lambda *event: events.put(event), WORKER_SAYS) as service:
         service.events = events
@@ -51,7 +51,7 @@ def event(service):
 
 
 def worker_2(service):
-    """Its connection, when the service knows of it."""
+    """Its connection, once the service knows it."""
     connection = connect(service)
     connection.send(Hello(2))
     connection.send(Synced())
@@ -103,7 +103,7 @@ def test_a_worker_that_hangs_up(service):
 
 
 def test_beside_a_loop_of_the_callers_own():
-    """In a notebook, the thread that starts a job runs an event loop."""
+    """In a notebook, the thread that starts a job already runs an event loop."""
     async def cell():
         with Service(SECRET, lambda *event: None, WORKER_SAYS) as service:
             connect(service).close()
@@ -123,7 +123,7 @@ def test_a_driver_that_ends():
 def test_wrong_secret(service):
     with pytest.raises(channel.NotAuthenticated):
         connect(service, b"t" * 32)
-    connection = connect(service)       # others are served on
+    connection = connect(service)       # other peers are still served
     connection.send(Hello(0))
     connection.send(Synced())
     assert event(service)[:2] == ("synced", 0)
@@ -142,14 +142,14 @@ def test_strangers_learn_nothing_and_cause_nothing(service, data):
             if not more:
                 break
             received += more
-        # At most a hello and a proof.
+        # At most a hello and a proof are read.
         assert len(received) <= channel.HELLO_SIZE + channel.PROOF_SIZE
     assert service.events.empty()
 
 
 def test_a_reflected_proof_is_none():
     side = channel.Handshake(SECRET, channel.CONNECTED, 4242)
-    proof = side.answer(side.hello)     # the peer sends back what it gets
+    proof = side.answer(side.hello)     # the peer sends the bytes that it received
     with pytest.raises(channel.NotAuthenticated):
         side.check(proof)
     other = channel.Handshake(SECRET, channel.ACCEPTED, 4242)
@@ -202,7 +202,7 @@ def test_a_member_tries_to_connect_more_than_once(monkeypatch):
         service.send(3, Assignment(PLACE, "elastic.1", True, False))
         link.join()
     link.tell(Synced())
-    time.sleep(1.5)         # it has tried
+    time.sleep(1.5)         # it has retried
     monkeypatch.setenv("BAGUA_HVD_PORTS", str(service.port))
     events = queue.Queue()
     with Service(SECRET, lambda *event: events.put(event), WORKER_SAYS) as again:
@@ -230,7 +230,7 @@ print("hung up", connection.receive(Synced), flush=True)
 
 @pytest.mark.timeout(120)
 def test_both_ends_notice_within_seconds_that_a_host_has_vanished(namespaces):
-    # A silent host is given up after twice the longer limit and 10 s.
+    # A silent host is given up after twice the longer limit plus 10 s.
     limits = {"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "5", "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
 
     def start(host, argument):
@@ -244,7 +244,7 @@ def test_both_ends_notice_within_seconds_that_a_host_has_vanished(namespaces):
                 namespaces.cut(1)
                 cut = time.monotonic()
                 assert worker.stdout.readline() == "hung up None\n" and driver.stdout.readline() == "disconnected 5\n"
-                assert 5 < time.monotonic() - cut < 60       # it is hours with keep-alive as the system has it
+                assert 5 < time.monotonic() - cut < 60       # with the system's keep-alive it takes hours
             finally:
                 worker.kill()
                 driver.kill()

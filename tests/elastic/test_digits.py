@@ -1,4 +1,4 @@
-"""A small real model, trained to its accuracy while a worker is killed, rank 0 is lost, hosts come and go."""
+"""A small real model trains to its accuracy while a worker is killed, rank 0 is lost, and hosts join and leave."""
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The path of the data, shuffled, as an archive that loads fast."""
+    """The path of the shuffled data, as an archive that loads fast."""
     images, labels = datasets.load_digits(return_X_y=True)
     order = numpy.random.default_rng(0).permutation(len(labels))
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
@@ -36,7 +36,7 @@ def test_trains_on(make_job, digits, algorithm):
     job.wait_for("committed", 4)
     committed = job.committed()
     job.kill(with_rank(first, 0))
-    alone = job.wait_for("enter", size=1)[0]        # created for two ranks, and alone now
+    alone = job.wait_for("enter", size=1)[0]        # its optimizer was made for two ranks
     assert alone.words["pid"] == with_rank(first, 1).words["pid"]
     assert int(alone.words["step"]) >= committed
     job.set_hosts({B: 1, C: 1})
@@ -45,7 +45,7 @@ def test_trains_on(make_job, digits, algorithm):
     assert len({(event.words["step"], event.words["done"]) for event in second}) == 1
     job.wait_for("committed", len(job.of("committed")) + 4)
     job.set_hosts({C: 1})
-    alone = job.wait_for("enter", 2, size=1)[1]     # came later, and alone now
+    alone = job.wait_for("enter", 2, size=1)[1]     # it joined later
     assert alone.words["pid"] == with_rank(second, 1).words["pid"]
     assert job.finish(150) == 0, job.text
     done, = job.of("done")
@@ -59,7 +59,7 @@ def test_two_ranks_end_equal(make_job, digits):
     job = make_job({A: 1})
     job.start("--min-np", 1, command=[WORKER, "gradient_allreduce"],
               env={"TEST_DIGITS": str(digits), "OMP_NUM_THREADS": "1"})
-    job.wait_for("committed", 2)        # created alone
+    job.wait_for("committed", 2)        # its optimizer was made for one rank
     job.set_hosts({A: 1, B: 1})
     together = job.wait_for("enter", 2, size=2)
     assert 0 < int(together[0].words["step"]) == int(together[1].words["step"])

@@ -1,4 +1,4 @@
-"""HostManager: order, changes, blacklist; the discovery script."""
+"""HostManager: order, changes and blacklist of hosts; the discovery script."""
 import os
 import threading
 import time
@@ -33,7 +33,7 @@ def test_order_and_changes():
     assert manager.update_available_hosts() == HostUpdateResult.mixed
     hosts.set({"c": 1, "b": 3, "a": 1})
     manager.update_available_hosts()
-    assert list(manager.current_hosts) == ["b", "a", "c"]      # c is new again
+    assert list(manager.current_hosts) == ["b", "a", "c"]      # c counts as new
 
 
 def test_blacklist_for_ever():
@@ -57,7 +57,7 @@ def test_cooldown(jitter, delays):
         now[0] += delay - 0.25
         assert list(manager.current_hosts) == ["b"]
         now[0] += 0.25
-        assert list(manager.current_hosts) == ["b", "a"]       # it counts as new
+        assert list(manager.current_hosts) == ["b", "a"]       # b, which is back, counts as new
     assert set(asked) == {(0, 10)}
     assert manager.come_back and not manager.all_lost
 

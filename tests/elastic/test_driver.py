@@ -1,4 +1,4 @@
-"""The driver's rules, without processes: what it starts, stops and says, event by event."""
+"""The driver's rules, without processes: what it starts, stops and prints after each event."""
 import pytest
 
 from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult, Ping
@@ -11,21 +11,21 @@ from bagua_hvd.runner.ssh.network import NoRoute
 
 
 class Job:
-    """A driver whose workers are numbers, with a clock that the test moves. It is also the driver's crew."""
+    """A driver with numbers as workers, and a clock that the test advances. It is also the driver's crew."""
 
     def __init__(self, hosts, cooldown_range=None, survivors_seconds=0, **settings):
         self.now = 0.0
-        self.closed = None      # two hosts that do not reach each other
-        self.frozen = set()     # numbers of workers that do not answer
+        self.closed = None      # two hosts without a connection between them
+        self.frozen = set()     # numbers of workers that do not respond
         manager = HostManager(FixedHosts({}), cooldown_range, lambda: self.now, lambda low, high: 0)
         self.driver = ElasticDriver(ElasticSettings(**settings), manager, self,
                                     lambda *facts: self.ends.append(facts), lambda: self.now, survivors_seconds)
-        self.hosts = {}         # number -> host, of what was started
+        self.hosts = {}         # number -> host, of all workers that were started
         self.slots = {}
         self.stopped, self.killed, self.sent, self.said, self.ends = [], [], [], [], []
         self.find(hosts)
 
-    # The crew.
+    # The crew's interface.
     def start(self, number, host, slot):
         self.hosts[number] = host
         self.slots[number] = (slot.rank, slot.size)
@@ -50,7 +50,7 @@ class Job:
     def say(self, text):
         self.said.append(text)
 
-    # What happens.
+    # Events.
     def find(self, hosts):
         self.driver.hosts_found(hosts)
         self.driver.step()
@@ -73,15 +73,15 @@ class Job:
         self.now += seconds
         self.driver.step()
 
-    # What follows.
+    # Results.
     def take(self, kind):
-        """(number, message) of that type that were sent since the last call; others stay."""
+        """(number, message) of this type sent since the last call; other messages stay queued."""
         taken = [entry for entry in self.sent if name_of(type(entry[1])) == kind]
         self.sent = [entry for entry in self.sent if name_of(type(entry[1])) != kind]
         return taken
 
     def ranks(self):
-        """{number: rank} of the assignments that were sent since the last call, all of one meeting."""
+        """{number: rank} of the assignments sent since the last call, all of one rendezvous."""
         sent = self.take("assignment")
         assert len({message.scope for _, message in sent}) <= 1
         assert all(int(message.environment["HOROVOD_SIZE"]) == len(sent) for _, message in sent)
@@ -89,7 +89,7 @@ class Job:
 
 
 def running(hosts, **settings):
-    """A Job whose workers have met, and have the state."""
+    """A Job whose workers have completed a rendezvous, and have the state."""
     job = Job(hosts, **settings)
     numbers = list(job.hosts)
     job.join(*numbers)
@@ -132,7 +132,7 @@ def test_survivors_go_on_at_once_and_keep_their_order():
     job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
     job.end(0, 137)
     job.join(2)
-    assert job.ranks() == {}        # 1 has not come yet
+    assert job.ranks() == {}        # 1 has not called init() yet
     job.join(1)
     assert job.ranks() == {1: 0, 2: 1}
     assert job.stopped == []
@@ -140,7 +140,7 @@ def test_survivors_go_on_at_once_and_keep_their_order():
 
 def test_a_silent_worker_is_killed_and_its_host_blacklisted():
     job = running({"a": 1, "b": 2, "c": 1}, min_num_proc=1)
-    job.join(0, 3, silent=1)        # the others of the host had no time to come
+    job.join(0, 3, silent=1)        # no time for the other worker on that host to join
     assert job.killed == [1] and job.stopped == [1, 2]
     assert job.said == ["baguarun: a worker on b was silent, and is killed: the host is blacklisted.",
                         "baguarun: the job goes on with size 2, on a, c."]
@@ -157,7 +157,7 @@ def test_a_member_that_hangs_before_it_has_connected_is_killed():
     job.frozen = {2}
     job.join(0, 1, failure="rank 2 did not connect")
     job.wait(29)
-    assert job.killed == []             # it may still come
+    assert job.killed == []             # it may still join
     job.wait(2)
     assert job.killed == [2]
     assert "baguarun: a worker on b was silent, and is killed: the host is blacklisted." in job.said
@@ -168,7 +168,7 @@ def test_one_that_works_after_init_while_others_could_not_connect_is_not_silent(
     job = Job({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1, start_timeout=30, elastic_timeout=600)
     job.join(0, 1, 2)
     job.ranks()
-    job.end(2, 137)         # 0 had connected to it, and is in its script
+    job.end(2, 137)         # 0 had connected to it, and runs its script
     job.join(1, failure="rank 2 has ended")
     job.wait(599)
     assert job.killed == []
@@ -177,9 +177,9 @@ def test_one_that_works_after_init_while_others_could_not_connect_is_not_silent(
 
 
 def test_all_that_are_stopped_at_once_are_silent():
-    """The others name only the first of them."""
+    """The others report only the first of them."""
     job = running({"a": 1, "b": 1, "c": 1, "d": 1}, min_num_proc=1, start_timeout=30)
-    job.driver.answered(3)      # it has connected again: nobody had asked
+    job.driver.answered(3)      # it has reconnected on its own
     job.frozen = {2, 3}
     job.join(0, silent=2)
     job.wait(29)
@@ -191,7 +191,7 @@ def test_all_that_are_stopped_at_once_are_silent():
 
 
 def test_a_worker_that_has_come_is_not_silent():
-    """Where only the way between the two is broken, the first to say so stays, and so does who has come."""
+    """If only the path between two workers is broken, both stay: the first to report it, and the one that joined."""
     job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
     job.join(1)
     job.join(0, silent=1)
@@ -221,7 +221,7 @@ def test_the_others_of_the_host_have_a_grace():
     job.end(0, 1)
     assert job.stopped == [] and [number for number, _ in job.take("removed")] == [2]      # it waited in init()
     job.join(3)
-    assert job.ranks() == {3: 0}    # nobody waits for those that leave
+    assert job.ranks() == {3: 0}    # the others do not wait for removed ones
     job.wait(4)
     assert job.stopped == []
     job.join(1)
@@ -260,7 +260,7 @@ def test_new_workers_are_announced_when_they_are_ready():
     job.join(2)
     (number, message), = job.take("hosts_updated")
     assert number == 0 and message.result == HostUpdateResult.added
-    # Repeated, under the same timestamp, until they meet.
+    # Sent again, with the same timestamp, until the next rendezvous.
     job.wait(0.5)
     assert job.take("hosts_updated") == []
     job.wait(0.6)
@@ -276,7 +276,7 @@ def test_new_workers_do_not_wait_for_an_endless_row_of_others():
     job.find({"a": 1, "b": 1, "c": 1})
     job.join(1)
     job.wait(20)
-    job.find({"a": 1, "b": 1, "c": 1, "d": 1})      # an autoscaler's next
+    job.find({"a": 1, "b": 1, "c": 1, "d": 1})      # the autoscaler adds one more
     job.join(2)
     job.wait(9)
     assert job.take("hosts_updated") == []
@@ -323,7 +323,7 @@ def test_one_that_comes_too_late_is_sent_away():
     job = running({"a": 1, "b": 1}, min_num_proc=1)
     job.find({"a": 1})
     job.join(0)
-    assert job.ranks() == {0: 0}        # nobody waits for one that has no slot
+    assert job.ranks() == {0: 0}        # it does not wait for a worker without a slot
     job.join(1)
     assert [number for number, _ in job.take("removed")] == [1]
 
@@ -335,7 +335,7 @@ def test_one_that_missed_a_meeting_has_no_state():
     assert job.ranks() == {0: 0}
     job.sync(0)
     job.sync(1)                     # late
-    job.find({"a": 1, "b": 1})      # back before it noticed
+    job.find({"a": 1, "b": 1})      # it is back before it noticed
     job.join(1)
     (number, message), = job.take("hosts_updated")[-1:]
     assert number == 0 and message.result == HostUpdateResult.added
@@ -357,7 +357,7 @@ def test_nothing_is_lost_before_the_first_synchronization():
     job.join(0, 1)
     job.ranks()
     job.sync(0)
-    job.end(0, 137)     # the only one that had the state, which nobody has changed yet
+    job.end(0, 137)     # the only one with the state, which is still the initial one
     job.join(1)
     assert job.ranks() == {1: 0} and job.driver.failure is None
 
@@ -470,12 +470,12 @@ def test_a_new_worker_that_does_not_synchronize():
     job.join(0, 1, 2, 3)
     assert {number: message.joins for number, message in job.take("assignment")} == {
         0: False, 1: False, 2: True, 3: True}
-    job.driver.syncing(2)       # it may receive for as long as it takes
+    job.driver.syncing(2)       # receiving may take any time
     job.sync(0, 1)
     job.wait(59)
     assert job.killed == []
     job.wait(2)
-    assert job.killed == [3] and job.stopped == [3, 2]      # the host is not used any more
+    assert job.killed == [3] and job.stopped == [3, 2]      # the host is no longer used
 
 
 def test_a_member_whose_connection_breaks_in_init_may_come_again():
@@ -536,7 +536,7 @@ def test_a_new_worker_that_failed_is_none():
 
 
 def test_a_new_worker_that_ends_with_success_at_once_does_not_end_the_job():
-    """As a script's `[ -d /data ] || exit 0`, on a host that lacks the data."""
+    """For example `[ -d /data ] || exit 0` in a script, on a host without the data."""
     job = running({"a": 1, "b": 1}, min_num_proc=1)
     job.find({"a": 1, "b": 1, "c": 1})
     job.end(2, 0)
@@ -573,13 +573,13 @@ def test_settings(numbers, sentence):
         ElasticSettings(**numbers)
 
 
-# ---- whose failure it is ----------------------------------------------------------------------------------------
+# ---- the cause of a failure -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("ends, rank, code", [
-    ([(0, 1, 2), (1, 1, 0), (2, 7, None)], 2, 7),       # of a chain, from its last to its first
-    ([(0, 1, None), (1, 7, 0)], 0, 1),                  # by time, where it is the cause as well
-    ([(0, 1, 5), (1, 1, 5)], 0, 1),                     # nothing is known about the cause
-    ([(0, 1, 1), (1, 3, 0)], 0, 1)])                    # each names the other
+    ([(0, 1, 2), (1, 1, 0), (2, 7, None)], 2, 7),       # a chain, from the last to the first
+    ([(0, 1, None), (1, 7, 0)], 0, 1),                  # by time, which is the cause here as well
+    ([(0, 1, 5), (1, 1, 5)], 0, 1),                     # the cause is unknown
+    ([(0, 1, 1), (1, 3, 0)], 0, 1)])                    # each reports the other
 def test_the_cause_is_blamed_not_its_consequences(ends, rank, code):
     job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=3)
     for number, exit_code, because_of in ends[:-1]:

@@ -1,4 +1,4 @@
-"""How elastic jobs end when they cannot go on, and what is said then: one sentence, and an exit code."""
+"""How elastic jobs end when they cannot continue: one sentence, and an exit code."""
 import re
 import signal
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_gives_up_below_min_np(make_job):
     job.kill(job.wait_for("enter", 2, size=2)[1])
     job.wait_for_text(TIMED_OUT + "for 2 s")
     assert job.finish() == 1
-    # The survivor was told, not killed: it could have saved its state.
+    # The survivor got a message instead of a signal: it could have saved its state.
     assert re.search(r"<stderr>:ValueError: Horovod initialization failed. The elastic job has ended: Timed", job.text)
     assert "Terminating" not in job.text
 
@@ -135,7 +135,7 @@ def test_wrong_flags(launcher, flags, sentence):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_ctrl_c_while_the_discovery_hangs(launcher, first):
-    """Nothing of the script is left; `launcher` would find it."""
+    """Nothing of the script keeps running; `launcher` would find it."""
     script = launcher.folder / "discover.sh"
     hang = "touch hangs; sleep 600"
     script.write_text("#!/bin/sh\n" + (hang if first else f"if [ -e once ]; then {hang}; fi; touch once; "
@@ -163,7 +163,7 @@ def test_discovery_that_fails_the_first_time(launcher):
     assert HostDiscoveryScript(str(script), 3).find_available_hosts_and_slots() == {"localhost": 3}
 
 
-# ---- whose failure it is ----------------------------------------------------------------------------------------
+# ---- the cause of a failure -------------------------------------------------------------------------------------
 
 SUMMING = Path(__file__).parents[1] / "runner" / "summing_worker.py"
 FAILED_FIRST = re.compile(r"The first process to do so was: Process name: (\d+), Exit code: (\d+)")
@@ -177,7 +177,7 @@ def test_the_one_that_failed_first_is_named(make_job, hosts, action, code):
     job.start("-np", 3, "-H", where, "--min-np", 3, command=[SUMMING, 1, action], script=False)
     assert job.finish() == code
     assert FAILED_FIRST.search(last_line(job)).groups() == ("1", str(code))
-    # The others, also those of its host, ended by themselves, with errors of their own.
+    # The other ranks, including the one on its host, ended on their own, each with its own error.
     for rank in 0, 2:
         assert re.search(rf"\[{rank}\]<stderr>:.*HorovodInternalError: .*rank 1 ", job.text), job.text
     if action == "raise":
@@ -197,7 +197,7 @@ def test_a_job_that_cannot_go_on_tells_whose_failure_it_was(make_job):
 
 
 def test_one_that_comes_to_init_after_the_job_has_failed_is_told_why(make_job):
-    """Rank 0: it saves while rank 2 waits in init() in vain."""
+    """Rank 0 saves, while rank 2 waits in init() in vain."""
     job = make_job({})
     job.start("-np", 3, "-H", f"{A}:1,{B}:1,{C}:1", "--min-np", 3, command=WORKER, script=False,
               env={"TEST_FAULT": "raise", "TEST_SAVE": "1.5"})

@@ -1,4 +1,4 @@
-"""Whole jobs with every_step=True: workers are killed and stopped at random, hosts come and go. See chaos.py."""
+"""Whole jobs with every_step=True: workers are killed and stopped at random, hosts join and leave. See chaos.py."""
 import random
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_no_step_is_lost_or_repeated(tmp_path, seed):
 
 
 def test_the_others_train_while_a_worker_starts(make_job, tmp_path):
-    """They hear of it when it calls init(), and repeat at most the step that they are in then."""
+    """They learn of it when it calls init(), and repeat at most their current step."""
     logs, go = tmp_path / "logs", tmp_path / "go"
     logs.mkdir()
     job = make_job({A: 1, B: 1})
@@ -46,7 +46,7 @@ def test_the_others_train_while_a_worker_starts(make_job, tmp_path):
 
 
 def test_hosts_come_and_go(make_job, tmp_path):
-    """Rank 0's host is removed while another one joins; no worker calls a collective to hear of it."""
+    """Rank 0's host is removed while another one joins; no worker calls a collective to learn of it."""
     logs = tmp_path / "logs"
     logs.mkdir()
     job = make_job({A: 1, B: 1})

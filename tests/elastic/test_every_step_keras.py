@@ -1,4 +1,4 @@
-"""A whole job of fit() with KerasState(every_step=True): a worker is killed, a host joins, and one process replays."""
+"""A job of fit() with KerasState(every_step=True): a worker is killed, a host joins, and one process replays it."""
 import json
 import os
 import random
@@ -23,7 +23,7 @@ HOSTS = {"localhost": 1, "127.0.0.2": 1, "127.0.0.3": 1}
 
 
 def replay(chain, steps):
-    """(weights after so many steps, the steps' members as in the logs)."""
+    """(weights after this number of steps, the steps' members as in the logs)."""
     import tensorflow as tf
 
     from keras_every_step_worker import make_model, make_optimizer, share

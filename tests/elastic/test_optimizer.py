@@ -1,4 +1,4 @@
-"""What a DistributedOptimizer is after another init(), in one process: its number, and what its algorithm had begun."""
+"""A DistributedOptimizer after another init() in one process: its number, and operations that had begun before."""
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -29,7 +29,7 @@ def test_optimizers_made_before_and_after_a_reset_go_together(growing_job):
     again()
     after = make()
     assert after[1].reducer.number == before[1].reducer.number + 1
-    # Both have buckets in flight at once, which must have different names.
+    # Both have buckets in flight, which must have different names.
     for model, _ in (before, after):
         model(torch.ones(2, 3)).sum().backward()
     for _, optimizer in (before, after):
@@ -67,15 +67,15 @@ def test_a_fragment_that_travels_is_saved_and_ends_with_the_connections(growing_
         step(model, optimizer)
     saved = {name: value.clone() for name, value in model.state_dict().items()}, optimizer.state_dict()
     again()
-    step(model, optimizer)          # it is lost
+    step(model, optimizer)          # the fragment in flight is lost
     assert torch.allclose(model.weight, start - 0.8)
-    for _ in range(3):              # and part of the next one: Delta = 1.2
+    for _ in range(3):              # then part of the next one: Delta = 1.2
         step(model, optimizer)
     assert torch.allclose(model.weight, start - (1.4 + 2 * 1.5 * 1.2) / 2)
     model, optimizer = new()
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    step(model, optimizer)          # it has arrived: Delta = 0.6
+    step(model, optimizer)          # the fragment arrives: Delta = 0.6
     assert torch.allclose(model.weight, start - (0.8 + 2 * 1.5 * 0.6) / 2)
 
 

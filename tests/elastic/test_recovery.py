@@ -1,4 +1,4 @@
-"""Whole jobs of plain workers: ranks are lost, hosts come and go, and not a committed step is lost."""
+"""Whole jobs of plain workers: ranks are lost, hosts join and leave, and no committed step is lost."""
 from pathlib import Path
 
 from elastic_job import with_rank
@@ -19,20 +19,20 @@ def pids(events):
 
 
 def step(events):
-    """Where all of them began."""
+    """The step at which all of them began."""
     steps = {int(event.words["step"]) for event in events}
     assert len(steps) == 1
     return steps.pop()
 
 
 def train(job, size):
-    """Lets the job commit some steps; they are those of ranks that have `size` now."""
+    """Waits until the ranks of a job of this size have committed some steps."""
     begin = step(job.wait_for("enter", size, size=size)[-size:])
     job.wait_for("committed", 1, step=begin + 3)
 
 
 def ends_with(job, size):
-    """Whether all ranks of the last meeting end, after the same step."""
+    """All ranks of the last rendezvous end after the same step."""
     assert job.finish() == 0, job.text
     done = job.of("done")
     assert {event.words["size"] for event in done} == {str(size)} and len(done) == size, job.text
@@ -61,7 +61,7 @@ def test_survivors_keep_the_rate_of_the_network(make_job):
 
 
 def test_a_worker_ends_between_two_meetings(make_job):
-    """When it has been told its place, and before the others could connect: they do not wait for it."""
+    """It ends after it got its assignment, before the others could connect: they do not wait for it."""
     job = make_job({A: 1, B: 1, C: 1})
     job.start("--min-np", 1, "--log-level", "INFO", command=WORKER, env={"TEST_FAULT": f"assigned {C}"})
     train(job, 3)
@@ -82,14 +82,14 @@ def test_a_worker_is_killed_and_another_one_comes(make_job):
     assert pids(alone)[0] == pids(first)[0]
     assert step(alone) >= committed
     train(job, 1)
-    # B is blacklisted: a new host takes its place.
+    # B is blacklisted: a new host replaces it.
     job.set_hosts({A: 1, B: 1, C: 1})
     together = job.wait_for("enter", 4, size=2)[2:]
     assert pids(together)[0] == pids(first)[0]
     assert step(together) > step(alone)
     ends_with(job, 2)
     assert f"a worker on {B} ended with exit code 137: the host is blacklisted" in job.text
-    # A process set of all ranks is the one that exists already.
+    # Adding a process set with all ranks returns the existing one.
     assert {event.words["pair"] for event in job.of("enter")} == {"False"}
 
 
@@ -114,7 +114,7 @@ def test_a_host_is_added_and_another_one_removed(make_job):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, command=WORKER)
     train(job, 2)
-    job.set_hosts({C: 2, A: 1, B: 1})       # its place in the list does not matter: old hosts come first
+    job.set_hosts({C: 2, A: 1, B: 1})       # existing hosts come first in any case
     train(job, 4)
     four = job.of("enter", size=4)
     assert places(four) == {0: ("0/1", "0/3"), 1: ("0/1", "1/3"), 2: ("0/2", "2/3"), 3: ("1/2", "0/1")}
@@ -124,7 +124,7 @@ def test_a_host_is_added_and_another_one_removed(make_job):
     three = job.of("enter", size=3)
     assert pids(three) == {0: pids(four)[1], 1: pids(four)[2], 2: pids(four)[3]}
     ends_with(job, 3)
-    # The process on A was told, and left without an error.
+    # The process on A got a message, and left without an error.
     assert "this process has been removed from elastic job: localhost has no slot for it any more" in job.text
     assert "blacklisted" not in job.text
 
@@ -151,7 +151,7 @@ def test_a_new_worker_that_hangs_after_init_is_killed(make_job):
 
 
 def test_a_new_worker_that_begins_with_a_collective_fails_alone(make_job):
-    """As scripts that are not elastic broadcast parameters: the others do not take part."""
+    """Scripts that are not elastic begin with a broadcast of parameters; the other ranks do not take part."""
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 2, command=WORKER, env={"TEST_FAULT": f"collective {C}"})
     train(job, 2)
@@ -163,7 +163,7 @@ def test_a_new_worker_that_begins_with_a_collective_fails_alone(make_job):
 
 
 def test_a_broken_connection_to_the_driver_is_made_anew(make_job):
-    """Rank 0's, which is told of hosts that come."""
+    """Rank 0's connection, which announces new hosts."""
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 2, command=WORKER, env={"TEST_FAULT": "cut"})
     job.wait_for("committed", 2, step=8)
@@ -192,7 +192,7 @@ def test_a_host_comes_back_after_its_cooldown(make_job):
     job.kill(with_rank(first, 0))
     job.wait_for("enter", size=1)
     again = job.wait_for("enter", 4, size=2)[2:]
-    # The host that failed is the last one now.
+    # The failed host now comes last.
     assert pids(again)[0] == pids(first)[1]
     ends_with(job, 2)
 
@@ -223,7 +223,7 @@ def test_hosts_that_vanish_and_return_lose_nothing(make_job):
     train(job, 2)
     first = job.of("enter")
     committed = job.committed()
-    job.set_hosts({A: 1})       # too few: both wait
+    job.set_hosts({A: 1})       # too few slots: both wait
     job.wait_for_text("waiting for slots: 2 needed, 1 available")
     job.set_hosts({A: 1, B: 1})
     job.wait_for("enter", 4)

@@ -1,4 +1,4 @@
-"""bagua_hvd.run with min_num_proc: an elastic job whose workers are a function, on this host and on others."""
+"""bagua_hvd.run with min_num_proc: an elastic job with a function as worker, on this host and on others."""
 import os
 import signal
 import tempfile
@@ -11,7 +11,7 @@ from bagua_hvd.runner.job import WorkerFailed
 
 @pytest.fixture
 def far(ssh_hosts, monkeypatch, tmp_path):
-    """Hosts far1, far2, ... are there; no folder of theirs may stay behind."""
+    """The hosts far1, far2, ... exist; none of their folders may be left behind."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     for name, value in {**ssh_hosts.environment, "TMPDIR": str(folder)}.items():
@@ -23,7 +23,7 @@ def far(ssh_hosts, monkeypatch, tmp_path):
 
 
 def work(folder):
-    """Rank 0 is killed when all have met for the first time; what is left returns its rank and size."""
+    """Rank 0 is killed in the first generation; the survivors return their rank and size."""
     from pathlib import Path
 
     from bagua_hvd.core import objects
@@ -63,7 +63,7 @@ def test_output_files_are_of_one_job(launcher):
 
 
 def test_on_hosts_over_ssh(far, tmp_path):
-    """Of those left, the ranks 0 and 1 come to lie on hosts that had other ranks."""
+    """The two survivors become ranks 0 and 1, on hosts that had other ranks."""
     done = tmp_path / "done"
     done.mkdir()
     results = bagua_hvd.run(work, (str(done),), num_proc=3, min_num_proc=2, hosts="far1:1,localhost:1,far2:1")
@@ -77,13 +77,13 @@ def fail():
 def test_a_failure_of_all_is_explained(capfd):
     with pytest.raises(RuntimeError) as ended:
         bagua_hvd.run(fail, min_num_proc=2, hosts="localhost:1,127.0.0.2:1")
-    # The job ends with the first of two hosts that cannot come back; the other worker may have failed by then.
+    # The job ends with the first of two hosts that cannot return; the other worker may have failed by then.
     failed = ended.value if isinstance(ended.value, WorkerFailed) else ended.value.__cause__
     assert isinstance(failed, WorkerFailed) and "KeyError: 'mine'" in str(failed) + capfd.readouterr().err
 
 
 def fail_on_far1_first(folder):
-    """far2 begins when far1 has failed."""
+    """far2 starts when far1 has failed."""
     import time
     from pathlib import Path
 
@@ -99,7 +99,7 @@ def fail_on_far1_first(folder):
 
 
 def test_a_failure_over_ssh_has_the_traceback_of_the_worker(far, tmp_path):
-    """Also of one that the job would have survived, had there been another host."""
+    """This includes a failure that the job would have survived with another host."""
     with pytest.raises(RuntimeError, match="Timed out waiting for minimum number of slots") as caught:
         bagua_hvd.run(fail_on_far1_first, (str(tmp_path),), min_num_proc=2, hosts="far1:1,far2:1", num_proc=2)
     cause = caught.value.__cause__

@@ -47,14 +47,14 @@ def test_a_new_host_does_not_suffer_from_one_that_is_silent(make_job, fake_ssh):
     os.kill(agent, signal.SIGSTOP)
     try:
         job.set_hosts({"localhost": 1, "far1": 1, "far2": 1})
-        job.wait_for("enter", 2, size=3)        # the ranks of localhost and far2, for far1 tells nothing
+        job.wait_for("enter", 2, size=3)        # localhost and far2; far1 prints nothing
     finally:
         os.kill(agent, signal.SIGCONT)
     job.wait_for("enter", 3, size=3)
     assert job.finish() == 0
 
 
-# Floods the output of its host if that is localhost; says where it runs by a file.
+# On localhost, floods its host's output; a file per host says that it runs there.
 SCRIPT = """: > began.$HOROVOD_HOSTNAME; [ $HOROVOD_HOSTNAME != localhost ] || [ -z "$FLOOD" ] || yes | head -c 4000000
 sleep 1000"""
 
@@ -65,7 +65,7 @@ def test_a_host_that_is_added_while_nobody_reads_the_output(make_job, launcher, 
                            SCRIPT, env={**fake_ssh.environment, "FLOOD": "1"})
     wait_until((launcher.folder / "began.localhost").exists)
     job.set_hosts({"localhost": 1, "far1": 1})
-    time.sleep(14)      # the host is found after 1 s, and its time is over after 10 more
+    time.sleep(14)      # the host is found after 1 s, and is given up 10 s later
     threading.Thread(target=popen.stdout.read).start()
     wait_until((launcher.folder / "began.far1").exists)
     popen.terminate()

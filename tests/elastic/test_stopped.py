@@ -1,4 +1,4 @@
-"""Workers that are stopped, not ended: found by heartbeats, replaced, and never heard of again."""
+"""Workers that are stopped, not ended: heartbeats detect them, and they are replaced for good."""
 import os
 import signal
 from pathlib import Path
@@ -10,7 +10,7 @@ from launcher import runs, wait_until
 
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
-# Seconds. More than a busy machine keeps a process waiting.
+# Seconds; longer than a busy machine delays a process.
 LIMIT = {"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "6"}
 
 
@@ -35,7 +35,7 @@ def test_a_stopped_worker_is_replaced(make_job, rank):
     assert alone.words["pid"] == with_rank(first, 1 - rank).words["pid"]
     assert int(alone.words["step"]) >= committed
     wait_until(lambda: not runs(pid))
-    os.kill(pid, signal.SIGCONT)                # there is nothing that could be continued
+    os.kill(pid, signal.SIGCONT)                # no process is left to continue
     job.set_hosts({A: 1, B: 1, C: 1})
     again = job.wait_for("enter", 4, size=2)[2:]
     assert with_rank(again, 0).words["pid"] == alone.words["pid"]
@@ -46,7 +46,7 @@ def test_a_stopped_worker_is_replaced(make_job, rank):
 
 
 def test_one_is_stopped_while_another_one_is_killed(make_job):
-    """Nobody hears long enough of the stopped one to call it silent: the others have left because of the killed one."""
+    """Nobody waits long enough to report the stopped one as silent: the others leave because of the killed one."""
     job = make_job({A: 1, B: 1, C: 1})
     job.start("--min-np", 1, "--elastic-timeout", 4, command=WORKER, env=LIMIT)
     first = job.wait_for("enter", 3, size=3)
@@ -60,7 +60,7 @@ def test_one_is_stopped_while_another_one_is_killed(make_job):
 
 
 def test_two_are_stopped(make_job):
-    """The others name only one of them, and do not see the other one any more when they have left."""
+    """The others report only one of them, and have no connection to the other one after they left."""
     job = make_job({A: 1, B: 1, C: 1})
     job.start("--min-np", 1, "--start-timeout", 5, command=WORKER, env=LIMIT)
     first = job.wait_for("enter", 3, size=3)
