@@ -1,7 +1,7 @@
-"""The faults, one small function each, and what is expected of the job: that it fails and says why, or that it goes on.
+"""The faults, one small function each, and the expected result: the job fails with a reason, or continues.
 
-A function injects its fault into a running Job at once; `victim` is a rank, `rng` a seeded numpy Generator. It returns
-when the fault is there, or, if the job must go on, when it is over.
+A function injects its fault into a running Job immediately; `victim` is a rank, `rng` a seeded numpy Generator. It
+returns when the fault is in effect, or, if the job must continue, when it is over.
 """
 import os
 import signal
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import worker
 from job import SIZE, Settings
 
-DEAD_SECONDS = 5            # until the end of a process is known, at most
+DEAD_SECONDS = 5            # maximum until the end of a process is known
 
 
 @dataclass
@@ -21,12 +21,12 @@ class Fault:
     """One line of the table.
 
     Attributes:
-        name: as the table has it. inject.
-        fails: whether every survivor must raise; else the job must go on. names: a pattern that their messages must
-            hold, {victim} being a number. within: seconds, for the job's limit. hosts: each rank on a host of its own.
-        victim_survives: the victim must raise, too; it may name another.
-        starts: the job begins before the fault is there. settings: function of (folder, limit, victim).
-        undo: after the survivors ended.
+        name: in the table. inject: the function.
+        fails: every survivor must raise; otherwise the job must continue. names: a pattern for their messages, with
+            {victim} as a number. within: seconds, from the job's limit. hosts: each rank on a host of its own.
+        victim_survives: the victim must raise, too; it may name another rank.
+        starts: the job begins before the fault. settings: function of (folder, limit, victim).
+        undo: called after the survivors ended.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Fault:
 
     @property
     def needs_root(self):
-        """To make hosts, or to mount a disk."""
+        """Whether it makes hosts or mounts a disk, which only root may do."""
         return self.hosts or self.settings is full_disk
 
 
@@ -71,7 +71,7 @@ def pause(job, victim, rng):
 
 
 def pause_all(job, victim, rng):
-    """As Ctrl-Z does, in any order, and for longer than the limit."""
+    """Like Ctrl-Z, in any order, and for longer than the limit."""
     for number, seconds in ((signal.SIGSTOP, 1.25 * job.settings.limit), (signal.SIGCONT, 0)):
         for rank in rng.permutation(SIZE):
             job.signal(int(rank), number)
@@ -79,7 +79,7 @@ def pause_all(job, victim, rng):
 
 
 def kill_while_others_wait(job, victim, rng):
-    """The victim computes, has announced nothing, and dies."""
+    """The victim is computing, has announced nothing, and dies."""
     job.act(victim, worker.compute)
     time.sleep(rng.uniform(0.1, 0.5))
     job.signal(victim, signal.SIGKILL)
@@ -92,7 +92,7 @@ def stop_while_others_wait(job, victim, rng):
 
 
 def acts(function):
-    """The fault that the victim does this to itself."""
+    """A fault that the victim causes itself, with one of worker.ACTS."""
     def inject(job, victim, rng):
         job.act(victim, function)
     return inject
@@ -121,7 +121,7 @@ def lose_packets(job, victim, rng):
 
 
 def lose_packets_of_a_pair(job, victim, rng):
-    """Not those to or from rank 0, which would be another fault."""
+    """Not the packets to or from rank 0, which would be another fault."""
     job.hosts[1].drop_to(job.hosts[2])
     job.hosts[2].drop_to(job.hosts[1])
 
@@ -147,7 +147,7 @@ def mend(job, victim):
 # -------------------------------------------------------------------------------------------------------- things
 
 def full_disk(folder, limit, victim):
-    """For the timeline: 64 KiB."""
+    """A disk of 64 KiB for the timeline."""
     disk = folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
@@ -155,7 +155,7 @@ def full_disk(folder, limit, victim):
 
 
 def fill_disk(job, victim, rng):
-    """The timeline does it."""
+    """The timeline fills it."""
     disk = job.folder / "disk"
     while os.statvfs(disk).f_bavail and not job.has_ended(0):
         time.sleep(0.01)
@@ -166,7 +166,7 @@ def remove_disk(job, victim):
 
 
 def full_log(folder, limit, victim):
-    """Whatever a rank prints: no space left on device. The stall check prints."""
+    """Every print of a rank fails: no space left on device. The stall check prints."""
     return Settings(limit, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}, output="/dev/full")
 
 
@@ -175,7 +175,7 @@ def few_descriptors(folder, limit, victim):
 
 
 def nothing(job, victim, rng):
-    """It is in the settings."""
+    """The settings contain the fault."""
 
 
 FAULTS = [
@@ -188,7 +188,7 @@ FAULTS = [
     Fault("an exception in the user's program", acts(worker.raise_an_error)),
     Fault("no memory for buffers", exhaust_memory),
     Fault("no memory for buffers, hosts", exhaust_memory, hosts=True),
-    # Who lost its connection to the victim leaves, too, and a third rank may miss that one.
+    # A rank that lost its connection to the victim leaves, too, and a third rank may name that one.
     Fault("no descriptors in init()", nothing, within=lambda limit: limit + 1, starts=False, settings=few_descriptors,
           names="rank", hosts=True),
     Fault("SIGSTOP", stop, within=_the_limit, undo=resume, victim_survives=True),

@@ -1,4 +1,4 @@
-"""A job of real processes that a fault is injected into, and what came of it."""
+"""A job of real processes with an injected fault, and its results."""
 import json
 import os
 import shlex
@@ -14,7 +14,7 @@ from zygote import Zygote
 
 HERE = Path(__file__).parent
 SIZE = 3
-# Of every wait for something that must happen. More than any limit of the job itself.
+# Limit for each wait for a required event; more than any limit of the job itself.
 PATIENCE_SECONDS = 90
 
 
@@ -30,7 +30,7 @@ class Settings:
 
 
 def make_zygote(folder):
-    """What ranks are forked from: with torch, and a wall clock that can jump."""
+    """The process from which ranks are forked: with torch, and a wall clock that can jump."""
     library = Path(folder) / "wall_clock.so"
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     subprocess.run([*compiler, "-shared", "-fPIC", "-O1", HERE / "wall_clock.c", "-o", library, "-ldl"], check=True)
@@ -38,7 +38,7 @@ def make_zygote(folder):
 
 
 def alive(pid):
-    """Whether the process runs, or is stopped; a zombie does not."""
+    """Whether the process runs or is stopped, and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
@@ -46,7 +46,7 @@ def alive(pid):
 
 
 def children_of(pids):
-    """Running processes that one of these started, and that are not among them."""
+    """Running processes started by these, except these themselves."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -59,7 +59,7 @@ def children_of(pids):
 
 
 class Job:
-    """SIZE ranks that work from construction on, on one host, or each on one of `hosts` (HostLinks). A context manager.
+    """SIZE ranks on one host, or each on one of `hosts` (HostLinks), which start on construction. A context manager.
 
     Attributes:
         board: worker.Board. hosts. settings.
@@ -96,25 +96,25 @@ class Job:
         }
 
     def signal(self, rank, number):
-        """Sends it, unless the process has ended."""
+        """Sends a signal, unless the process has ended."""
         self._processes[rank].signal(number)
 
     def act(self, rank, function):
-        """Lets the rank call one of worker.ACTS before its next step."""
+        """Makes the rank call one of worker.ACTS before its next step."""
         self.board.acts[rank] = 1 + worker.ACTS.index(function)
 
     def has_ended(self, rank):
-        """Whether the process has."""
+        """Whether the rank's process has ended."""
         return self._processes[rank].poll() is not None
 
     def wait_for_steps(self, more):
-        """Until every rank has made so many more steps. False: a rank ended, or PATIENCE_SECONDS passed."""
+        """Waits until every rank has made this many more steps. False: a rank ended, or PATIENCE_SECONDS passed."""
         goal = self.board.steps + more
         return self._wait(lambda: (self.board.steps >= goal).all(),
                           unless=lambda: any(map(self.has_ended, range(SIZE))))
 
     def wait_for_end(self, ranks):
-        """Until these ended. False: PATIENCE_SECONDS passed."""
+        """Waits until these ranks have ended. False: PATIENCE_SECONDS passed."""
         return self._wait(lambda: all(map(self.has_ended, ranks)))
 
     def _wait(self, condition, unless=lambda: False):
@@ -126,7 +126,7 @@ class Job:
         return True
 
     def events(self, rank):
-        """What the rank wrote: a list of dicts."""
+        """The events that the rank wrote: a list of dicts."""
         path = self.folder / f"events.{rank}"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -137,7 +137,7 @@ class Job:
         self.close()
 
     def close(self):
-        """Kills what is left; idempotent. Returns the ranks that were, and the processes they had started."""
+        """Kills all remaining processes; idempotent. Returns the ranks among them, and the processes they started."""
         pids = {process.pid for process in self._processes}
         left = [f"rank {rank}" for rank in range(SIZE) if not self.has_ended(rank)]
         left += [f"process {pid} of a rank" for pid in children_of(pids)]

@@ -1,8 +1,8 @@
-"""The table of docs/results/faults.md: every fault, many times, at seeded moments. Needs root, iproute2 and gcc.
+"""The table of docs/results/faults.md: every fault, many times, at seeded times. Needs root, iproute2 and gcc.
 
     python tests/faults/measure.py [--repetitions 20] [--limit 10] [--parallel 4] [--seed 0] [--only TEXT]
 
-Exits with 1 when a job hung, had a wrong result, or anything else was not as it should be.
+Exits with 1 if a job hung, had a wrong result, or ended in any other unexpected state.
 """
 import argparse
 import statistics
@@ -23,14 +23,14 @@ from trial import run  # noqa: E402
 
 
 def check_time(fault, outcome, limit):
-    """Adds a problem when it took longer than it may."""
+    """Adds a problem if the outcome took longer than allowed."""
     allowed = fault.within(limit)
     if outcome.seconds is not None and outcome.seconds > allowed:
         outcome.problems.append(f"{outcome.seconds:.1f} s until all knew, more than {allowed:g}")
 
 
 def measure(fault, options, folder, network, zygote):
-    """The Outcomes, `options.parallel` at a time."""
+    """Runs the fault `options.repetitions` times, `options.parallel` at a time. Returns the Outcomes."""
     def lane(number):
         links = network.links[SIZE * number:SIZE * (number + 1)] if network else None
         outcomes = []
@@ -50,7 +50,7 @@ def measure(fault, options, folder, network, zygote):
         try:
             return [outcome for outcomes in pool.map(lane, range(options.parallel)) for outcome in outcomes]
         except BaseException:
-            interrupted.set()       # the jobs under way end, and leave nothing behind
+            interrupted.set()       # the running jobs end, and clean up
             raise
 
 

@@ -1,4 +1,4 @@
-"""The links of hosts that are network namespaces, and how they break. Needs root and iproute2."""
+"""The links of hosts that are network namespaces, and ways to break them. Needs root and iproute2."""
 import subprocess
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ def _run(*command):
 
 @dataclass
 class HostLink:
-    """One host: its namespace, its address, and the bridge's end of its link."""
+    """One host: its namespace, its address, and the bridge end of its link."""
 
     namespace: str
     address: str
@@ -20,30 +20,30 @@ class HostLink:
     bridge_address: str
 
     def down(self):
-        """Takes the link down, as a pulled cable does."""
+        """Takes the link down, like a pulled cable."""
         _run("ip", "link", "set", self.device, "down")
 
     def drop(self):
-        """Loses all packets, both ways; the link stays up, and nobody is told."""
+        """Drops all packets in both directions; the link stays up, so no end gets an error."""
         _run("ip", "link", "set", self.device, "nomaster")
 
     def drop_to(self, other):
-        """Loses the packets of the connections with one other host; one way, which is enough."""
+        """Drops the packets to one other host; one direction is enough."""
         _run("ip", "-n", self.namespace, "route", "add", "blackhole", f"{other.address}/32")
 
     def limit(self, rate):
-        """Lets through so much only: packets beyond it are dropped."""
+        """Drops packets beyond this rate."""
         for prefix, device in ((["tc"], self.device), (["tc", "-n", self.namespace], "eth0")):
             _run(*prefix, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "4kb",
                  "latency", "50ms")
 
     def mend(self):
-        """Undoes all of these."""
+        """Undoes all of the above."""
         _run("ip", "link", "set", self.device, "master", self.bridge, "up")
         for command in (["ip", "-n", self.namespace, "route", "flush", "type", "blackhole"],
                         ["tc", "qdisc", "del", "dev", self.device, "root"],
                         ["tc", "-n", self.namespace, "qdisc", "del", "dev", "eth0", "root"]):
-            subprocess.run(command, capture_output=True)        # there may be none
+            subprocess.run(command, capture_output=True)        # there may be no rule
 
 
 class Network(Hosts):

@@ -1,6 +1,6 @@
-"""Every fault of the table in docs/results/faults.md once: nobody hangs, nothing is left behind, no result is wrong.
+"""Every fault of docs/results/faults.md once: no rank hangs, no process or file is left behind, no result is wrong.
 
-How long it takes until all know is measured by measure.py.
+measure.py measures how long it takes until all ranks know.
 """
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -14,13 +14,13 @@ from tests.laboratory.hosts import why_impossible
 from trial import run
 
 LIMIT_SECONDS = 10
-LANES = 8                       # jobs at a time: they wait most of the time
+LANES = 8                       # jobs at a time; they mostly wait
 NO_HOSTS = why_impossible()
 
 
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory):
-    """By name of a fault that is to be tested, a future of its Outcome: all run at once."""
+    """{name of a fault to test: a future of its Outcome}; all run at once."""
     chosen = {item.callspec.params["fault"].name for item in request.session.items
               if "outcomes" in getattr(item, "fixturenames", ())}
     folder = tmp_path_factory.mktemp("faults")

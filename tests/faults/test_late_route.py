@@ -1,4 +1,4 @@
-"""A network that is a moment behind the job: ranks that cannot reach each other yet try again."""
+"""A network that comes up shortly after the job starts: ranks that cannot reach each other yet try again."""
 import os
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_a_route_that_comes_late(tmp_path):
         try:
             while len(list(tmp_path.iterdir())) < 2 and job.poll() is None:
                 time.sleep(0.05)
-            time.sleep(1)               # they have tried meanwhile
+            time.sleep(1)               # they have tried in the meantime
             subprocess.run([*route, "del", "unreachable", f"{first.address}/32"], check=True)
             output, _ = job.communicate(timeout=60)
         finally:

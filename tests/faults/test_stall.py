@@ -1,4 +1,4 @@
-"""The stall inspector: which tensors wait for which ranks, what those did last, and where they are."""
+"""The stall inspector: which tensors wait for which ranks, the last operations of those, and where they are."""
 import re
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ WARNING = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
 
 
 def dawdle():
-    """Until this rank has said that the others wait for it."""
+    """Waits until this rank has printed that the others wait for it."""
     while "the other ranks wait for rank" not in printed():
         time.sleep(0.05)
 
@@ -39,7 +39,7 @@ def test_a_late_rank_says_where_it_is(run_ranks):
                      re.MULTILINE)
     assert "the other ranks wait for rank 2 with [allreduce.awaited]. It has made 3 optimizer steps" in last
     assert "in wait_for_the_last_rank\n    dawdle()\n" in last and "in dawdle\n" in last
-    # The first steps may have waited for it on a busy machine, the last operation did not.
+    # On a busy machine the first steps may have waited for it, but not the last operation.
     assert "awaited" not in middle
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong while ranks negotiate in a tree, here a chain of relays: all hear the same as in a star."""
+"""Faults while ranks negotiate in a tree, here a chain of relays: all ranks learn the same as in a star."""
 import os
 import re
 import signal

@@ -1,4 +1,4 @@
-"""One fault, once: a job, the fault at a seeded moment, and what came of it."""
+"""One run of a fault: a job, the fault at a seeded time, and the outcome."""
 import re
 import time
 import zlib
@@ -13,9 +13,9 @@ STEPS_BEFORE, STEPS_AFTER = 5, 5
 
 @dataclass
 class Outcome:
-    """seconds: from the fault until the last survivor raised; None when the job went on. hang: somebody neither raised
-    nor went on. wrong: results that differ from NumPy's. problems: sentences, empty when all is as it should be.
-    message: of a survivor."""
+    """seconds: from the fault until the last survivor raised; None: the job continued. hang: a rank neither raised nor
+    continued. wrong: results that differ from NumPy's. problems: sentences, empty if all is as expected. message: of
+    a survivor."""
 
     seconds: float | None = None
     hang: bool = False
@@ -25,7 +25,7 @@ class Outcome:
 
 
 def run(fault, folder, zygote, seed, limit, links):
-    """The Outcome. `links`: of SIZE hosts, for the faults that need them."""
+    """Returns the Outcome. `links`: SIZE hosts, for faults that need them."""
     rng = np.random.default_rng((zlib.crc32(fault.name.encode()), seed))
     victim = int(rng.integers(SIZE))
     settings = fault.settings(folder, limit, victim)
@@ -78,12 +78,12 @@ def _must_fail(fault, job, victim, injected_at, outcome):
     last = [_last(job, rank) for rank in survivors]
     moments = [event["at"] for rank in range(SIZE) for event in job.events(rank)
                if event["event"] == ("acts" if fault.starts else "begins")]
-    injected_at = max([injected_at, *moments])      # what a rank does to itself, it does a little later
+    injected_at = max([injected_at, *moments])      # the victim's own acts begin later
     outcome.seconds = max(event["at"] for event in last) - injected_at
     outcome.message = last[0].get("message", "")
     name = re.compile(fault.names.format(victim=victim))
     for rank, event in zip(survivors, last, strict=True):
-        # init() raises a ValueError, on a rank that was not in it any more HorovodInternalError.
+        # init() raises a ValueError, or a HorovodInternalError on a rank that has already left it.
         if event["event"] != "raised" and (fault.starts or event["event"] != "failed"):
             outcome.problems.append(f"rank {rank} did not raise HorovodInternalError")
         elif not name.search(event["message"]):

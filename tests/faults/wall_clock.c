@@ -1,4 +1,4 @@
-// Preloaded into ranks: the wall clock, and it alone, can be made to jump.
+// Preloaded into ranks: makes the wall clock jump, and no other clock.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>

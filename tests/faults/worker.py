@@ -1,7 +1,7 @@
-"""What a rank of a job under fire does: operations whose results it checks with NumPy, until it shall end or fails.
+"""A rank of a job with injected faults: checks the results of its operations with NumPy, until it is stopped or fails.
 
-The ranks and whoever injects faults share an array of integers (`Board`), in a file; what a rank saw it writes into a
-file of its own, one JSON object per line: `begins`, `acts`, `wrong`, and at the end `raised`, `failed` or `ended`.
+The ranks and the injecting process share an array of integers (`Board`) in a file. Each rank writes its events into its
+own file, one JSON object per line: `begins`, `acts`, `wrong`, and finally `raised`, `failed` or `ended`.
 """
 import ctypes
 import json
@@ -15,16 +15,15 @@ import numpy as np
 
 CLONE_NEWNET = 0x40000000
 COUNT_MAX = 50_000
-LARGE_COUNT = 24 << 20          # of float32: what no limit of a fault leaves room for
-PACE_SECONDS = 0.002            # between steps: a machine with few cores can run several jobs
+LARGE_COUNT = 24 << 20          # of float32: exceeds every memory limit of a fault
+PACE_SECONDS = 0.002            # between steps, so that a few cores can run several jobs
 
 
 class Board:
     """Attributes, all views of one array in shared memory:
 
-    steps: by rank, how many it has completed. acts: by rank, what it shall do before its next step: 0, or 1 + index in
-    ACTS.
-    last: not 0: the job ends. large: not 0: one operation with much memory is due.
+    steps: by rank, the number of completed steps. acts: by rank, its action before the next step: 0 (none), or 1 +
+    index in ACTS. last: not 0: the job ends. large: not 0: one operation with much memory is due.
     """
 
     def __init__(self, path, size):
@@ -38,7 +37,7 @@ class Board:
         return Board(path, size)
 
 
-# ------------------------------------------------------------------------------------- what a rank does to itself
+# ----------------------------------------------------------------------------------------- faults of a rank's own
 
 def exit_without_error(seconds):
     sys.exit(0)
@@ -59,7 +58,7 @@ def fork_a_child(seconds):
 
 
 def die_before_a_child(seconds):
-    """The child holds copies of what the parent had open, for a while."""
+    """For a while, the child holds copies of the parent's open descriptors."""
     if os.fork() == 0:
         time.sleep(seconds)
         os._exit(0)
@@ -107,7 +106,7 @@ def _jump(seconds):
 # ------------------------------------------------------------------------------------------------------ the rank
 
 def values(seed, step, rank, count):
-    """Whole numbers, so that sums in any order are exact."""
+    """Whole numbers, so that sums are exact in any order."""
     return np.random.default_rng((seed, step, rank)).integers(-1000, 1000, count).astype(np.float32)
 
 
@@ -125,7 +124,7 @@ class Rank:
             raise AssertionError(f"{what} of step {step} has a wrong result")
 
     def step(self, step):
-        """One operation, chosen by the step, so that all ranks choose the same."""
+        """One operation; the step number selects it, so that all ranks call the same."""
         hvd, torch = self.hvd, self.torch
         shape = np.random.default_rng((self.seed, step))
         count = int(shape.integers(1, COUNT_MAX if step % 8 == 0 else 500))
@@ -173,10 +172,10 @@ def work(folder, seed, namespace, descriptors, seconds):
     """A rank, from init() to its end.
 
     Args:
-        folder: of the board and of the files of events.
-        namespace: the network namespace to run in, by name, or None.
+        folder: contains the board and the event files.
+        namespace: the name of the network namespace to run in, or None.
         descriptors: RLIMIT_NOFILE, or None.
-        seconds: how long acts last that take time.
+        seconds: duration of acts that take time.
     """
     if namespace:
         with open(f"/run/netns/{namespace}") as file:
