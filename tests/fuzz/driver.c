@@ -1,12 +1,11 @@
-// Drives a fuzz target (LLVMFuzzerTestOneInput) without libFuzzer, so that any gcc will do: replays the corpus, then
-// mutates it, seeded, and keeps in memory what reaches code that nothing reached before.
+// Drives a fuzz target (LLVMFuzzerTestOneInput) without libFuzzer, so that any gcc works: replays the corpus, then mutates
+// it, seeded, and keeps in memory the inputs that reach new code.
 //
 //     <target> seconds runs seed corpus folder
 //     <target> file
 //
-// It ends after `seconds` or `runs` mutations, whichever is first, and leaves in `folder` the inputs that reached new code.
-// A finding of a sanitizer ends the process; the input that led to it is then there, in the file "finding", which the
-// second form replays.
+// It ends after `seconds` or `runs` mutations, whichever is first, and writes the inputs that reached new code to `folder`.
+// A sanitizer's finding ends the process; the file "finding" then has the input, which the second form replays.
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,7 +29,7 @@ static unsigned char seen[EDGES];
 static bool found_new;
 static uint64_t random_state;
 
-// Called by instrumented code at every edge.
+// Instrumented code calls it at every edge.
 void __sanitizer_cov_trace_pc(void);
 void __sanitizer_cov_trace_pc(void)
 {
@@ -50,7 +49,7 @@ static uint32_t random_below(uint32_t limit)
     return limit ? (uint32_t)((random_state >> 16) % limit) : 0;
 }
 
-// Messages ask for as much memory as they like: being refused it is one of the cases.
+// Messages can ask for any amount of memory; a failed allocation is one of the cases.
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1:max_allocation_size_mb=2000"; }
 
@@ -82,7 +81,7 @@ static void on_signal(int number)
 
 static void execute(void)
 {
-    // A copy of its own, so that reading past its end is found.
+    // An exact copy, so that reads past its end are found.
     unsigned char *copy = malloc(current.size ? current.size : 1);
     memcpy(copy, current.data, current.size);
     found_new = false;
@@ -155,7 +154,7 @@ static void mutate_once(void)
         current.size -= n;
         break;
     }
-    case 5: {                       // repeat a part of itself
+    case 5: {                       // repeat a part
         uint32_t n = 1 + random_below(left < 64 ? left : 64);
         n = n < left ? n : left;
         if (current.size + n > INPUT_MAX)
@@ -174,7 +173,7 @@ static void mutate_once(void)
         current.size += n;
         break;
     }
-    default: {                      // the end of another
+    default: {                      // append the end of another input
         const struct input *other = pool[random_below((uint32_t)pool_count)];
         uint32_t from = random_below((uint32_t)other->size + 1);
         size_t n = other->size - from;
@@ -198,8 +197,8 @@ int main(int argc, char **argv)
     }
     folder = argv[5];
     __sanitizer_set_death_callback(write_finding);
-    signal(SIGILL, on_signal);                  // REQUIRE
-    signal(SIGALRM, on_signal);                 // a target's limit of time
+    signal(SIGILL, on_signal);                  // raised by REQUIRE
+    signal(SIGALRM, on_signal);                 // a target's time limit
     uint64_t runs = strtoull(argv[2], NULL, 10), done = 0;
     time_t end = time(NULL) + atoi(argv[1]);
     random_state = strtoull(argv[3], NULL, 10) * 0x9e3779b97f4a7c15u | 1;

@@ -1,5 +1,5 @@
-// The vocabulary of the fuzz targets, target_*.c: each defines LLVMFuzzerTestOneInput, which takes any bytes and returns
-// 0; what it must not do is found by the sanitizers, or by REQUIRE. libFuzzer calls it, or driver.c.
+// Helpers of the fuzz targets, target_*.c. Each target defines LLVMFuzzerTestOneInput, which accepts any bytes and returns
+// 0; the sanitizers or REQUIRE report errors. libFuzzer calls it, or driver.c.
 #ifndef BHVD_FUZZ_H
 #define BHVD_FUZZ_H
 
@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         }                                                                               \
     } while (0)
 
-// The input as a supply of choices; zeros when it is used up.
+// Draws choices from the input; zeros when it is used up.
 struct supply {
     const uint8_t *at, *end;
 };
@@ -33,7 +33,7 @@ static inline uint16_t supply_u16(struct supply *s)
     return (uint16_t)(low | supply_u8(s) << 8);
 }
 
-// At most `size` of the next bytes; *size becomes how many they are.
+// Takes at most `size` of the next bytes; *size becomes their number.
 static inline const uint8_t *supply_bytes(struct supply *s, size_t *size)
 {
     const uint8_t *bytes = s->at;

@@ -1,5 +1,5 @@
-"""Writes the inputs that the corpora began with: messages as ranks send them. What fuzzing found lies beside
-them.
+"""Writes the initial inputs of the corpora: messages as ranks send them. Inputs found by fuzzing are in the same
+folders.
 
     python tests/fuzz/seeds.py
 """
@@ -17,7 +17,7 @@ FLOAT32 = 7
 
 
 def request(kind, name, shape=(6,), process_set=1, splits=(), codec=1, op=1, dtype=FLOAT32):
-    """As native/core/message/request.h says. shape None: no tensor."""
+    """A request as in native/core/message/request.h. shape None: no tensor."""
     tensors = b"" if shape is None else struct.pack(f"<BB{len(shape)}q", dtype, len(shape), *shape)
     return struct.pack("<IH", process_set, len(name)) + name + struct.pack(
         "<BBBdBBqBqqddI", kind, op, codec, 0, 0, 0, 0, 0, -1, 0, 1, 1, int(shape is not None)
@@ -25,18 +25,18 @@ def request(kind, name, shape=(6,), process_set=1, splits=(), codec=1, op=1, dty
 
 
 def asked(*requests):
-    """Items of a group of an UP: requests in full, or runs (id, count)."""
+    """A group's items in an UP: requests in full, or id ranges (id, count)."""
     return b"".join(struct.pack("<BII", 0, *item) if isinstance(item, tuple)
                     else struct.pack("<BI", 1, len(item)) + item for item in requests)
 
 
 def answer_head(process_set, count):
-    """As core/negotiation/response.c says: number, window, the wire's hop and byte, then for whom and how many."""
+    """As core/negotiation/response.c: number, window, the wire's hop and byte, then the process set and the count."""
     return struct.pack("<qBIIII", 1, 1, 0, 0, process_set, count)
 
 
 def answered(*items, process_set=1, count=None):
-    """A RESPONSE. items: (name, id, agreed, request) or a run (id, count)."""
+    """A RESPONSE. items: (name, id, agreed, request) or an id range (id, count)."""
     body = b""
     for item in items:
         if len(item) == 2:
@@ -49,7 +49,7 @@ def answered(*items, process_set=1, count=None):
 
 
 def reason(status=5, cause=1, rank=2):
-    """As native/core/message/reason.h says, behind its status."""
+    """As native/core/message/reason.h, after its status."""
     return struct.pack("<BBIH", status, cause, rank, 3) + b"why"
 
 
@@ -59,7 +59,7 @@ def error(name, process_set=1, status=3, cause=0):
 
 
 def rank_set(ranks):
-    """As native/core/message/rank_set.h says; ranks that follow each other are given one by one: that is malformed."""
+    """As native/core/message/rank_set.h. Consecutive ranks are given one by one, which makes it malformed."""
     return struct.pack("<I", len(ranks)) + b"".join(struct.pack("<II", rank, 1) for rank in ranks)
 
 
@@ -86,12 +86,12 @@ def stream(role, posts, cut, *sent):
 
 
 def said(peer, items):
-    """What a child of rank 0 asks for."""
+    """A child's request frame for rank 0."""
     return peer, UP, bundled(([peer], items))
 
 
 def told(kind, payload):
-    """What rank 0 tells all."""
+    """A frame from rank 0 to all."""
     return 0, DOWN, passed_on(([], kind, payload))
 
 
@@ -127,7 +127,7 @@ def negotiation():
 
 
 def relayed():
-    """A chain 0 - 1 - 2: rank 0 hears rank 2 through rank 1, or rank 1 relays."""
+    """A chain 0 - 1 - 2: rank 0 receives rank 2's frames through rank 1, or rank 1 relays."""
     allreduce = asked(request(ALLREDUCE, b"a"))
     agreed = answered((b"a", 1, (), b""))
     turn, leave = (1, 0, b""), (1, 1, b"")
@@ -160,7 +160,7 @@ def relayed():
 
 
 def inline():
-    """Values that travel with ids: known ones, too many bytes, an unknown id; and where there is a relay."""
+    """Inline payloads: known ids, too many bytes, an unknown id, each also with a relay."""
     allreduce = asked(request(ALLREDUCE, b"a"))
     agreed, turn = answered((b"a", 1, (), b"")), (1, 0, b"")
     values = struct.pack("<6f", *range(6))
@@ -180,9 +180,9 @@ def inline():
 
 
 def findings():
-    """What a broken coordinator once made a rank do wrong: read freed memory, call a failure success. By name."""
+    """By name: messages of a broken coordinator that once made a rank read freed memory, or call a failure success."""
     agreed = answered((b"a", 1, (), b""))
-    once = told(RESPONSE, agreed), (1, 0, b"")        # answered, and done; then asked again by its id
+    once = told(RESPONSE, agreed), (1, 0, b"")        # completed; then requested again by its id
     yield "answered-twice", frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""), (b"a", 1, (), b""))))
     yield "answered-again", frames(1, 1, told(RESPONSE, agreed), told(RESPONSE, agreed))
     yield "cached-twice", frames(1, 1, *once, told(RESPONSE, answered((1, 1), (1, 1))))
@@ -240,20 +240,20 @@ def codecs():
 
 
 def posts():
-    """One operation of every kind, plainly, with differing arguments, on a device, with states, and hostile."""
+    """Operations of every kind: plain, with differing arguments, on a device, with states, and hostile."""
     for bits, kind in itertools.product((0, 1, 2, 4, 8, 9, 12), range(12)):
         yield bytes([bits, kind, 1, 1, 0]) + bytes([2, 7, 3, 2, 7, 3]) * 8
 
 
 def hostile(kind, tensors=0, field=None, splits=b"\0"):
-    """A target_post input: one operation, one number of it hostile. As native code takes them, see fill() there."""
+    """A target_post input: one operation with one hostile number, in the binary form that fill() there reads."""
     numbers = (bytes([1, *field]) if field else b"\0") + b"\0\0"
     return bytes([8, kind, 1, 1]) + (bytes([tensors - 1]) if tensors else b"") + numbers + b"\1\7\3" * tensors + splits
 
 
 def refused():
-    """What once crashed a rank, or ended the job, instead of being refused. By name."""
-    root, codec, topology, lowest, more_than_a_byte = 3, 4, 6, 135, 132     # fields, and where their values are: fill()
+    """By name: arguments that once crashed a rank or ended the job, and must be rejected."""
+    root, codec, topology, lowest, more_than_a_byte = 3, 4, 6, 135, 132     # fields, and indices of values: fill()
     yield "root", hostile(BROADCAST, 1, (root, lowest))
     yield "codec", hostile(ALLREDUCE, 1, (codec, more_than_a_byte))
     yield "topology", hostile(ALLREDUCE, 1, (topology, more_than_a_byte))

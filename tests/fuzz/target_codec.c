@@ -1,5 +1,4 @@
-// Decoders of all codecs, in every variant that this machine runs: whatever the bytes of a code are, they are read and the
-// elements are written within bounds.
+// Decoders of all codecs, in every variant that this machine runs: for any bytes, a decoder reads and writes within bounds.
 #include "fuzz.h"
 
 #include "kernel/codec.h"
@@ -26,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t nbytes = bhvd_encoded_size(codec, dtype, count, &options);
     if (nbytes == 0)
         return 0;
-    // Exactly as large as they must be.
+    // Exactly the required size.
     uint8_t *code = calloc(1, nbytes);
     void *elements = malloc(count * bhvd_dtype_size(dtype));
     float *sums = calloc(count, sizeof *sums);
@@ -42,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     bhvd_decode(codec, dtype, elements, code, count, &options);
     bhvd_decode_add(codec, dtype, sums, code, count, &options);
-    // What was decoded, whatever it is, can be encoded.
+    // Any decoded elements can be encoded again.
     if (kernels->encoded_size && count)
         kernels->encode(code, elements, count, &options);
     free(code);

@@ -1,8 +1,8 @@
-// A rank of three, as coordinator or as member, with operations of every kind in progress, whose peers send any frames:
-// through the ring and the framing of link.c, or frame by frame. Nothing is executed; what would be executed is looked at.
+// A rank of three, as coordinator or as member, with operations of every kind in progress, and peers that send any frames:
+// through the ring and the framing of link.c, or frame by frame. Executions are checked, but do not run.
 //
-//     role, posts, cut (u8 each), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame of the
-//     rank itself: the engine's turn, see take_turn; with an odd type, the rank wants to leave.
+//     role, posts, cut (u8 each), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame from
+//     the rank itself is a turn of the engine, see take_turn; with an odd type, the rank wants to leave.
 //     role, bits: 1 member instead of coordinator; 2 raw stream instead of frames; 4 posts are not announced; 8 in a tree,
 //     here a chain, in which the member relays for rank 2; 16 as that rank 2. posts: which operations. cut: bytes that
 //     arrive at once.
@@ -35,7 +35,7 @@ static void *world;
 static float memory[OPERATIONS * ELEMENTS];
 static bhvd_handle *handles[OPERATIONS];
 
-// One world serves all inputs: a new one takes far longer than an input.
+// One world serves all inputs: creating one takes far longer than an input.
 static void empty_rings(const struct host_memory *memory)
 {
     for (int from = 0; from < RANKS; from++) {
@@ -47,7 +47,7 @@ static void empty_rings(const struct host_memory *memory)
     }
 }
 
-// As bhvd_context_create makes it, without the progress thread.
+// Like bhvd_context_create, but without the progress thread.
 static bhvd_context *make_context(int rank, bool in_tree)
 {
     struct bhvd_error error;
@@ -96,7 +96,7 @@ static void drop(int index)
     handles[index] = NULL;
 }
 
-// The first execution is done, and the program asks for the same again: by a cached id, where there is one.
+// Completes the first execution, and posts the same again: by a cached id if it has one.
 static void take_turn(bhvd_context *ctx)
 {
     struct execution *execution = fifo_take(&ctx->executions, next);
@@ -114,7 +114,7 @@ static void take_turn(bhvd_context *ctx)
     announce(ctx);
 }
 
-// What the engine would execute: every part is there once, and is of the set that it is said to be of.
+// Checks the executions that the engine would run: each contains every part once, and belongs to its process set.
 static void look_at_executions(const bhvd_context *ctx)
 {
     for (const struct execution *e = ctx->executions.head; e; e = e->next) {
@@ -133,7 +133,7 @@ static void look_at_executions(const bhvd_context *ctx)
     }
 }
 
-// Nobody is below two children, or this rank below itself; what was collected has gone.
+// No rank is below two children, or this rank below itself; collected items have been sent.
 static void look_at_relay(const bhvd_context *ctx)
 {
     const struct relay *relay = ctx->relay;
@@ -155,7 +155,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     look_at_executions(ctx);
     for (const struct bhvd_handle *op = ctx->posted.head; op; op = op->next)
         REQUIRE(!operation_is_over(op));
-    // Who said goodbye is not waited for.
+    // A rank that said goodbye is not waited for.
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.
     if (!status && link->state == LINK_LEFT && needed)
@@ -165,7 +165,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
 
 static void fail(bhvd_context *ctx) { run_fail(&ctx->run, BHVD_ERR_SYSTEM, "a peer broke the protocol"); }
 
-// The stream as peer 0 or 1 writes it into the ring, a few bytes at a time.
+// Writes the stream into the ring as peer 0 or 1, a few bytes at a time.
 static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, size_t cut)
 {
     struct link *link = &ctx->run.connections.links[ctx->options.rank == 0];
@@ -231,7 +231,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             drop(i);
         }
     }
-    // Nobody reads: a context would wait a second for it.
+    // No peer reads; a context would wait a second for it.
     for (int i = 0; i < RANKS; i++)
         ctx->run.connections.links[i].control_out.size = ctx->run.connections.links[i].control_flushed = 0;
     bhvd_context_destroy(ctx);

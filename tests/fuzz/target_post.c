@@ -1,11 +1,11 @@
-// Any struct bhvd_args, posted by both ranks of a job of two: either call is refused, or the operation ends as the interface
-// says. Equal arguments never disagree, and after each an allreduce is right.
+// Any struct bhvd_args, posted by both ranks of a job of two: the call is rejected, or the operation ends as documented.
+// Equal arguments never disagree, and after each operation an allreduce is correct.
 //
-//     for each operation: bits (u8), the fields that `bits` says are hostile, see fill; then its tensors, splits and arrays.
+//     for each operation: bits (u8), the fields that `bits` marks as hostile, see fill; then its tensors, splits and arrays.
 //     bits: 1 the ranks' arguments differ; 2 on a device; 4 with error states and replicas; 8 hostile numbers.
 //
-// Memory is always as large as the shape says, since no call can check that; shapes beyond what memory can hold come with
-// none.
+// Memory always has the size of the shape, since no call can check that; shapes that exceed the possible memory come without
+// memory.
 #include "fuzz.h"
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ enum { RANKS = 2, OPERATIONS_MAX = 12, TENSORS_MAX = 4, DIMS_MAX = 300, SPLITS_M
 static bhvd_context *ranks[RANKS];
 static bhvd_device *device;
 
-// What one rank posts, and all that it points to.
+// One rank's arguments, and all the memory that they point to.
 struct post {
     struct bhvd_args args;
     struct bhvd_tensor tensors[TENSORS_MAX];
@@ -59,7 +59,7 @@ static void *take_memory(struct post *p, size_t nbytes)
     return p->memory[p->memory_count++] = calloc(nbytes + 1, 1);
 }
 
-// Elements of the shape; -1: no memory could hold them, so it must be refused.
+// Elements of the shape; -1: more than memory could hold, so that it must be rejected.
 static int64_t count_of(const int64_t *shape, int ndim)
 {
     int64_t count = 1;
@@ -135,7 +135,7 @@ static void fill(struct post *p, struct supply *s, uint8_t bits)
         if (supply_u8(s) == 255)
             args->tensor_count = supply_u8(s) % (TENSORS_MAX + 1);
     }
-    args->blocking &= 1;        // waiting is on this thread, for both
+    args->blocking &= 1;        // this thread waits for both ranks
     for (size_t t = 0; t < args->tensor_count; t++)
         elements += fill_tensor(p, (int)t, s, hostile);
     if (args->kind == BHVD_ALLTOALL || args->kind == BHVD_PROCESS_SET_ADD || (hostile && supply_u8(s) == 255)) {
@@ -170,13 +170,13 @@ static void post(struct post *p, int rank)
     REQUIRE(p->status == BHVD_OK ? p->handle != NULL : is_error(p->status) && !p->handle && error.message[0]);
 }
 
-// Which operation the others' are matched with.
+// Whether the two operations are matched with each other.
 static bool same_key(const struct bhvd_args *a, const struct bhvd_args *b)
 {
     return a->kind == BHVD_JOIN || a->process_set == b->process_set;
 }
 
-// An operation that one rank alone has posted must not wait for ever: the other one disagrees, or joins too.
+// Keeps an operation that only one rank has posted from waiting forever: the other rank disagrees, or joins too.
 static bhvd_handle *disagree(const struct post *p, int rank)
 {
     struct bhvd_args args = {.kind = p->args.kind == BHVD_JOIN ? BHVD_JOIN : BHVD_BARRIER, .name = p->name, .device = -1,
@@ -261,7 +261,7 @@ static void run_operation(struct supply *s, int number)
             *s = same;
         fill(p[rank], s, bits);
     }
-    // A rank that has joined takes part in what the other posts, or not, as it happens: target_negotiation.c.
+    // A joined rank may or may not take part in what the other one posts: target_negotiation.c tests that.
     if (p[0]->args.kind == BHVD_JOIN)
         p[1]->args.kind = BHVD_JOIN;
     else if (p[1]->args.kind == BHVD_JOIN)
@@ -298,7 +298,7 @@ static void create_ranks(void *world)
         struct bhvd_error error;
         REQUIRE(!bhvd_context_create(&options, &ranks[rank], &error));
     }
-    // Set 1 has rank 0 alone.
+    // Set 1 consists of rank 0.
     struct post p[RANKS] = {0};
     for (int rank = 0; rank < RANKS; rank++) {
         p[rank].args = (struct bhvd_args){.kind = BHVD_PROCESS_SET_ADD, .name = "set", .splits = p[rank].splits,
@@ -313,7 +313,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct supply s = {data, data + size};
     void *world = bhvd_inproc_world_create(RANKS);
-    alarm(SECONDS_MAX);         // a finding: an operation that never ends
+    alarm(SECONDS_MAX);         // an operation that never ends is a finding
     device = host_device_create();
     create_ranks(world);
     for (int i = 0; i < OPERATIONS_MAX && s.at < s.end; i++)

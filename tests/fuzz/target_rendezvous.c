@@ -1,15 +1,15 @@
-// What comes over a rendezvous connection, on either side, without the sockets' waits: strangers of the server; peers that
-// have proven the secret and send any requests; a server that has proven it and sends any reply.
+// Data on a rendezvous connection, on either side, without socket waits: from strangers to the server; from peers that have
+// proven the secret and send any requests; from a server that has proven it and sends any reply.
 //
-//     role (u8: 0 a stranger, 1 peers, 2 the server's reply, 3 a handshake), then for 0 and 1: connection (u8), size (u16)
-//     and bytes, again and again
+//     role (u8: 0 a stranger, 1 peers, 2 the server's reply, 3 a handshake), then for 0 and 1, repeatedly: connection (u8),
+//     size (u16) and bytes
 #include "fuzz.h"
 
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-// To reach what is static in them.
+// For access to its static functions.
 #include "transport/rendezvous_client.c"
 #include "transport/rendezvous_server.c"
 
@@ -30,7 +30,7 @@ static struct bhvd_rendezvous *make_server(void)
     server->handshakes = handshake_server_create(&(struct handshake_server_options){
         .listeners = {server->listen_fd, -1}, .bindings = {BINDING}, .secret = server->secret, .secret_size = sizeof SECRET,
         .name_size = REQUEST_HEAD_SIZE});
-    // The kernel finds an address.
+    // The kernel chooses an address.
     REQUIRE(server->handshakes && bind(server->listen_fd, (struct sockaddr *)&nowhere, sizeof nowhere.sun_family) == 0 &&
             listen(server->listen_fd, CONNECTIONS) == 0 && reserve_connection(server));
     return server;
@@ -46,7 +46,7 @@ static int attach(const struct bhvd_rendezvous *server)
     return far;
 }
 
-// A turn of the server's, for strangers.
+// A turn of the server for its handshakes.
 static void shake_hands(struct bhvd_rendezvous *server)
 {
     int64_t now_ns = 0;
@@ -55,7 +55,7 @@ static void shake_hands(struct bhvd_rendezvous *server)
     let_in(server, 1);
 }
 
-// The other side of a handshake, honestly.
+// The peer's side of a correct handshake.
 static void prove(struct bhvd_rendezvous *server, int far)
 {
     struct auth auth;

@@ -1,9 +1,9 @@
-// A request as the coordinator reads it: the parser, what it yields, and the comparison with another one.
+// A request as the coordinator reads it: the parser, its result, and the comparison with another request.
 #include "fuzz.h"
 
 #include "core/message/request.h"
 
-// What was parsed, read completely.
+// Reads the parsed request completely.
 static void look_at(const struct request *request)
 {
     REQUIRE(request->tensor_count == 0 || request_nbytes(request) / 8 <= request->tensor_count * (size_t)OPERATION_COUNT_MAX);

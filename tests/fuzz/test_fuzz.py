@@ -1,7 +1,7 @@
-"""Fuzzes what reads bytes that others sent: replays the corpora, then mutates them, seeded.
+"""Fuzzes the parsers of received bytes: replays the corpora, then mutates them, seeded.
 
-`make test` does so for a moment, with the address and undefined behaviour sanitizers; `make fuzz` for FUZZ_SECONDS or
-FUZZ_RUNS executions each, whichever is first, led by the coverage that new inputs reach.
+`make test` runs it briefly, with the address and undefined behaviour sanitizers; `make fuzz` for FUZZ_SECONDS or
+FUZZ_RUNS executions per target, whichever is first, guided by the coverage of new inputs.
 """
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ LONG = "FUZZ_SECONDS" in os.environ
 SECONDS = int(os.environ.get("FUZZ_SECONDS", 2))
 RUNS = int(os.environ.get("FUZZ_RUNS", 10_000_000))
 SEED = int(os.environ.get("FUZZ_SEED", 1))
-CONFIGURATION = "fuzz" if LONG else "asan"      # the tests of tests/native have built that one already
+CONFIGURATION = "fuzz" if LONG else "asan"      # "asan" is already built for tests/native
 
 
 @pytest.mark.timeout(900 + 2 * SECONDS)     # the first one compiles the core

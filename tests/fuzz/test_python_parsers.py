@@ -1,6 +1,6 @@
-"""What Python reads that others wrote: host files, host lists, configuration files, the elastic channel, ssh frames.
+"""Python's parsers of foreign input: host files, host lists, configuration files, the elastic channel, ssh frames.
 
-Whatever it is, it is taken or refused with a ValueError; nothing else comes out, and a worker never waits for ever.
+Each input is accepted, or rejected with a ValueError and no other exception; a worker never waits forever.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
 from bagua_hvd.runner.ssh import frames
 
-# FUZZ_SECONDS is given by `make fuzz`: then the examples are many.
+# `make fuzz` sets FUZZ_SECONDS: then there are many examples.
 LONG = "FUZZ_SECONDS" in os.environ
 EXAMPLES = 20_000 if LONG else 60
 pytestmark = [pytest.mark.timeout(1800)] if LONG else []
@@ -35,7 +35,7 @@ SECRET = b"s" * 32
 
 
 def refused_or(function, *arguments):
-    """What it returns; None: it raised a ValueError with a sentence."""
+    """The function's result; None if it raised a ValueError with a sentence."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -110,7 +110,7 @@ MESSAGES = st.dictionaries(
 @example({"type": "assignment", "environment": None})
 @example({})
 def test_a_worker_ends_whatever_its_driver_says(message):
-    """A malformed message is a driver that hung up: init() raises, it does not wait."""
+    """A malformed message counts as a closed connection: init() raises instead of waiting."""
     link = elastic_worker.DriverLink.__new__(elastic_worker.DriverLink)
     lines = iter([line_of(message)])
 
@@ -132,7 +132,7 @@ def test_a_worker_ends_whatever_its_driver_says(message):
 
 @pytest.fixture(scope="module")
 def service():
-    """A Service whose events are checked as the driver takes them."""
+    """A Service that checks its events as the driver does."""
     errors = []
     threading.excepthook, before = lambda args: errors.append(args.exc_value), threading.excepthook
 
