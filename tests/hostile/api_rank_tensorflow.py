@@ -1,9 +1,9 @@
-"""A rank that calls TensorFlow's collectives with hostile arguments (test_api.py): its arguments: CALLS SEED.
+"""A rank that calls TensorFlow's collectives with hostile arguments (test_api.py); arguments: CALLS SEED.
 
-Each round all ranks call the same function, eagerly or within tf.function: with equal arguments, whatever they are, or
-each with tensors and options of its own that are right by themselves, so that ranks disagree. What comes out may be a
-result, an error of TensorFlow's, a ValueError, a TypeError, or a HorovodInternalError; anything else ends the job.
-After each round an allreduce must be right. Prints how calls ended.
+In each round all ranks call the same function, eagerly or within tf.function: with equal arguments, or each with its
+own tensors and options, which are valid but make the ranks disagree. A call may return, or raise an error of
+TensorFlow, a ValueError, a TypeError or a HorovodInternalError; anything else ends the job. After each round an
+allreduce must be correct. Prints how many calls had each ending.
 """
 import random
 import sys
@@ -16,7 +16,7 @@ from hostile_arguments import SHAPES, Arguments, run_rounds
 import bagua_hvd.tensorflow as hvd
 
 ALLOWED = (tf.errors.OpError, ValueError, TypeError, hvd.HorovodInternalError)
-# NotImplementedErrors, as Horovod's.
+# NotImplementedErrors, as in Horovod.
 NOT_IMPLEMENTED = ("Adasum does not support non-global process sets.", "The Adasum reduction does not support sparse",
                    "sparse tensors (tf.IndexedSlices)")
 DTYPES = [tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool,
@@ -24,7 +24,7 @@ DTYPES = [tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16
 
 
 class TensorFlowArguments(Arguments):
-    """Tensors of TensorFlow, and what it makes tensors of."""
+    """Tensors of TensorFlow, and values that it converts to tensors."""
 
     def ones(self, count):
         return tf.ones(count)
@@ -56,7 +56,7 @@ class TensorFlowArguments(Arguments):
 
 
 def hostile_calls(a):
-    """By name: functions without arguments, alike on all ranks."""
+    """By name: functions without arguments, equal on all ranks."""
     reduced = a.reduction()
     scattered = {name: value for name, value in reduced.items() if name != "average"}
     named, of_set = {"name": a.name()}, {"process_set": reduced["process_set"]}
@@ -88,7 +88,7 @@ def hostile_calls(a):
 
 
 def different_calls(a):
-    """By name: calls that are right, and of which some fit together."""
+    """By name: valid calls, some of which match those of other ranks."""
     rng, name = a.rng, f"round.{a.number}"
     shape, dtype = rng.choice([(2,), (4, 3), (6,), (2, 3)]), rng.choice([tf.float32, tf.float64, tf.int32, tf.float16])
     tensor, op = tf.ones(shape, dtype), rng.choice([hvd.Sum, hvd.Min, hvd.Max, hvd.Average])
@@ -107,7 +107,7 @@ def different_calls(a):
 
 
 def ending(call, in_graph):
-    """How a call ended: "returned", or the name of the error that it may raise."""
+    """How a call ended: "returned", or the name of a permitted error."""
     try:
         result = tf.function(call)() if in_graph else call()
         if isinstance(result, hvd.ProcessSet):
@@ -129,9 +129,9 @@ def run_round(number, shared, own, sets, endings):
     a.rng = random.Random(seed) if alike else own
     functions = hostile_calls(a) if alike else different_calls(a)
     names = sorted(functions)
-    if in_graph:        # the others are Python's
+    if in_graph:        # the other operations run in Python
         names = [name for name in names if not name.endswith(("_object", "process_set", "broadcast_variables"))]
-    # Different calls of one name too: ranks then disagree about more than the kind.
+    # One name can belong to different calls, so that ranks disagree about more than the kind.
     name = (random.Random(seed) if alike or shared.random() < 0.5 else own).choice(names)
     endings[name + " in a graph" * in_graph][ending(functions[name], in_graph)] += 1
     for removed in sets[1:3]:

@@ -1,9 +1,9 @@
 """A rank that calls every public collective with hostile arguments (test_api.py): python api_rank_torch.py CALLS SEED.
 
-Each round all ranks call the same function, with equal arguments or each with its own. What comes out may be a result,
-a ValueError, a TypeError, or a HorovodInternalError; anything else ends the job. What one rank posted and another
-refused is ended by a barrier of that name, which disagrees. After each round an allreduce must be right. Prints how
-calls ended.
+In each round all ranks call the same function, with equal arguments or each with its own. A call may return, or raise a
+ValueError, a TypeError or a HorovodInternalError; anything else ends the job. If one rank posts an operation and
+another rejects it, a barrier of that name, which disagrees, ends it. After each round an allreduce must be correct.
+Prints how many calls had each ending.
 """
 import contextlib
 import random
@@ -21,10 +21,10 @@ from bagua_hvd.core.context import Context
 from bagua_hvd.job import basics
 
 ALLOWED = (ValueError, TypeError, hvd.HorovodInternalError)
-ADASUM_ONLY = "Adasum does not support non-global process sets."        # a NotImplementedError, as Horovod's
+ADASUM_ONLY = "Adasum does not support non-global process sets."        # a NotImplementedError, as in Horovod
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
           torch.bool, torch.bfloat16, torch.complex64, torch.complex128, torch.uint16, torch.float8_e5m2]
-posted = []             # (full name, process set) of this rank, in this round
+posted = []             # (full name, process set) of this rank's operations in this round
 
 
 def record_posts():
@@ -90,7 +90,7 @@ class TorchArguments(Arguments):
 
 
 def calls(a, blocking):
-    """By name: functions without arguments. Those that block only where all ranks call alike."""
+    """By name: functions without arguments. Blocking ones only if all ranks make equal calls."""
     reduced = a.reduction()
     scattered = {name: value for name, value in reduced.items() if name != "average"}
     named, of_set = {"name": a.name()}, {"process_set": reduced["process_set"]}
@@ -149,7 +149,7 @@ def calls(a, blocking):
 
 
 def finish(result, wait):
-    """What an asynchronous call returned, to its end; a set is removed again."""
+    """Waits for an asynchronous call's result; removes a new process set again."""
     if isinstance(result, hvd.ProcessSet):
         hvd.remove_process_set(result)
     elif hasattr(result, "wait"):
@@ -159,11 +159,11 @@ def finish(result, wait):
 
 
 def disagree(everyones):
-    """What others posted and this rank did not."""
+    """Ends the operations that others posted and this rank did not."""
     ended = []
     mine = everyones[hvd.rank()]
     for name, process_set in sorted({each for theirs in everyones for each in theirs if each not in mine}):
-        with contextlib.suppress(*ALLOWED):         # of a set without this rank
+        with contextlib.suppress(*ALLOWED):         # the set may lack this rank
             ended.append(basics.context().post(native.BARRIER, name, process_set=process_set))
     return ended
 

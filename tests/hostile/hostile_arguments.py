@@ -1,4 +1,4 @@
-"""What api_rank_* share: random arguments for public collectives, most of them wrong, and the rounds of a rank."""
+"""Shared by api_rank_*: random arguments for public collectives, most of them invalid, and a rank's rounds."""
 import collections
 import faulthandler
 import random
@@ -21,9 +21,9 @@ class Arguments:
     """Random arguments.
 
     Args:
-        hvd: the front end. rng: equal on all ranks where they are to be equal. sets: ProcessSets, the first ones known.
-        number: of the round. hostility: how many arguments are hostile. alike: all ranks call alike.
-        more: further hostile numbers.
+        hvd: the front end. rng: in the same state on all ranks if arguments must be equal. sets: ProcessSets,
+            registered ones first. number: of the round. hostility: the share of hostile arguments. alike: all ranks
+            make equal calls. more: further hostile numbers.
     """
 
     def __init__(self, hvd, rng, sets, number, hostility, alike, more):
@@ -51,7 +51,7 @@ class Arguments:
 
     def name(self):
         if self.rng.random() < self.hostility / 3:
-            # Unnamed operations match by their number: ranks that call differently must name theirs.
+            # Unnamed operations match by their number, so ranks with different calls must name theirs.
             return self.rng.choice([name for name in NAMES if name or self.alike])
         return f"round.{self.number}"
 
@@ -88,10 +88,10 @@ ROUND_SECONDS = 120
 
 
 def run_rounds(hvd, run_round, count, seed):
-    """One rank's: `count` times run_round(number, shared, own, sets, endings), which counts endings by call.
+    """Calls run_round(number, shared, own, sets, endings) `count` times; it counts the calls' endings.
 
-    shared: random numbers alike on both ranks; own: not. sets: the global one, one of each rank, and one of both.
-    A round that hangs shows where, and ends the process.
+    shared: random numbers, equal on both ranks; own: different ones. sets: the global one, one of each rank, and one of
+    both. A round that hangs prints its stack, and ends the process.
     """
     sets = [hvd.global_process_set, hvd.ProcessSet([0]), hvd.ProcessSet([1])]
     hvd.init(process_sets=sets[1:])

@@ -1,4 +1,4 @@
-"""A rank that adds until the file TEST_STOP is there, and checks every sum; twice, with a new meeting in between."""
+"""A rank that adds until the file TEST_STOP exists, and checks every sum; twice, with a new rendezvous in between."""
 import os
 import sys
 

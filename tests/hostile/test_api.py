@@ -1,7 +1,7 @@
-"""Whatever a public collective is given, it returns or raises what it documents, and the job goes on.
+"""For any arguments, a public collective returns or raises a documented error, and the job continues.
 
-API_CALLS says how many calls (`make fuzz`: 100,000), API_SEED which. Where API_CALLS is set, the native core is built
-with the address and undefined behaviour sanitizers; not for TensorFlow, whose calls take longer, and are fewer.
+API_CALLS sets the number of calls (`make fuzz`: 100,000), API_SEED the seed. If API_CALLS is set, the native core is
+built with the address and undefined behaviour sanitizers, but not for TensorFlow, which makes fewer and slower calls.
 """
 import os
 import re
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def sanitized_package(folder):
-    """The variables for a Python that imports the package with a sanitized core; a copy of it, in `folder`."""
+    """The variables for a Python that imports a copy of the package, in `folder`, with a sanitized core."""
     unavailable, module = native_programs.sanitized_module()
     if unavailable:
         pytest.skip(unavailable)

@@ -1,4 +1,4 @@
-"""Every port that is open while a job runs is attacked; the job goes on, and its launcher does not grow."""
+"""Attacks every open port of a running job; the job continues, and its launcher's memory does not grow."""
 import base64
 import sys
 import threading
@@ -14,19 +14,19 @@ from launcher import wait_until
 pytestmark = pytest.mark.timeout(120)
 HERE = Path(__file__).parent
 IDLE = 1000
-STRANGERS_MAX = 256                         # of each service at a time
-GROWTH_MAX_NBYTES = 16 << 20                # far below what it would take to keep what was sent
+STRANGERS_MAX = 256                         # maximum for each service at a time
+GROWTH_MAX_NBYTES = 16 << 20                # far less than the total of the sent bytes
 REQUEST = 0x71525642.to_bytes(4, "little")      # native/transport/rendezvous_wire.h
 
 
 def secret_of(pid):
-    """The job's secret, from a rank's environment: the attack of one who was in the job."""
+    """The job's secret, from a rank's environment, for an attacker who was in the job."""
     variables = dict(each.split(b"=", 1) for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if each)
     return base64.b64decode(variables[b"_HOROVOD_SECRET_KEY"])
 
 
 def attack(address, secret, magic, proven_says):
-    """All at once; returns with 1,000 idle connections made and unmade, and none of the attackers left."""
+    """Runs all attacks at once; returns after 1,000 idle connections were opened and closed, and all attackers left."""
     connection, recorded = attacks.proven(address, secret, magic)
     connection.close()
     with attacks.idle(address, IDLE), attacks.idle(address, 50, attacks.hello_of(magic)):
@@ -69,15 +69,15 @@ def test_rendezvous(launcher):
     wait_until(lambda: len(said(b"up first")) == 3 or popen.poll() is not None, 60)
     assert popen.poll() is None, popen.stderr.read()
     ranks = [int(line.split()[-1]) for line in said(b"up first")]
-    assert [attacks.listening(pid) for pid in ranks] == [[], [], []]        # who has met needs no port any more
+    assert [attacks.listening(pid) for pid in ranks] == [[], [], []]        # after the rendezvous no port is needed
     (address,) = attacks.listening(popen.pid)
     secret, job = secret_of(ranks[0]), psutil.Process(popen.pid)
-    attack(address, secret, attacks.CORE, rendezvous_nonsense())            # what grows once, for good
+    attack(address, secret, attacks.CORE, rendezvous_nonsense())            # buffers that grow only once
     descriptors, memory = job.num_fds(), job.memory_info().rss
     attack(address, secret, attacks.CORE, rendezvous_nonsense())
     assert job.memory_info().rss < memory + GROWTH_MAX_NBYTES
     with attacks.idle(address, IDLE):
-        # Those beyond are hung up on, as soon as the service gets to it.
+        # The service closes the excess connections when it reaches them.
         wait_until(lambda: job.num_fds() <= descriptors + STRANGERS_MAX)
         (launcher.folder / "first").touch()
         wait_until(lambda: len(said(b"up second")) == 3 or popen.poll() is not None, 60)
@@ -90,7 +90,7 @@ def test_rendezvous(launcher):
 
 @pytest.mark.long
 def test_elastic(launcher):
-    """The driver's port as well as the rendezvous; a worker that is started meanwhile gets through."""
+    """The driver's port and the rendezvous server's; a worker that starts during the attack joins."""
     job = ElasticJob(launcher, {"localhost": 2})
     job.start("-np", 2, "--max-np", 3, command=[HERE.parent / "elastic" / "plain_worker.py"])
     worker = job.wait_for("enter", 2)[0].words
@@ -110,12 +110,12 @@ def test_elastic(launcher):
         wait_until(lambda: process.num_fds() <= descriptors + 2 * STRANGERS_MAX)
         job.set_hosts({"localhost": 3})
         job.wait_for("enter", rank=2)
-    wait_until(lambda: process.num_fds() <= descriptors + 10)       # the new worker's
+    wait_until(lambda: process.num_fds() <= descriptors + 10)       # those of the new worker
     assert job.finish() == 0
 
 
 def magic_of(address):
-    """Which protocol is spoken there: the service of an elastic job says its hello first, the core answers one."""
+    """The protocol's magic number: an elastic job's service sends its hello first, the core responds to one."""
     with attacks.connect(address) as connection:
         connection.sendall(attacks.hello_of(attacks.CORE))
         return attacks.exactly(connection, len(attacks.CORE))

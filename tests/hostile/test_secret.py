@@ -1,4 +1,4 @@
-"""A job's secret is seen by nobody but the user's own processes: in no list of processes, log or file of others."""
+"""Only the user's own processes can see a job's secret: no process list, log or file of others contains it."""
 import os
 import re
 import stat
@@ -14,7 +14,7 @@ from launcher import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 HERE = Path(__file__).parent
-# All that a job writes or says with the most to say, into the launcher's folder.
+# All output options at their most verbose, into the launcher's folder.
 VERBOSE = ["--verbose", "--log-level", "TRACE", "--output-filename", "logs", "--timeline-filename", "timeline.json"]
 
 
@@ -23,7 +23,7 @@ def environment_of(pid):
 
 
 def forms_of(pid):
-    """How the secret might be written, from a rank's environment."""
+    """The forms in which the secret could be written, from a rank's environment."""
     text = environment_of(pid)[b"_HOROVOD_SECRET_KEY"]
     raw = b64decode(text)
     assert len(raw) >= 16
@@ -35,7 +35,7 @@ def holds(data, forms):
 
 
 def command_lines():
-    """{pid: command line}, of all processes that there are."""
+    """{pid: command line} of all processes."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -60,7 +60,7 @@ def open_files(pids):
 
 
 def files_of_others(pids, *folders):
-    """Files which the processes have open, and those in the folders, that somebody else than the user may read."""
+    """Files that the processes have open or that are in the folders, and that other users may read."""
     found = open_files(pids)
     for folder in folders:
         found |= {path for path in folder.rglob("*") if path.is_file()}
@@ -68,7 +68,7 @@ def files_of_others(pids, *folders):
 
 
 class Reader:
-    """What a stream says, as it comes."""
+    """Collects a stream's output while it is written."""
 
     def __init__(self, stream):
         self.data = b""
@@ -102,7 +102,7 @@ def test_the_secret_is_seen_by_nobody_else(launcher, request, hosts):
     shown = command_lines()
     assert set(ranks) <= set(shown)
     assert [pid for pid, line in shown.items() if holds(line, forms)] == []
-    # The environment is the one place: the kernel shows it to the same user alone.
+    # Only the environment contains it, which the kernel shows to the same user only.
     for pid in processes:
         assert stat.S_IMODE(os.stat(f"/proc/{pid}/environ").st_mode) == 0o400
     assert [path for path in files_of_others(processes, launcher.folder) if holds(path.read_bytes(), forms)] == []
@@ -120,7 +120,7 @@ def test_the_secret_is_seen_by_nobody_else(launcher, request, hosts):
 
 
 def test_an_error_does_not_say_the_secret(tmp_path):
-    """Neither a wrong secret nor a malformed one is repeated."""
+    """The message repeats neither a wrong secret nor a malformed one."""
     for secret in ("bm90IHRoZSBzZWNyZXQ=", "not-base64-but-private!"):
         environment = {**os.environ, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0",
                        "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1",

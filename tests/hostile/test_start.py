@@ -1,4 +1,4 @@
-"""The ports that ranks open until they have met: attacked while some ranks wait for others."""
+"""Attacks the ports that ranks open until all are connected, while some ranks wait for others."""
 import os
 import subprocess
 import sys
@@ -17,7 +17,7 @@ IDLE = 1000
 
 
 class Ranks:
-    """Ranks of a job of three that are started one by one."""
+    """Ranks of a job of three, which start one by one."""
 
     def __init__(self, folder, transport):
         self._folder, self._transport = folder, transport
@@ -53,7 +53,7 @@ def make_ranks(tmp_path):
 
 @pytest.mark.parametrize("transport, doors", [("tcp", 1), ("auto", 2)])
 def test_ranks_find_each_other_behind_a_thousand_strangers(make_ranks, tmp_path, transport, doors):
-    """A thousand idle connections, and those that say something wrong, are there before the ranks that are expected."""
+    """A thousand idle connections, and some with invalid data, come before the expected ranks."""
     (tmp_path / "first").touch()
     (tmp_path / "second").touch()
     ranks = make_ranks(transport)
