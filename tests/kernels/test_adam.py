@@ -1,4 +1,4 @@
-"""Adam's arithmetic of the core (kernel/adam_update.c) against NumPy: dtypes, NaN, blocks and what is left of them."""
+"""The core's Adam update (kernel/adam_update.c) against NumPy: dtypes, NaN, blocks and their remainders."""
 import math
 
 import ml_dtypes
@@ -13,7 +13,7 @@ DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "
 
 
 def arrays(dtype, seed):
-    """One for each of COUNTS, and all of them flat as they are computed with."""
+    """One array for each of COUNTS, and all of them flat in the dtype of the computation."""
     numbers = np.random.default_rng(seed)
     made = [numbers.standard_normal(count).astype(dtype) for count in COUNTS]
     return made, flat(made)
@@ -39,7 +39,7 @@ def test_momentum_and_step(dtype, in_steps):
     (m, m_flat), (g, g_flat), (x, x_flat) = (arrays(dtype, seed) for seed in range(3))
     v = [abs(each) for each in arrays(dtype, 3)[0]]
     for each in v:
-        each[::7] = 0                       # without a gradient in the warm-up
+        each[::7] = 0                       # no gradient during the warm-up
     g[1][5], g[4][1030] = np.nan, np.inf
     g_flat, v_flat = flat(g), flat(v)
     beta1, longest, decay, rate = (NUMBERS[name] for name in ("beta1", "longest", "weight_decay", "rate"))
@@ -50,7 +50,7 @@ def test_momentum_and_step(dtype, in_steps):
     bounded = np.clip(moved, -longest * p, longest * p)
     assert np.isnan(sent[1 + 5]) and not np.isnan(np.delete(sent, 1 + 5)).any(), "a NaN stays; infinity is bounded"
     near(sent, bounded / p if in_steps else bounded, dtype)
-    near(flat(m), m_flat, dtype)            # the optimizer keeps its own
+    near(flat(m), m_flat, dtype)            # the optimizer's own
 
     sent = 3 * m_flat
     decoupled = [NUMBERS | {"decay": 0.25}] * len(COUNTS)

@@ -1,10 +1,10 @@
-"""Codecs of blocks against the equations in NumPy and against bytes worked out by hand.
+"""Group-wise codecs against the equations in NumPy and against hand-computed bytes.
 
     L = 127 (block8), 7 (block4), 448 (float8)      t = max |x| / L     s = 1 / t
     block8, block4    q = sign(x) min(round(|x| s), L)    x' = q t
     float8            c = float8(x s), e4m3               x' = c t
 
-t and s in float64, rounded once; t >= 2^-126 (float64: 2^-1022) unless 0. e4m3 is ml_dtypes'.
+t and s in float64, rounded once; t >= 2^-126 (float64: 2^-1022) unless 0. The e4m3 type is from ml_dtypes.
 """
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ SIZES = (64, 128, 256, 512)
 
 
 class Blocks(NamedTuple):
-    """A codec with its options."""
+    """A codec and its options."""
 
     name: str
     size: int = 256
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
         return 4 if self.name == "block4" else 8
 
     def layout(self, element, count):
-        """Where the codes begin, and where they end."""
+        """(offset of the codes, total size)."""
         scales = padded(-(-count // self.size) * np.dtype(element.real).itemsize)
         return 32 + scales, 32 + scales + padded(count if self.bits == 8 else -(-count // 32) * 16)
 
@@ -66,19 +66,19 @@ def rounded(codec, r, u):
 
 
 def steps(element, t):
-    """(t, s) as they are computed with."""
+    """(t, s) in the type of the computation."""
     t = max(np.float64(t), 1 / np.float64(element.scale_max))
     return element.real(t), element.real(1 / t)
 
 
 def float8_codes(y):
-    """y rounded to nearest, of two to the even one. ml_dtypes rounds float64 twice, by way of float32."""
+    """y rounded to nearest even. ml_dtypes would round float64 twice, through float32."""
     if y.dtype == np.float32:
         return y.astype(E4M3).view(np.uint8)
     numbers = np.arange(128, dtype=np.uint8).view(E4M3).astype(np.float64)
     numbers = numbers[np.isfinite(numbers)]
     above = np.clip(np.searchsorted(numbers, np.abs(y)), 1, numbers.size - 1)
-    between = np.abs(y) - numbers[above - 1] - (numbers[above] - np.abs(y))     # negative: the lower one is nearer
+    between = np.abs(y) - numbers[above - 1] - (numbers[above] - np.abs(y))     # negative: closer to the lower one
     code = above - (between < 0) - ((between == 0) & (above % 2 == 1))
     return (code | np.signbit(y) * 128).astype(np.uint8)
 
@@ -151,12 +151,12 @@ def floats(*numbers):
     return np.array(numbers, np.float32).tobytes()
 
 
-# Elements, then what follows the header: scales and codes. t is 1 for the largest that was chosen, unless said.
+# Elements, then the bytes after the header: scales and codes. The largest element is such that t = 1, unless noted.
 GOLDEN = {
     "empty": ("block8", [], [b"", b""]),
     "block8": ("block8", [127, -127, 0, 1.5, 2.5, -2.6], [floats(1), [127, 129, 0, 2, 2, 253]]),
     "block8 zeros": ("block8", [0.0, -0.0], [floats(0), [0, 0]]),
-    # t = 2: 14 is 7, -5 is -2.5, which goes to the even -2 (14 in two's complement), element 17 above element 1
+    # t = 2: 14 is 7, -5 is -2.5, rounded to the even -2 (14 in two's complement); element 17 is the byte's high half
     "block4": ("block4", [14, -5, *[0] * 15, 4], [floats(2), [7, 14 | 2 << 4]]),
     # 448 is exponent 15 and mantissa 6; 1 exponent 7; 2^-9 the smallest; 17 lies between 16 and 18, and 16 is even
     "float8": ("float8", [448, -448, 1, 2**-9, 0, 17], [floats(1), [0x7E, 0xFE, 0x38, 0x01, 0, 0x58]]),
@@ -179,7 +179,7 @@ def test_golden_bytes_of_random_rounding():
 
 
 def test_every_float8_comes_back():
-    """All codes but those that no encoder writes: with the format's largest in the block t is 1."""
+    """All codes except those that no encoder writes; the block has the format's largest element, so t is 1."""
     values = np.arange(256, dtype=np.uint8).view(E4M3)
     values = values[np.isfinite(values.astype(np.float32))]
     codec = Blocks("float8", 64)
@@ -207,7 +207,7 @@ def test_sizes(size):
 
 
 def error_bound(codec, x):
-    """Of |x' - x|, rounding aside, for one block."""
+    """Bound of |x' - x| for one block, without the arithmetic's own rounding."""
     t = np.abs(x).max() / LEVELS[codec.name]
     if codec.name == "float8":
         return np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * t)
@@ -269,7 +269,7 @@ def test_the_mean_over_seeds_is_the_element_at_any_scale(element, exponent):
         mean = sum(check_equation(codec, element, stored, seed).astype(np.float64) for seed in range(seeds)) / seeds
         level = max(2 * np.abs(x).max() / LEVELS[codec.name], 1 / np.float64(element.scale_max))
         assert (np.abs(mean - x) <= 5 * level * np.sqrt(0.25 / seeds) + 2.0**-7 * np.abs(x)).all()
-        assert abs((mean - x).mean()) < level / 30                              # none of the ends is pulled inwards
+        assert abs((mean - x).mean()) < level / 30                              # no bias toward zero at the extremes
 
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)

@@ -1,4 +1,4 @@
-"""The codecs' random numbers: uniform, and uncorrelated between seeds and between neighbours."""
+"""The codecs' random numbers are uniform, and uncorrelated between seeds and between neighbours."""
 import numpy as np
 import pytest
 

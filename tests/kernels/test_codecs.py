@@ -1,4 +1,4 @@
-"""Codec, the codecs as Python sees them."""
+"""The Python class Codec."""
 import numpy as np
 import pytest
 

@@ -1,4 +1,4 @@
-"""Codecs float16 and bfloat16: the element, rounded once to nearest even by exact arithmetic."""
+"""Codecs float16 and bfloat16 round each element once to nearest even, as in exact arithmetic."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ CODES = {lib.BHVD_CODEC_FLOAT16: FLOAT16, lib.BHVD_CODEC_BFLOAT16: BFLOAT16}
 
 
 def round_to_bfloat16(x):
-    """float64 to bfloat16 by exact arithmetic: 8 bits of significand, exponents from -126 on, then to infinity."""
+    """float64 to bfloat16 in exact arithmetic: 8 bits of significand, exponents from -126, infinity on overflow."""
     with np.errstate(over="ignore", invalid="ignore"):
         _, exponent = np.frexp(x)
         unit = np.ldexp(1.0, np.maximum(exponent - 8, -133))
@@ -21,7 +21,7 @@ def round_to_bfloat16(x):
 
 
 def round_once(code, x):
-    """x, float64, as the values of the code's type."""
+    """x (float64) rounded to the code's type."""
     if code is BFLOAT16:
         return round_to_bfloat16(x)
     with np.errstate(over="ignore"):
@@ -49,7 +49,7 @@ def check(codec, element, stored):
     (lib.BHVD_CODEC_FLOAT16, FLOAT32, [np.nan], "007e"),
     (lib.BHVD_CODEC_BFLOAT16, FLOAT64, [np.nan], "c07f"),
     (lib.BHVD_CODEC_FLOAT16, BFLOAT16, [1.0, 65536.0], "003c 007c"),
-    # just above halfway between 1 and the next: by way of float32 it would be exactly halfway, and become 1
+    # just above halfway between 1 and the next number; rounded to float32 first, it would become 1
     (lib.BHVD_CODEC_FLOAT16, FLOAT64, [1 + 2.0**-11 + 2.0**-40], "013c"),
     (lib.BHVD_CODEC_BFLOAT16, FLOAT64, [1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8 - 2.0**-40], "813f 803f"),
     (lib.BHVD_CODEC_FLOAT16, FLOAT64, [65520 - 2.0**-30, 1e300, 2.0**-25 * (1 + 2.0**-30)], "ff7b 007c 0100"),

@@ -1,4 +1,4 @@
-"""Codec minmax_uint8 against the equation in NumPy and against bytes worked out by hand.
+"""Codec minmax_uint8 against the equation in NumPy and against hand-computed bytes.
 
     s = 255 / (mx - mn)    ub = rint(mx s)    lb = ub - 255    q = min(max(rint(x s), lb), ub) - lb
     decode: min(max((q + lb) t, mn), mx),  t = (mx - mn) / 255
@@ -30,7 +30,7 @@ def round_trip(element, stored):
 
 
 def scale_and_step(element, mn, mx):
-    half = 0.5 * np.float64(mx) - 0.5 * np.float64(mn)      # half the range: the whole range of float64 overflows
+    half = 0.5 * np.float64(mx) - 0.5 * np.float64(mn)      # half the range: the full range of float64 can overflow
     with np.errstate(divide="ignore", over="ignore"):
         s = np.float64(127.5) / half
     if s >= element.scale_max:
@@ -48,7 +48,7 @@ def encode_by_equation(element, stored):
         mn = mx = element.real(np.nan)
         encoded[17] = 1
     else:
-        mn, mx = x.min() + element.real(0), x.max() + element.real(0)       # never -0.0
+        mn, mx = x.min() + element.real(0), x.max() + element.real(0)       # turns -0.0 into 0.0
     size = element.storage.itemsize
     encoded[: 2 * size] = element.store(np.array([mn, mx], element.real)).view(np.uint8)
     if mx > mn:
@@ -95,16 +95,16 @@ def golden(header, is_finite, codes):
     return bytes.fromhex(header).ljust(16, b"\0") + bytes([2, not is_finite]) + bytes(14) + padded
 
 
-# Elements, then the header's mn and mx as they lie in memory, then the codes.
+# Elements, then the header's mn and mx as bytes in memory, then the codes.
 GOLDEN = {
     "empty": (FLOAT32, [], "", []),
     "zeros": (FLOAT32, [0.0] * 5, "00000000 00000000", [0] * 5),
     "negative zeros": (FLOAT32, [-0.0, 0.0, -0.0], "00000000 00000000", [0] * 3),
     "constant": (FLOAT32, [3.5] * 3, "00006040 00006040", [0] * 3),
-    # s = 127.5: ub = 128, lb = -127, and -1 has the level -128, which the lower clamp lifts to -127
+    # s = 127.5: ub = 128, lb = -127; -1 has the level -128, which the lower clamp raises to -127
     "symmetric": (FLOAT32, [-1.0, 0.0, 1.0], "000080bf 0000803f", [0, 127, 255]),
     "outlier": (FLOAT32, [0.0, 0.0, 1000.0, 3.0], "00000000 00007a44", [0, 0, 255, 1]),
-    # s = 255, lb = 255000, and 1000.5 lies halfway: to the even level 255128
+    # s = 255, lb = 255000; 1000.5 lies halfway, and is rounded to the even level 255128
     "offset": (FLOAT32, [1000.0, 1000.5, 1001.0], "00007a44 00407a44", [0, 128, 255]),
     "negative": (FLOAT32, [-510.0, -255.0, -254.0], "0000ffc3 00007ec3", [0, 254, 255]),
     "nan": (FLOAT32, [1.0, np.nan, 2.0], "0000c07f 0000c07f", [0] * 3),
@@ -141,7 +141,7 @@ def test_equation_and_bound_for_gaussian_data(element, count):
 @pytest.mark.parametrize("element", [FLOAT32, BFLOAT16, FLOAT64], ids=repr)
 @pytest.mark.parametrize("exponent", [-7, -10, -20, -30, -36, -37, -38, -40, -44, -45, 20, 38])
 def test_scales(element, exponent):
-    """No absolute epsilon: precision does not depend on the scale, down to where float32 itself ends."""
+    """No absolute epsilon: relative precision does not depend on the scale, down to float32's smallest numbers."""
     x = np.random.default_rng(1).uniform(-1, 1, 1000) * 10.0**exponent
     stored = element.store(x.astype(element.real))
     check_equation(element, stored)
@@ -163,7 +163,7 @@ def test_whole_range_of_the_type_stays_finite(element):
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 @pytest.mark.parametrize("offset", [1e3, 1e4, -6e4, 1e6, 1e9])
 def test_offset_data(element, offset):
-    """Ranges of a few units in the last place: levels far beyond 2^24, which float32 no longer tells apart."""
+    """Ranges of a few units in the last place have levels far above 2^24, where float32 has no more integers."""
     if element is FLOAT16 and abs(offset) > 65504:
         pytest.skip("beyond float16")
     base = element.load(element.store(np.array([offset], element.real)))
@@ -201,7 +201,7 @@ def test_zero_is_exact_and_the_ends_keep_their_order():
     for _ in range(200):
         x = (rng.standard_normal(50) * 10.0 ** rng.integers(-30, 30)).astype(np.float32)
         x[7] = 0
-        x[rng.integers(8, 50)] = -x[3]       # often a symmetric range, where both ends round away from zero
+        x[rng.integers(8, 50)] = -x[3]       # often a symmetric range, whose ends both round away from zero
         decoded = round_trip(FLOAT32, x)
         assert decoded[7] == 0
         assert decoded[x.argmin()] == decoded.min() and decoded[x.argmax()] == decoded.max()

@@ -1,4 +1,4 @@
-"""Codec qsgd against the equation in NumPy and against bytes worked out by hand.
+"""Codec qsgd against the equation in NumPy and against hand-computed bytes.
 
     n = ||x||_2 over a block of 512        f = s / n
     q = sign(x) min(floor(|x| f + u), s)   D(Q(x)) = (q (1 / s)) n
@@ -45,7 +45,7 @@ def padded(nbytes):
 
 
 def layout(element, count):
-    """Where the norms end, and where the codes do."""
+    """(end of the norms, end of the codes)."""
     norms = padded((count + BLOCK - 1) // BLOCK * np.dtype(element.real).itemsize)
     return 32 + norms, 32 + norms + padded(count)
 
@@ -84,7 +84,7 @@ def check_equation(element, stored, levels=127, seed=1):
 
 
 def test_golden_bytes():
-    """Elements that lie on levels are not rounded, whatever the seed: 3, -4 and 12 of a norm of 13."""
+    """Elements on levels are not rounded, for any seed: 3, -4 and 12 with a norm of 13."""
     x = np.array([3.0, -4.0, 0.0, 12.0], np.float32)
     header = bytes(16) + bytes([1, 0, 13]) + bytes(13)
     codes = np.array([3, -4, 0, 12], np.int8).tobytes() + bytes(28)

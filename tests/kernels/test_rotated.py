@@ -1,4 +1,4 @@
-"""Codecs rotated1 to rotated4 against the equations in NumPy (support/rotated.py) and bytes worked out by hand."""
+"""Codecs rotated1 to rotated4 against the equations in NumPy (support/rotated.py) and hand-computed bytes."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -39,8 +39,8 @@ def check_equation(bits, element, stored, seed=1, size=512):
     return element.load(decoded)
 
 
-# A single element, number 21, of 256: |y| = s everywhere, so q is the number of thresholds below 1. H has -1 in row i,
-# column 21, where i and 21 have an odd number of ones in common.
+# A single nonzero element, number 21 of 256: |y| = s everywhere, so q is the number of thresholds below 1. H has -1 in
+# row i, column 21, if the bits of i & 21 have odd parity.
 @pytest.mark.parametrize(("bits", "q", "level"), [(1, 0, 0.7978845608), (2, 1, 1.5104176085), (3, 1, 0.7560052813),
                                                   (4, 3, 0.9423404565)])
 def test_golden_bytes(bits, q, level):
@@ -66,7 +66,7 @@ def test_golden_bytes(bits, q, level):
 
 
 def test_golden_bytes_of_two_bits_are_as_they_were():
-    """A single element with a key whose words are known: whoever changes the generator changes the bytes."""
+    """A single element with a known key: any change of the random generator changes the bytes."""
     x = np.zeros(256, F)
     x[0] = 1
     assert words(7, np.arange(2)).tolist() == GOLDEN_WORDS
@@ -96,7 +96,7 @@ def test_sizes(size):
 
 @pytest.mark.parametrize(("bits", "error"), [(1, 0.6), (2, 0.14), (3, 0.037), (4, 0.0105)])
 def test_error_whatever_the_elements_are(bits, error):
-    """The square of the error, relative to that of the elements: what a normal loses, by an unbiased scale."""
+    """The squared error relative to that of the elements: the loss for normal elements with an unbiased scale."""
     random = np.random.default_rng(2)
     for x in (random.standard_normal(20480), random.standard_normal(20480) * np.exp(random.standard_normal(20480)),
               np.ones(20480), random.uniform(0, 1, 20480)):
@@ -160,10 +160,10 @@ def test_a_block_of_zeros_stays_zero(element):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_the_mean_of_ten_thousand_rotations_is_the_element(bits):
-    """Each block has signs of its own: so many blocks with the same elements are so many draws.
+    """Each block has its own signs, so blocks with equal elements are independent draws.
 
-    What is left of the mean is the draws' noise, and a bias, of which this bounds the energy, relative to that of the
-    elements: of normal ones nothing is found; of lognormal ones (sigma 1.5) it is below what the table says.
+    The mean's remaining error is the draws' noise plus the bias. This bounds the bias's energy relative to that of the
+    elements: none is found for normal elements; for lognormal ones (sigma 1.5) it is below the table's value.
     """
     draws, random = 10_000, np.random.default_rng(4)
     for sigma, bound in ((0, 0), (1.5, {1: 1e-3, 2: 2e-4, 3: 2e-5, 4: 2e-6}[bits])):

@@ -1,9 +1,9 @@
-"""Codecs sign and sign_rms against the equation in NumPy and against bytes worked out by hand.
+"""Codecs sign and sign_rms against the equation in NumPy and against hand-computed bytes.
 
     a = ||x||_1 / d, or ||x||_2 / sqrt(d)        D(Q(x)) = a where x >= 0, -a where x < 0
 
-The norm is summed in float64, in blocks of 512 elements: part j over the elements i = j mod 16 in rising order, then
-part j plus part j + w for w = 8, 4, 2, 1. The blocks' sums are summed in the same way.
+The norm is summed in float64, in blocks of 512 elements: partial sum j over the elements i = j mod 16 in rising order,
+then partial sums j and j + w are added for w = 8, 4, 2, 1. The blocks' sums are added in the same order.
 """
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ CODECS = [SIGN, SIGN_RMS]
 
 
 def ordered_sum(values):
-    """The sum of float64 values in the order that the wire format fixes."""
+    """The sum of float64 values in the order of the wire format."""
     return sum_of_parts(np.array([sum_of_parts(values[at : at + 512]) for at in range(0, values.size, 512)]))
 
 
@@ -71,7 +71,7 @@ def golden(header, is_finite, bits):
     return bytes.fromhex(header).ljust(16, b"\0") + bytes([2, not is_finite]) + bytes(14) + padded
 
 
-# Codec, elements, the scale as it lies in memory, the bits.
+# Codec, elements, the scale as bytes in memory, the bits.
 GOLDEN = {
     "empty": (SIGN, FLOAT32, [], "00000000", []),
     "zeros": (SIGN, FLOAT32, [0.0, -0.0, 0.0], "00000000", [0]),

@@ -1,6 +1,6 @@
-"""Codecs topk and topk_2bit against a sort in NumPy and against bytes worked out by hand.
+"""Codecs topk and topk_2bit against a sort in NumPy and against hand-computed bytes.
 
-    k = max(1, ceil(p d));  the k largest |x|, of equal ones those of lower index, every NaN larger than all numbers
+    k = max(1, ceil(p d));  the k largest |x|, ties by lower index; NaN counts as larger than all numbers
     2 bits: sign(x) hi if |x| >= t, else sign(x) lo;  t, hi, lo: means of |x| of the kept, of those >= t, of the rest
 """
 import numpy as np
@@ -31,18 +31,18 @@ def encode_by_sort(element, stored, share):
 
 
 def bits(values, width=1):
-    """Of each value the lowest bits, from the lowest on, packed."""
+    """The values' lowest `width` bits, packed from the lowest bit on."""
     each = np.asarray(values, np.uint64)[:, None] >> np.arange(width, dtype=np.uint64) & np.uint64(1)
     return np.packbits(each.astype(np.uint8).ravel(), bitorder="little")
 
 
 def two_bits_by_sort(element, stored, share):
-    """(the code, what it decodes to)."""
+    """(the code, the decoded elements)."""
     x = element.load(stored)
     kept = chosen_by_sort(x, share)
     magnitudes = np.abs(x[kept]).astype(np.float64)
     parts = magnitudes * 2.0**-32
-    is_high = parts >= np.cumsum(parts)[-1] / len(kept)         # cumsum adds one after the other
+    is_high = parts >= np.cumsum(parts)[-1] / len(kept)         # cumsum adds sequentially
 
     def level(chosen):
         if not np.isfinite(magnitudes).all():
@@ -100,9 +100,9 @@ def test_golden_bytes(element, values, share, flags, body):
 
 
 @pytest.mark.parametrize("element, values, share, header, body", [
-    # The second and third of four: one low bit; of three places (1 >> 1) + 0 and (2 >> 1) + 1 are taken.
+    # The second and third of four: one low bit; of three bits (1 >> 1) + 0 and (2 >> 1) + 1 are set.
     (FLOAT32, [1.0, -3.0, 2.0, 0.0], 0.5, "00000040 00000000 00004040 00000000 01 00", "05 01 03"),
-    (FLOAT32, [1.0, -1.0, 1.0], 0.5, "00000000 00000000 0000803f 00000000 01 00", "05 0d"),      # all are the mean
+    (FLOAT32, [1.0, -1.0, 1.0], 0.5, "00000000 00000000 0000803f 00000000 01 00", "05 0d"),      # all equal the mean
     (FLOAT32, [np.inf, -np.nan, 1.0], 0.5, "0000c07f 00000000 0000c07f 00000000 01 01", "05 08"),
     (FLOAT16, [1.0, 2.0], 1.0, "003c0000 00000000 00400000 00000000 01 00", "05 04"),
     (FLOAT64, [1.0, 2.0], 0.5, "00000000 00000000 00000000 00000040 01 00", "01 01 01"),
@@ -132,7 +132,7 @@ def test_many_ties_and_nans(element, share):
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 @pytest.mark.parametrize("kind", ["normal", "zeros", "ties", "above the sample", "in the sample"])
 def test_few_of_many(element, kind):
-    """From 32,768 elements on a sample says which are looked at: every 16th of these, which may be like no other."""
+    """From 32,768 elements on, a sample of every 16th selects the candidates; the sample may be unlike the rest."""
     count = 65_536 + 17
     x = np.random.default_rng(count).standard_normal(count)
     if kind == "zeros":
@@ -171,10 +171,10 @@ def test_indices_beyond_the_chunk_are_ignored_and_equal_ones_are_each_added():
 
 
 def test_places_that_are_none_are_ignored():
-    """Whatever the bytes are, no more than k elements are written, and none beyond the chunk."""
+    """For any bytes, at most k elements are written, and none beyond the chunk."""
     x = np.arange(1, 101, dtype=np.float32)
     code = elements.encode(TWO_BITS, FLOAT32, x, 0.1)
-    code[32:] = 0xff                                            # ten places in a row, with all low bits
+    code[32:] = 0xff                                            # ten bits in a row are set, with all low bits
     decoded = elements.decode(TWO_BITS, FLOAT32, code, 100, 0.1)
     assert np.flatnonzero(decoded).tolist() == [7] and decoded[7] < 0
     code[32:] = 0
