@@ -5,12 +5,12 @@ TRIES = 5
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_of_ray():
-    """What the processes of a Ray that a test starts have from here."""
+    """Environment variables for the processes of a Ray that a test starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        # By default 15: beside tests of the same session that keep all cores busy, workers get a thirtieth of them.
+        # Default 15: beside tests of the same session that use all cores, workers get a thirtieth of them.
         patch.setenv("RAY_worker_niceness", "0")
-        # By default 60 and 30 s, for all workers' imports and for Ray's first process: too little on a busy machine.
+        # Defaults 60 and 30 s for all workers' imports and for Ray's first process: too short on a busy machine.
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
         patch.setenv("RAY_gcs_server_port_wait_time_s", "120")
         yield
@@ -18,7 +18,7 @@ def environment_of_ray():
 
 @pytest.fixture(scope="session")
 def patiently():
-    """A function that starts a node by a function, again where Ray gave it up (after 30 s, which nothing sets)."""
+    """Returns a function that starts a node, and retries when Ray gives up (after 30 s, which cannot be set)."""
     def start(node):
         for tries_left in reversed(range(TRIES)):
             try:
@@ -32,7 +32,7 @@ def patiently():
 
 @pytest.fixture(scope="module")
 def local_ray(patiently):
-    """The address of a Ray of one node with four CPUs, to which this process is connected."""
+    """The address of a Ray with one node and four CPUs; this process is connected to it."""
     import ray
 
     made = patiently(lambda: ray.init(

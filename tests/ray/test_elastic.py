@@ -1,4 +1,4 @@
-"""Elastic jobs on a Ray of several nodes: a rank dies, and the others go on from the last commit."""
+"""Elastic jobs on a Ray of several nodes: a rank dies, and the others continue from the last commit."""
 import threading
 
 import pytest
@@ -16,7 +16,7 @@ BATCHES = 30
 
 @pytest.fixture
 def nodes(patiently):
-    """A Ray of two nodes with one CPU each; add_node() gives it more."""
+    """A Ray of two nodes with one CPU each; add_node() adds one."""
     cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args={
         "num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}))
     patiently(lambda: cluster.add_node(num_cpus=1, object_store_memory=100_000_000))
@@ -29,7 +29,7 @@ def nodes(patiently):
 
 @pytest.fixture
 def node_with_gpus(patiently, monkeypatch):
-    """A Ray of one node with the GPUs 4 and 5 of its host, or so it says."""
+    """A Ray of one node that claims to have the GPUs 4 and 5 of its host."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args={
         "num_cpus": 2, "num_gpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}))
@@ -40,7 +40,7 @@ def node_with_gpus(patiently, monkeypatch):
 
 
 def train(batches, dies=None):
-    """A function of a rank that sums ones over the ranks: (rank, size at the end, batches, sums of the sizes)."""
+    """A rank's function that sums ones over the ranks; returns (rank, size at the end, batches, sums of the sizes)."""
     def main():
         import os
         import time
@@ -87,7 +87,7 @@ def test_a_rank_that_dies_is_survived(nodes):
     results = executor.run(train(BATCHES, dies=10), callbacks=[got.append])
     [(rank, size, batches, sizes)] = results
     assert (rank, size, batches) == (0, 1, BATCHES) and len(sizes) == BATCHES
-    # Rank 0 may have had the sum of the batch in which the other died, or not.
+    # Rank 0 may or may not have the sum of the batch in which the other one died.
     both = sizes.count(2.0)
     assert both in (10, 11) and sizes == [2.0] * both + [1.0] * (BATCHES - both)
     assert {message["size"] for message in got} == {1.0, 2.0}
@@ -111,7 +111,7 @@ def test_a_node_that_comes_is_used(nodes):
 
 
 def test_the_queue_of_the_messages_is_on_the_drivers_node(nodes):
-    """It would go with another node, and the job with it."""
+    """On another node it would be lost with that node, and the job with it."""
     for _ in range(6):
         with Messages([print]) as messages:
             assert messages.queue.empty()
@@ -120,7 +120,7 @@ def test_the_queue_of_the_messages_is_on_the_drivers_node(nodes):
 
 
 def test_no_rank_is_made_after_the_end(nodes, monkeypatch):
-    """Ctrl-C comes while the first one is about to be made."""
+    """Ctrl-C comes right before the first rank is created."""
     asked, ended = threading.Event(), threading.Event()
 
     def living(original=elastic._nodes):

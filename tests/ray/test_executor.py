@@ -1,4 +1,4 @@
-"""RayExecutor on a Ray of one node: what a rank computes comes back, and ranks that fail do not hold up the others."""
+"""RayExecutor on a Ray of one node: the ranks' results are returned, and failed ranks do not block the others."""
 import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
@@ -39,7 +39,7 @@ def place_and_sum(factor):
 def test_run(executor):
     executor.start()
     assert executor.run(*place_and_sum(2)) == [(rank, 3, rank, 3, 1, [12.0] * 3) for rank in range(3)]
-    # The ranks are still together, and run_remote() is the same without the waiting.
+    # The ranks are still connected, and run_remote() is run() without the wait.
     assert [result[-1] for result in ray.get(executor.run_remote(*place_and_sum(1)))] == [[6.0] * 3] * 3
 
 
@@ -116,7 +116,7 @@ def test_a_rank_that_raises_does_not_hold_up_the_others(executor):
 
 @pytest.mark.parametrize("call", ["run", "execute"])
 def test_the_error_is_that_of_the_rank_that_failed_first(executor, monkeypatch, call):
-    """Though the other's, a consequence, comes earlier; and nobody is left waiting."""
+    """The other rank's error, a consequence, is reported earlier; and no rank keeps waiting."""
     monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", str(START_SECONDS))
 
     def main(executable=None):
@@ -129,7 +129,7 @@ def test_the_error_is_that_of_the_rank_that_failed_first(executor, monkeypatch, 
         hvd.init()
         if hvd.rank() == 1:
             hvd.barrier()
-            hvd.shutdown()          # the others hear of it before the driver does
+            hvd.shutdown()          # the others notice before the driver does
             time.sleep(2)
             raise KeyError("of rank 1")
         hvd.barrier()
@@ -161,7 +161,7 @@ def test_a_rank_whose_execute_raises_does_not_hold_up_the_others(executor):
 
 @pytest.mark.parametrize("because_of, cause", [
     ({0: None}, (0, True)), ({0: 1}, (0, False)), ({0: 1, 1: None}, (1, True)), ({0: 1, 1: 2}, (1, False)),
-    ({2: 0, 0: 1, 1: 0}, (2, True)),        # each by the other's account: the first
+    ({2: 0, 0: 1, 1: 0}, (2, True)),        # each blames the other: the first
 ])
 def test_cause(because_of, cause):
     class Error(Exception):

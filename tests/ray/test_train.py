@@ -1,4 +1,4 @@
-"""Ray Train: the examples, by TorchTrainer and by BaguaConfig, and Ray's HorovodTrainer of V1 on our Coordinator."""
+"""Ray Train: the examples with TorchTrainer and BaguaConfig, and Ray's V1 HorovodTrainer with our Coordinator."""
 import os
 import re
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(local_ray):
-    """A function that runs a Python program on the one Ray of all tests."""
+    """Returns a function that runs a Python program on the Ray that all tests share."""
     def run(*command, **variables):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": local_ray, **variables}
         result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500,
@@ -46,7 +46,7 @@ def test_code_of_the_page(run, tmp_path):
     code = code.replace("    model = prepare_model(", "    assert torch.distributed.get_backend() == 'bagua'\n"
                         "    model = prepare_model(")
     output = run("-c", f"import ray\n{code}\nprint(results)")
-    assert "[(0, 3), (1, 3)]" in output.splitlines()        # what ranks have printed may come later
+    assert "[(0, 3), (1, 3)]" in output.splitlines()        # the ranks' output may arrive later
 
 
 def test_rays_horovod_trainer_of_v1(run, tmp_path):
