@@ -1,6 +1,6 @@
-"""What the ranks of a soak do: drawn from the seed alone, so that all ranks know it, and with it every right result.
+"""The operations of a soak, drawn from the seed only, so that all ranks know them and every correct result.
 
-Values are whole numbers of 0 to 3, so that sums and products of four ranks are exact in every dtype.
+Values are whole numbers from 0 to 3, so that sums and products over four ranks are exact in every dtype.
 """
 import random
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Operation:
     """One operation of a batch.
 
     Attributes:
-        members: ranks, rising. number: makes the values its own. rows, width: the shape. splits: [from][to].
+        members: ranks, ascending. number: makes the values unique. rows, width: the shape. splits: [from][to].
     """
 
     kind: str
@@ -37,18 +37,18 @@ class Operation:
     splits: list
 
     def input(self, rank, tensor=0):
-        """What the rank puts in, shape (rows, width)."""
+        """The rank's input, shape (rows, width)."""
         position = self.members.index(rank)
         rows = sum(self.splits[position]) if self.kind == "alltoall" else self.rows_of(rank)
         pattern = np.arange(rows * self.width) * (1 + self.number % 3) + rank * 7 + self.number + tensor
         return (pattern % 4).astype(self.dtype).reshape(rows, self.width)
 
     def rows_of(self, rank):
-        """An allgather's differ."""
+        """The rank's number of rows, which differs in an allgather."""
         return self.rows + (rank + self.number) % 3 if self.kind == "allgather" else self.rows
 
     def expected(self, rank, tensor=0):
-        """What the rank gets out."""
+        """The rank's expected result."""
         inputs = {member: self.input(member, tensor) for member in self.members}
         position = self.members.index(rank)
         if self.kind == "allgather":
@@ -68,7 +68,7 @@ class Operation:
 
 
 class Plan:
-    """Batches without end; the sets that there are must be told to it (sets: id -> members)."""
+    """Endless batches; the caller keeps `sets` (id -> members) up to date."""
 
     def __init__(self, seed):
         self._random = random.Random(seed)
@@ -76,7 +76,7 @@ class Plan:
         self.sets = {0: list(range(RANKS))}
 
     def next_sets(self):
-        """("add", members), ("remove", id), or None: nothing changes."""
+        """("add", members), ("remove", id), or None: no change."""
         chance = self._random.random()
         removable = [each for each in self.sets if each]
         if chance < 0.03 and len(self.sets) < 6:
@@ -87,15 +87,15 @@ class Plan:
         return None
 
     def next_joins(self):
-        """How many allreduces each rank does before it joins; None: nobody joins now."""
+        """How many allreduces each rank makes before it joins; None: no join now."""
         return [self._random.randrange(5) for _ in range(RANKS)] if self._random.random() < 0.04 else None
 
     def next_batch(self):
-        """Operations that may run at the same time."""
+        """Operations that may run concurrently."""
         return [self._draw(slot) for slot in range(self._random.randint(1, _BATCH_MAX))]
 
     def orders(self, count):
-        """Each rank's order of them."""
+        """Each rank's order of `count` operations."""
         return [self._random.sample(range(count), count) for _ in range(RANKS)]
 
     def _draw(self, slot):
@@ -104,7 +104,7 @@ class Plan:
         kind = draw.choice(KINDS)
         set_id = draw.choice([0, 0, *self.sets])
         members = self.sets[set_id]
-        # From few sizes, so that many are asked for again, by the id of the cached agreement; now and then a large one.
+        # A few small sizes, so that many requests repeat, and use the cached id; now and then a large one.
         rows, width = draw.choice([0, 1, 2, 3, 5, 17, 64]), draw.choice([1, 3, 8])
         if draw.random() < 0.01:
             rows = draw.choice([20_000, 50_001])

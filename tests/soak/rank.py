@@ -1,4 +1,4 @@
-"""One rank of a soak; see soak.py. Ends with 1 at the first wrong result."""
+"""One rank of a soak; see soak.py. Exits with 1 at the first wrong result."""
 import os
 import sys
 from pathlib import Path
@@ -16,28 +16,28 @@ from world import result, view  # noqa: E402
 
 TRANSPORTS = ["auto", "tcp"]
 OPERATIONS_OF_A_MEETING = 2500
-GROWTH_MAX_MIB = 32         # 170 bytes for each of 200,000 operations; random sizes alone move it by 20
+GROWTH_MAX_MIB = 32         # 170 bytes for each of 200,000 operations; random sizes alone cause 20
 KIND = {"allreduce": native.ALLREDUCE, "group": native.ALLREDUCE, "allgather": native.ALLGATHER,
         "broadcast": native.BROADCAST, "alltoall": native.ALLTOALL, "reducescatter": native.REDUCESCATTER,
         "barrier": native.BARRIER}
 
 
 class Rank:
-    """Carries out a plan until it has done as many operations."""
+    """Carries out a plan up to a number of operations."""
 
     def __init__(self, seed):
         self._plan = Plan(seed)
         self.done = 0
 
     def meet(self, transport):
-        """A new meeting; the process sets of the old one are gone."""
+        """Joins a new generation of the job; the process sets of the old one are gone."""
         os.environ["BAGUA_HVD_TRANSPORT"] = transport
         basics.init()
         self._context, self._rank = basics.context(), basics.rank()
         self._plan.sets = {0: list(range(RANKS))}
 
     def step(self):
-        """One batch, or what comes between batches."""
+        """One batch, or one change between batches."""
         change, joins = self._plan.next_sets(), self._plan.next_joins()
         if change:
             self._change_sets(*change)
@@ -52,7 +52,7 @@ class Rank:
         self.done += len(batch)
 
     def part(self):
-        """Leaves the meeting, when all are done: rank 0 answers for sets that it is no member of."""
+        """Leaves the job when all ranks are done: rank 0 coordinates even sets without itself."""
         self._context.post(native.BARRIER, "part").wait()
         basics.shutdown()
 
@@ -68,7 +68,7 @@ class Rank:
         self.done += 1
 
     def _join(self, counts):
-        """A rank that has joined takes part with zeros."""
+        """A joined rank contributes zeros."""
         for i in range(counts[self._rank]):
             values = np.full(5, 1 << self._rank, np.int64)
             self._context.post(native.ALLREDUCE, f"joining.{i}", [view(values, "int64", "in place")]).wait()
@@ -115,7 +115,7 @@ def main(operations, seed):
         seen.append((process.num_fds(), resident_nbytes() >> 20))
         if number == 0 and meeting % 10 == 9:
             say(f"{rank.done} operations, all right so far; rank 0: {seen[-1][0]} descriptors, {seen[-1][1]} MiB")
-    # By then both transports have run, and the largest tensors.
+    # By then both transports and the largest tensors have been used.
     (descriptors, memory), (descriptors_now, memory_now) = seen[len(seen) // 4], seen[-1]
     say(f"rank {number}: {rank.done} operations in {meetings} meetings; after a quarter {descriptors} descriptors and "
         f"{memory} MiB, at the end {descriptors_now} and {memory_now}")

@@ -1,10 +1,10 @@
-"""Runs mixed operations over four ranks and compares every result with NumPy's: `make soak`.
+"""Runs mixed operations on four ranks, and compares every result with NumPy's: `make soak`.
 
     python tests/soak/soak.py OPERATIONS [SEED]
 
-Random kinds, dtypes, sizes, orders, process sets and joins, over shared memory and over TCP in turn (a new meeting each
-time). Memory and descriptors must not grow after the first quarter. Prints what was done; ends with 0 when all was
-right.
+Random kinds, dtypes, sizes, orders, process sets and joins, alternately over shared memory and TCP (with a new
+rendezvous each time). Memory and descriptors must not grow after the first quarter. Prints a summary; exits with 0 if
+all results were correct.
 """
 import os
 import subprocess
@@ -29,7 +29,7 @@ def main(operations, seed):
         for rank in range(RANKS):
             environment = job_environment(rank, RANKS, rendezvous.port, secret)
             processes.append(subprocess.Popen(command, env=environment))
-        codes = [process.wait() for process in processes]       # when one fails, the others hear of it
+        codes = [process.wait() for process in processes]       # when one fails, the others get an error
     finally:
         for process in processes:
             process.kill()

@@ -1,4 +1,4 @@
-"""A short soak; `make soak` is the long one."""
+"""A short soak; `make soak` runs the long one."""
 import subprocess
 import sys
 from pathlib import Path
