@@ -1,4 +1,4 @@
-"""Estimators on local[2]: what they train is what the same batches train in one process, and Spark can apply it."""
+"""Estimators on local[2] train the same model as one process with the same batches, and Spark can apply it."""
 import math
 import os
 import threading
@@ -45,20 +45,20 @@ def assembled(*stages):
 
 
 def error(result, output="y__output"):
-    """The mean square of what transform() misses."""
+    """The mean squared error of transform()."""
     rows = result.collect()
     return math.fsum((row.y - row[output][0]) ** 2 for row in rows) / len(rows)
 
 
 def check(model, frame, output="y__output"):
-    """What transform() misses is small; the other columns stay."""
+    """transform() has a small error; it keeps the other columns."""
     result = model.transform(frame)
     assert set(result.columns) == {"a", "b", "y", "part", "features", output} and result.count() == ROWS
     assert error(result, output) < 0.01
 
 
 def saved(stage, folder):
-    """The stage as save() and load() leave it, within a Pipeline as well."""
+    """The stage after save() and load(), alone and within a Pipeline."""
     stage.write().overwrite().save(f"{folder}/saved")
     return type(stage).load(f"{folder}/saved")
 
@@ -93,7 +93,7 @@ def test_torch(frame, store, algorithm, tmp_path):
     assert history[-1]["validation"]["loss"] < history[0]["train"]["loss"] / 100
     assert history[-1]["validation"]["error"] < 0.1
     assert store.exists(store.get_checkpoint_path("run"))
-    assert os.listdir(tmp_path) == ["runs"]         # the rows are gone
+    assert os.listdir(tmp_path) == ["runs"]         # the rows have been removed
     if algorithm is None:
         loaded = saved(fitted, tmp_path)
         assert isinstance(loaded, PipelineModel) and loaded.stages[-1].getHistory() == history
@@ -102,7 +102,7 @@ def test_torch(frame, store, algorithm, tmp_path):
 
 
 def test_torch_trains_as_one_process_does(frame, store):
-    """Two ranks with batches of 5: the averages of their gradients are those of one process with both batches."""
+    """Two ranks with batches of 5 average their gradients, which equals one process with both batches."""
     torch = pytest.importorskip("torch")
     from bagua_hvd.spark.torch import TorchEstimator
 
@@ -180,7 +180,7 @@ def test_lightning(frame, store):
 
 
 def test_lightning_trains_with_another_order_in_each_epoch(tmp_path):
-    """Also where Lightning's own limit ends an epoch."""
+    """This includes epochs that Lightning's own limit ends."""
     lightning = pytest.importorskip("lightning.pytorch")
     from types import SimpleNamespace
 
@@ -212,7 +212,7 @@ def test_lightning_trains_with_another_order_in_each_epoch(tmp_path):
 
 
 class InThisProcess(Backend):
-    """Solves for the weights of linear() instead of starting ranks, when `together` estimators have written their rows.
+    """Solves for the weights of linear() instead of starting ranks, once `together` estimators have written their rows.
     """
 
     def __init__(self, together=1, processes=1):

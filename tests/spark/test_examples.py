@@ -1,4 +1,4 @@
-"""The example, and PyTorch's own launcher on Spark, which needs nothing of ours."""
+"""The example, and PyTorch's own launcher for Spark, which uses no code of ours."""
 import os
 import re
 import subprocess

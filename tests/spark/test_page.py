@@ -1,4 +1,4 @@
-"""The code of docs/spark.md, as it stands there but for numbers of ranks and paths."""
+"""The code of docs/spark.md, unchanged except for numbers of ranks and paths."""
 import re
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""spark.run() on local[2]: results, output, failures; nothing is left behind, and Spark repeats nothing."""
+"""spark.run() on local[2]: results, output, failures; no process is left behind, and Spark retries nothing."""
 import contextlib
 import io
 import os
@@ -91,7 +91,7 @@ def test_a_rank_that_fails_ends_the_job(spark, tmp_path, how, words):
                     print("still here", flush=True)
                     time.sleep(1)
             raise ValueError("of rank 1")
-        time.sleep(600)         # a rank that does not notice
+        time.sleep(600)         # a rank that does not notice the failure
 
     with pytest.raises(RuntimeError, match=words) as raised:
         bagua_hvd.spark.run(main, (str(tmp_path),), num_proc=2, stdout=io.StringIO(), stderr=io.StringIO())
@@ -114,7 +114,7 @@ def test_no_room(spark, monkeypatch):
 
 
 def test_another_python(spark, monkeypatch, tmp_path):
-    """As where PYSPARK_PYTHON is not set: Spark takes some python3, without the packages of this environment."""
+    """Without PYSPARK_PYTHON, Spark takes some python3, which lacks this environment's packages."""
     if sys.prefix == sys.base_prefix:
         pytest.skip("this Python is not of a virtual environment")
     outside = tmp_path / "python3"

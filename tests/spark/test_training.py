@@ -1,4 +1,4 @@
-"""What a rank of TorchEstimator trains, without Spark."""
+"""The training of a TorchEstimator's rank, without Spark."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +23,7 @@ def linear():
 
 
 def incomplete_windows():
-    """The batches that are left at the end of an epoch make a step by themselves."""
+    """The last, incomplete batches of an epoch make a step of their own."""
     from bagua_hvd.spark.torch import _train
 
     model, optimizer = linear()
