@@ -1,4 +1,4 @@
-"""A rank that adds until it does its part of the fault: `python summing_worker.py RANK ACTION`, see ACTIONS."""
+"""A rank that adds until it carries out its part of a fault: `python summing_worker.py RANK ACTION`, see ACTIONS."""
 import os
 import sys
 import time

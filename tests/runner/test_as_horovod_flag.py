@@ -1,4 +1,4 @@
-"""baguarun --as-horovod: scripts that import horovod, unchanged."""
+"""baguarun --as-horovod runs scripts that import horovod without changes."""
 import os
 import sys
 
@@ -50,7 +50,7 @@ def test_the_flag_is_told_where_it_is_missing(launcher):
     ("horovod.runner.launch", "--version", "0."),
     ("horovod.tensorflow.data.compute_worker", "--help", "dispatchers")])
 def test_a_module_as_a_script(launcher, module, argument, words):
-    """Horovod's documented command for a data service, among others."""
+    """For example Horovod's documented command for a data service."""
     if "tensorflow" in module:
         pytest.importorskip("tensorflow")
     done = launcher.run("-np", 1, "--as-horovod", sys.executable, "-m", module, argument, timeout=50)
@@ -87,7 +87,7 @@ def test_a_failing_sitecustomize_is_reported_as_ever(launcher):
 def test_a_python_without_bagua_hvd_is_told(launcher):
     hook = str(ROOT / "bagua_hvd" / "runner" / "startup" / "sitecustomize.py")
     code = f"import runpy; runpy.run_path({hook!r}); print('goes on')"
-    # Without site, nothing that is installed is found.
+    # Without site, installed packages are not found.
     done = launcher.run("-np", 1, sys.executable, "-S", "-I", "-c", code)
     assert done.stdout == "[0]<stdout>:goes on\n"
     assert "--as-horovod: no effect in" in done.stderr and "bagua_hvd" in done.stderr

@@ -1,4 +1,4 @@
-"""baguarun --dashboard, on a pseudo terminal; and what it takes out of the ranks' output."""
+"""baguarun --dashboard on a pseudo terminal, and the reports that it takes out of the ranks' output."""
 import json
 import os
 import pty
@@ -36,7 +36,7 @@ def plain(data):
 
 
 def terminal_output(popen, terminal, look=lambda text: None):
-    """Everything that came, without control sequences. look: function of what has come so far."""
+    """The whole output, without control sequences. look: called with the output so far."""
     data, end = b"", time.monotonic() + 100
     while time.monotonic() < end:
         readable = select.select([terminal], [], [], 0.1)[0]
@@ -44,7 +44,7 @@ def terminal_output(popen, terminal, look=lambda text: None):
             data += os.read(terminal, 1 << 16) if readable else b""
             look(plain(data))
         except OSError:
-            break       # closed at the other end
+            break       # the other end is closed
         if not readable and popen.poll() is not None:
             break
     return plain(data)
@@ -60,7 +60,7 @@ def test_on_a_terminal(launcher):
     os.close(ours)
     assert popen.wait(60) == 0
     assert "steps/s" in text and "has not submitted" in text and "bagua_hvd report" not in text
-    # The last table: both ranks, eight steps of a quarter MiB each to the other rank.
+    # The last table: both ranks, eight steps of a quarter MiB each to the peer.
     for rank in (0, 1):
         row = [line for line in text.splitlines() if re.match(rf"\u2502 {rank} +\u2502 localhost ", line)][-1]
         assert float(row.split("\u2502")[6]) >= 2.0
@@ -94,7 +94,7 @@ def test_ranks_come_and_go():
         for rank in range(size):
             dashboard.seat(SlotInfo(f"h{size}.{rank}", rank, 0, rank, size, 1, size))
             dashboard.report(rank, {"steps": 1, "bytes_sent": 1, "blocked_ms": 0, "exposed_ms": 0})
-    dashboard.report(2, b'{"steps": 9}')        # it was on its way
+    dashboard.report(2, b'{"steps": 9}')        # still in flight when the rank left
     assert {rank: line.host for rank, line in dashboard._ranks.items()} == {0: "h2.0", 1: "h2.1"}
 
 
@@ -105,7 +105,7 @@ def test_without_a_terminal(launcher):
 
 
 class Sink:
-    """Stands for a LineForwarder."""
+    """A fake LineForwarder."""
 
     def __init__(self):
         self.data, self.closed = b"", False
@@ -152,7 +152,7 @@ def test_stalled_operations():
         return [dashboard._ranks[rank].stalled for rank in range(2)]
 
     assert report(rank=1, operations=2, names=["a [b], c", "d"]) == ["", "a [b], c, d"]
-    assert report(rank=9, operations=1, names=["x"]) == ["", "a [b], c, d"]         # there is no such rank
+    assert report(rank=9, operations=1, names=["x"]) == ["", "a [b], c, d"]         # no rank has this number
     assert report(rank=1, operations="?") == ["", "a [b], c, d"]
     assert report(rank=1, operations=7, names=["a"]) == ["", "a ..."]
     assert report(rank=1, operations=0, names=[]) == ["", ""]

@@ -1,4 +1,4 @@
-"""One script, unchanged, started by baguarun, mpiexec, mpirun, torchrun, srun-like variables, and by itself."""
+"""One unchanged script under baguarun, mpiexec, mpirun, torchrun, srun-like variables, and without a launcher."""
 import json
 import os
 import socket
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def environment(tmp_path):
-    """Without variables of any launcher, and with a home and a folder for temporary files of the test's own."""
+    """Without any launcher's variables, and with the test's own home and folder for temporary files."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("HOROVOD_", "BAGUA_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_"))}
     return {**kept, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TMPDIR": str(tmp_path),
@@ -33,9 +33,9 @@ def run(command, script, environment, tmp_path, timeout=120):
 
 
 def numbers(done):
-    """What the ranks printed, in their order."""
+    """The numbers that the ranks printed, in rank order."""
     assert done.returncode == 0, done.stdout + done.stderr
-    # mpiexec joins what several ranks write at once, and baguarun puts the rank in front.
+    # mpiexec merges simultaneous writes of several ranks, and baguarun adds the rank as a prefix.
     decoder, text, found = json.JSONDecoder(), done.stdout, []
     lines = "".join(line.rpartition("<stdout>:")[2] for line in text.splitlines()).replace("][", "]\n[").splitlines()
     for line in lines:
@@ -70,13 +70,13 @@ def test_beside_mpi4py(when, environment, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_such_interface(rank, monkeypatch):
-    """Said on every rank: the others do not wait for rank 0."""
+    """Every rank raises the error: the others do not wait for rank 0."""
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "nosuch0")
     with pytest.raises(ValueError, match="HOROVOD_GLOO_IFACE='nosuch0': expected one of .*lo"):
         Membership(Placement("slurm", rank, 2, 1, "job"), 1, FileExchange("job", True))
 
 
-# MPICH's mpiexec leaves the others alone when a rank dies that has not initialized MPI.
+# MPICH's mpiexec does not end the others when a rank dies that has not initialized MPI.
 @pytest.mark.parametrize("engine, exchange", [("mpich", "mpi"), ("openmpi", ""), ("openmpi", "mpi"),
                                               pytest.param("torchrun", "", marks=pytest.mark.long)])
 def test_a_rank_that_fails_ends_the_job(engine, exchange, environment, tmp_path):
@@ -100,7 +100,7 @@ def test_torchrun_restarts(environment, tmp_path):
                      marks=pytest.mark.long)])
 @pytest.mark.long
 def test_torchs_variables_alone(more, environment, tmp_path):
-    """As Kubernetes' PyTorchJob sets them; torch.distributed meets at the same port."""
+    """As set by Kubernetes' PyTorchJob; torch.distributed uses the same port for its rendezvous."""
     script = TORCH_SCRIPT + """
 torch.distributed.init_process_group("gloo")
 total = torch.ones(1)
@@ -123,7 +123,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_a_secret_of_the_users_own(environment, tmp_path):
-    """It is not in the message then, and ranks that have another one are refused."""
+    """The message does not contain it, and ranks with another secret are rejected."""
     script = "import os\nif os.environ['PMI_RANK'] == '1': os.environ['_HOROVOD_SECRET_KEY'] = 'b3RoZXI='\n" + SCRIPT
     environment["_HOROVOD_SECRET_KEY"] = "bWluZQ=="
     assert numbers(run(starter("mpich", 3), SCRIPT, environment, tmp_path)) == THREE_ON_ONE_HOST
@@ -132,7 +132,7 @@ def test_a_secret_of_the_users_own(environment, tmp_path):
 
 
 def test_slurm_on_three_hosts(namespaces, environment, tmp_path):
-    """The variables of srun, on hosts that share the home and nothing else."""
+    """srun's variables, on hosts that share only the home."""
     (tmp_path / "script.py").write_text(SCRIPT)
     popens = []
     for rank, host in enumerate([0, 1, 1, 2]):
@@ -149,7 +149,7 @@ def test_slurm_on_three_hosts(namespaces, environment, tmp_path):
 
 
 def slurm_ranks(size, environment, tmp_path, script=SCRIPT, **variables):
-    """Popens of the ranks of a step of Slurm on this host, by srun's variables."""
+    """Popens of the ranks of one Slurm step on this host, with srun's variables."""
     (tmp_path / "script.py").write_text(script)
     names = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(size),
              "SLURM_STEP_NUM_NODES": "1", "BAGUA_HVD_EXCHANGE": "file", **variables}
@@ -172,7 +172,7 @@ def test_two_clusters_with_one_home_keep_their_ranks_apart(environment, tmp_path
 
 @pytest.mark.parametrize("who", ["killed", "another job's"])
 def test_a_message_that_was_left_over_is_looked_at_again(who, environment, tmp_path, monkeypatch):
-    """Of a rank 0 that was killed before the others came, in the same step; or of another job."""
+    """The message is from a rank 0 of the same step that was killed before the others started, or from another job."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = detect({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).job
@@ -207,7 +207,7 @@ def test_mpi_on_three_hosts(engine, namespaces, environment, tmp_path):
     *command, python = starter(engine, 5)
     command = [part for part in command if part != "--oversubscribe"]
     flags = [flag.format(hosts="10.0.0.1:2,10.0.0.2:1,10.0.0.3:2", rsh=namespaces.rsh) for flag in MPI_FLAGS[engine]]
-    # Without a way out: the home is common here, so that a file would do, too.
+    # BAGUA_HVD_EXCHANGE rules out a file, which would work, too, because the hosts share the home.
     done = run([*namespaces.enter(0), *command, *flags, python], SCRIPT, {**environment, "BAGUA_HVD_EXCHANGE": "mpi"},
                tmp_path)
     assert numbers(done) == [[0, 5, 0, 2, 0, 3, 31.0], [1, 5, 1, 2, 0, 2, 31.0], [2, 5, 0, 1, 1, 3, 31.0],
@@ -234,7 +234,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM
     ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, Placement("slurm", 2, 6, 6, "slurm-12-3")),
     ({**SLURM, "SLURM_CLUSTER_NAME": "west", "SLURM_STEP_LAUNCHER_PORT": "41"},
      Placement("slurm", 2, 6, None, "slurm-west-12-3-41")),
-    ({**SLURM, **HYDRA}, Placement("hydra", 1, 4, 2, None)),        # hydra's proxies are steps of Slurm
+    ({**SLURM, **HYDRA}, Placement("hydra", 1, 4, 2, None)),        # hydra's proxies run as steps of Slurm
     ({**SLURM, **OPEN_MPI, **TORCHRUN}, Placement("torchrun", 1, 2, 1, None)),
 ])
 def test_detect(variables, placement):

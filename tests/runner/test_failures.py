@@ -1,4 +1,4 @@
-"""A rank fails: whose failure baguarun calls it, what the others may still do, and what stands last."""
+"""A rank fails: which rank baguarun blames, what the others may still do, and the last line of the output."""
 import io
 import re
 import signal
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def fail(launcher, rank, action, *flags, np=3, **options):
-    """(exit code, stdout, stderr, seconds) of a job in which this rank does the action."""
+    """(exit code, stdout, stderr, seconds) of a job in which this rank performs the action."""
     began = time.monotonic()
     popen = launcher.start("-np", np, *flags, sys.executable, WORKER, rank, action, **options)
     stdout, stderr = (text.decode() for text in popen.communicate(timeout=100))
@@ -39,7 +39,7 @@ def blamed(stderr):
 def test_the_one_that_failed_first_is_named(launcher, rank, action, code):
     exit_code, _, stderr, _ = fail(launcher, rank, action)
     assert blamed(stderr) == (rank, code) and exit_code == code, stderr
-    # The others ended by themselves, with errors of their own.
+    # The others ended on their own, each with its own error.
     assert "Terminating" not in stderr
     for other in {0, 1, 2} - {rank}:
         assert re.search(rf"\[{other}\]<stderr>:.*HorovodInternalError: .*rank {rank} ", stderr), stderr
@@ -54,7 +54,7 @@ class _NoSink:
 
 
 class _TwoOnAnotherHost:
-    """A spawner of two processes: while the first one's end is handled, the host tells of the second one's."""
+    """A spawner of two processes: while the first one's end is handled, the host reports the second one's."""
 
     def __init__(self):
         self.processes = []
@@ -122,12 +122,12 @@ def test_a_script_that_redirects_its_stderr_keeps_it(launcher):
     assert "rank 1 left the job" in text and "\0" not in text and "report" not in text
 
 
-# ---- the grace --------------------------------------------------------------------------------------------------
+# ---- the grace period -------------------------------------------------------------------------------------------
 
 def test_survivors_save_before_they_end(launcher):
     exit_code, stdout, stderr, _ = fail(launcher, 1, "kill", env={"TEST_SAVE": "2"})
     assert exit_code == 137 and blamed(stderr) == (1, 137)
-    # The rank that was killed had its twentieth sum; another may have lost it before its own was whole.
+    # The killed rank had its twentieth sum; the connection may have broken before another rank had it.
     saved = {rank: int(steps) for rank, steps in re.findall(r"\[(\d)\]<stdout>:saved (\d+)", stdout)}
     assert set(saved) == {"0", "2"} and set(saved.values()) <= {19, 20}, stdout
     assert "the remaining workers have 5 s to end by themselves" in stderr and "Terminating" not in stderr
@@ -168,7 +168,7 @@ def test_a_grace_that_is_none(launcher, text):
 
 @pytest.mark.parametrize("code, early", [(0, 0), (5, 0), (0, 1)])
 def test_those_that_wait_in_init_hear_of_one_that_ended(launcher, code, early):
-    """Also when they come to it later."""
+    """This includes ranks that call init() later."""
     script = ("import os, sys, time\n"
               f"if os.environ['HOROVOD_RANK'] == '1': time.sleep({1 - early}); sys.exit({code})\n"
               f"time.sleep({early})\n"
@@ -277,7 +277,7 @@ time.sleep(float(os.environ.get("TEST_SLEEP", "0")))
 
 
 def test_daemons_end_with_the_job(launcher):
-    assert launcher.run("-np", 2, sys.executable, "-c", DAEMON).returncode == 0     # which looks for what is left
+    assert launcher.run("-np", 2, sys.executable, "-c", DAEMON).returncode == 0     # it checks for remaining processes
 
 
 def test_daemons_end_with_a_launcher_that_is_killed(launcher):

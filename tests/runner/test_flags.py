@@ -1,4 +1,4 @@
-"""baguarun's flags as a user meets them: all are in --help, and one that does nothing says so."""
+"""baguarun's flags: all are in --help, and one without an effect prints a warning."""
 import re
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from bagua_hvd.runner import flags
 
 pytestmark = pytest.mark.timeout(60)
 
-# horovodrun's, and then our own.
+# horovodrun's flags, then our own.
 FLAGS = """
     -np --num-proc -v --version -cb --check-build --verbose --disable-cache --start-timeout --network-interfaces
     --network-interface --output-filename --config-file -p --ssh-port -i --ssh-identity-file --fusion-threshold-mb

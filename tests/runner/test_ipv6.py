@@ -1,4 +1,4 @@
-"""Jobs of hosts that have addresses of IPv6, alone or beside those of IPv4."""
+"""Jobs on hosts with IPv6 addresses, with or without IPv4."""
 import json
 import secrets
 import subprocess
@@ -14,7 +14,7 @@ from ssh_hosts import Namespaces
 
 pytestmark = pytest.mark.timeout(300)
 
-# Every rank sends to every other one, 600000 bytes that only it has; then says where it is and by what it is reached.
+# Every rank sends 600000 bytes of its own to every other one; then prints its place and addresses.
 EXCHANGE = """
 import hashlib, json, os, sys
 from bagua_hvd.core import objects
@@ -33,14 +33,14 @@ sys.stdout.write(json.dumps([hvd.rank(), hvd.size(), os.environ.get("HOROVOD_GLO
 
 @pytest.fixture
 def hosts(request, tmp_path_factory):
-    """Namespaces of these families."""
+    """Namespaces with these address families."""
     made = Namespaces(tmp_path_factory.mktemp("namespaces"), len(request.param), request.param)
     yield made
     made.close()
 
 
 def run(launcher, hosts, *arguments, **variables):
-    """What each rank says, in their order."""
+    """The ranks' output lines, in rank order."""
     done = launcher.run(*arguments, sys.executable, "-c", EXCHANGE, prefix=hosts.enter(0), timeout=200,
                         env={**hosts.environment, "HOROVOD_START_TIMEOUT": "100", **variables})
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def run(launcher, hosts, *arguments, **variables):
 
 @pytest.mark.parametrize("hosts", [["6", "6"]], indirect=True)
 def test_two_hosts_without_ipv4(launcher, hosts):
-    """The name of one is an address."""
+    """One host's name is an address."""
     assert run(launcher, hosts, "-np", 4, "-H", "h0:2,[fd00::2]:2") == [
         [rank, 4, "eth0", f"fd00::{rank // 2 + 1}", "fd00::1"] for rank in range(4)]
 
@@ -57,7 +57,7 @@ def test_two_hosts_without_ipv4(launcher, hosts):
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [["6", "6", "6"]], indirect=True)
 def test_an_elastic_job_without_ipv4(launcher, hosts):
-    """The ranks of the launcher's host talk to it through loopback."""
+    """The ranks on the launcher's host connect to it through loopback."""
     assert run(launcher, hosts, "-np", 3, "--min-np", 3, "-H", "h0:1,h1:1,[fd00::3]:1") == [
         [0, 3, "eth0", "fd00::1", "127.0.0.1"], [1, 3, "eth0", "fd00::2", "fd00::1"],
         [2, 3, "eth0", "fd00::3", "fd00::1"]]
@@ -68,7 +68,7 @@ def test_an_elastic_job_without_ipv4(launcher, hosts):
 @pytest.mark.parametrize("hosts, expected", [
     (["46", "46", "46"], [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2"), ("eth0", "10.0.0.3")]),
     (["46", "6", "46"], [("fd00::1%eth0", "fd00::1"), ("eth0", "fd00::2"), ("fd00::3%eth0", "fd00::3")]),
-    # A host of IPv6 alone reaches no host of IPv4 alone, so the others need both.
+    # A host with only IPv6 cannot reach one with only IPv4, so the others need both.
     (["46", "46", "6"], [("fd00::1%eth0", "fd00::1"), ("fd00::2%eth0", "fd00::2"), ("eth0", "fd00::3")])],
     indirect=["hosts"], ids=["both", "one without IPv4", "the last without IPv4"])
 def test_ipv4_where_all_have_it(launcher, hosts, expected, elastic):
@@ -106,7 +106,7 @@ def test_init_by_hand():
 @pytest.mark.long
 @pytest.mark.parametrize("hosts", [["6", "6"]], indirect=True)
 def test_init_by_hand_with_a_name(tmp_path, hosts):
-    """The name is one of /etc/hosts."""
+    """The name is defined in /etc/hosts."""
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\nfd00::1 meeting\n")
     for i in range(2):
         subprocess.run([*hosts.enter(i), "mount", "--bind", tmp_path / "hosts", "/etc/hosts"], check=True)

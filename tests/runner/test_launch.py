@@ -1,4 +1,4 @@
-"""baguarun from outside: real processes, what they see, and what is left when it ends."""
+"""baguarun with real processes: their environment, their output, and how the job ends."""
 import base64
 import json
 import os
@@ -20,16 +20,16 @@ SENTENCE = ("Horovod detected that one or more processes exited with non-zero st
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    """For those that do not end by themselves when another one has failed; test_failures.py is about the others."""
+    """A short grace for ranks that do not end when another one fails; test_failures.py is about those that do."""
     monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "0.5")
 
 
 def python(code):
-    """The command that runs this code."""
+    """The command that runs this Python code."""
     return [PYTHON, "-c", code]
 
 
-# ---- what the ranks see -----------------------------------------------------------------------------------------
+# ---- the ranks' environment -------------------------------------------------------------------------------------
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -95,7 +95,7 @@ def test_arguments_arrive_unchanged(launcher):
 
 
 def test_standard_input_is_empty_and_sigpipe_is_default(launcher):
-    # grep has no need of Python, which would ignore SIGPIPE itself.
+    # Not in Python, which ignores SIGPIPE on its own.
     done = launcher.run("-np", 1, "grep", "SigIgn", "/proc/self/status")
     assert int(done.stdout.split()[-1], 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == 0
     assert launcher.run("-np", 2, "cat").returncode == 0
@@ -202,12 +202,12 @@ def test_closed_standard_descriptors(launcher):
 
 # ---- how it ends ------------------------------------------------------------------------------------------------
 
-# Where others would go on for longer than a test may take, an end within the test's limit is the proof.
+# Ranks that run longer than a test may take: a test that passes proves that they were stopped.
 LONG = "sleep 600"
 
 
 def failing(rank, action, others=LONG):
-    """A shell command of which one rank does the action."""
+    """A shell command; one rank performs the action."""
     return ["sh", "-c", f'if [ "$HOROVOD_RANK" = {rank} ]; then {action}; else {others}; fi']
 
 
@@ -228,7 +228,7 @@ def test_last_words_come_before_the_message(launcher):
     assert done.stderr.index("last words") < done.stderr.index("Process 0 exit with status code 4.")
 
 
-# When the other rank has set its trap.
+# Waits until the other rank has set its trap.
 FAIL_WHEN_READY = "until [ -e ready ]; do sleep 0.1; done; exit 9"
 
 
@@ -236,7 +236,7 @@ def test_one_that_ignores_sigterm_is_killed(launcher):
     started = time.monotonic()
     done = launcher.run("-np", 2, *failing(0, FAIL_WHEN_READY, "trap '' TERM; : > ready; while :; do sleep 1; done"))
     assert done.returncode == 9
-    assert time.monotonic() - started > 5       # not before its time to end by itself was over
+    assert time.monotonic() - started > 5       # not before the grace is over
 
 
 def test_sigterm_leaves_time_to_save(launcher):
@@ -247,8 +247,8 @@ def test_sigterm_leaves_time_to_save(launcher):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_the_job(launcher, signum):
-    # A worker with children of its own, in its process group and, by job control, in another. Each says that it was
-    # told: who is only killed, after the time to end by itself, cannot.
+    # A worker with child processes in its own process group and, by job control, in another one. Each prints that it
+    # got a signal; SIGKILL, after the grace, would not allow that.
     child = f"(trap 'echo told; exit' TERM; echo up; {LONG} & wait)"
     popen = launcher.start("-np", 2, "bash", "-c", f"trap : TERM; set -m; {child} & set +m; {child} & wait; wait")
     assert [popen.stdout.readline().endswith(b"up\n") for _ in range(4)] == [True] * 4
@@ -269,11 +269,11 @@ def test_a_second_ctrl_c_kills_at_once(launcher):
     started = time.monotonic()
     popen.send_signal(signal.SIGINT)
     assert b"the signal once more kills it at once" in popen.stderr.readline()
-    time.sleep(0.6)             # closer together they would be one
+    time.sleep(0.6)             # two signals closer together count as one
     assert popen.poll() is None
     popen.send_signal(signal.SIGINT)
     popen.communicate(timeout=60)
-    # Before the time to end by itself is over.
+    # Before the grace is over.
     assert popen.returncode == 130 and time.monotonic() - started < 5
     assert launcher.processes() == []
 
@@ -310,7 +310,7 @@ def test_launcher_killed_while_it_starts(launcher):
 
 
 def test_ranks_have_the_death_signal_themselves(launcher):
-    """Without the guard too."""
+    """They have it even without the guard."""
     popen = launcher.start("-np", 2, "sleep", "60")
     ranks = wait_until(lambda: [pid for pid in launcher.processes() if _name(pid) == "sleep"][:2])
     wait_until(lambda: len([pid for pid in launcher.processes() if _name(pid) == "sleep"]) == 2)
@@ -351,7 +351,7 @@ def test_a_daemon_that_writes_for_ever_does_not_hold_the_job(launcher):
     assert done.returncode == 0 and "[0]<stderr>:end\n" in done.stderr
 
 
-# ---- wrong input ------------------------------------------------------------------------------------------------
+# ---- invalid input ----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("arguments, code, words", [
     (["true"], 2, "-np is missing"),
@@ -432,7 +432,7 @@ def test_an_interpreter_that_is_missing(launcher):
 
 
 def without_extension(folder):
-    """The PYTHONPATH that stands for a source folder in which nothing was built."""
+    """A PYTHONPATH that looks like a source folder without a built extension."""
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['bagua_hvd._native'] = None\n")
     return f"{folder}{os.pathsep}{Path(__file__).parents[2]}"
 
@@ -460,7 +460,7 @@ def test_version(launcher):
 
 def test_check_build(launcher):
     done = launcher.run("--check-build")
-    assert (done.returncode, done.stderr) == (0, "")        # not a word of what the frameworks say by themselves
+    assert (done.returncode, done.stderr) == (0, "")        # no messages of the frameworks either
     for name in ("bagua_hvd._native", "Gloo", "inproc", "shm", "tcp", "scalar"):
         assert f"[X] {name}" in done.stdout
     for title in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:",

@@ -1,4 +1,4 @@
-"""baguarun --mpi: the command that it composes for either mpirun, and a job that runs by it."""
+"""baguarun --mpi: its command line for either mpirun, and a job that runs with it."""
 import os
 import shlex
 import sys
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def fake_mpirun(folder, version):
-    """PATH with an mpirun that only says what it is."""
+    """PATH with an mpirun that only prints its version."""
     script = folder / "mpirun"
     script.write_text(f"#!/bin/sh\necho '{version}'\n")
     script.chmod(0o755)

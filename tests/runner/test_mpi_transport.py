@@ -1,4 +1,4 @@
-"""Transport "mpi" in jobs of MPICH's mpiexec and Open MPI's mpirun: real processes, hosts simulated by host ids."""
+"""The "mpi" transport in jobs of MPICH's mpiexec and Open MPI's mpirun: real processes, hosts simulated by host ids."""
 import os
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ ENGINES = ["mpich", "openmpi"]
 
 
 def environment(tmp_path):
-    """Without variables of any launcher, and with a home and a folder for temporary files of the test's own."""
+    """Without any launcher's variables, and with the test's own home and folder for temporary files."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("HOROVOD_", "BAGUA_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_"))}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")]), "HOME": str(tmp_path),
@@ -27,7 +27,7 @@ def environment(tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs mpi_rank.py on these hosts and parts; the finished process."""
+    """Runs mpi_rank.py on these hosts with these parts; returns the finished process."""
     def run(engine, hosts, *parts, timeout=200, flags=(), **more):
         command = starter(engine, len(hosts))
         command[1:1] = flags
@@ -50,9 +50,9 @@ def assert_fine(done, ranks):
 
 LAYOUTS = {
     "mpich": ["AB", "ABC", "AAB", "ABAB", "AABC", "ABCD", "AAA"],
-    # What is laid out is ours, whatever the library: of Open MPI's, the interface is what may be wrong.
+    # Layouts are handled by our code for any library; Open MPI can only differ in its interface.
     "openmpi": ["AB", "AAB", "ABAB", "ABCD"],
-    # MPI's standard ABI, by a library of MPICH's that is as the other in all but its interface.
+    # MPI's standard ABI, in a library of MPICH that differs from the other one in its interface only.
     "abi": ["AAB", "ABCD"],
 }
 SHORT = {("mpich", "ABAB"), ("openmpi", "AAB"), ("abi", "AAB")}
@@ -92,7 +92,7 @@ def test_beside_mpi4py(run, parts):
 
 
 def test_lost_rank(run):
-    """mpiexec would end the job by itself; told not to, the others go on without that rank."""
+    """mpiexec is told not to end the job; the others continue without that rank."""
     done = run("mpich", "ABCC", "lost", flags=["-disable-auto-cleanup"])
     for rank in (0, 2, 3):
         assert f"rank {rank}: fine" in done.stdout, done.stdout + done.stderr
@@ -116,7 +116,7 @@ def test_not_started_by_mpirun(tmp_path):
 
 
 def test_no_library(tmp_path):
-    """A Python that has no MPI beside it, in a job of Open MPI's."""
+    """A Python without an MPI library beside it, in a job of Open MPI."""
     if (mpirun := open_mpi()) is None:
         pytest.skip("needs Open MPI")
     script = tmp_path / "script.py"
@@ -135,13 +135,13 @@ def test_no_library(tmp_path):
     ("/no/such/library.so", "it cannot be loaded (/no/such/library.so: cannot open shared object file"),
     ("libc.so.6", "libc.so.6: it does not tell its version)")])
 def test_a_library_that_is_none(run, library, words):
-    """Nothing else is tried instead."""
+    """No other library is tried instead."""
     done = run("mpich", "AB", "facts", BAGUA_HVD_MPI_LIBRARY=library, HOROVOD_START_TIMEOUT="3")
     assert done.returncode != 0 and words in done.stderr
 
 
 def test_ranks_that_disagree(tmp_path):
-    """Where MPI runs already; else MPI_Init waits for the ranks that do not call it."""
+    """MPI runs already; otherwise MPI_Init would wait for the ranks that do not call it."""
     pytest.importorskip("mpi4py")
     script = tmp_path / "script.py"
     script.write_text("import os\nif os.environ['PMI_RANK'] == '1': os.environ['BAGUA_HVD_TRANSPORT'] = 'auto'\n"
@@ -157,7 +157,7 @@ def test_ranks_that_disagree(tmp_path):
 def test_baguarun_mpi_uses_it(launcher):
     if shutil.which("mpiexec.hydra", path=str(BIN)) is None:
         pytest.skip("needs MPICH: pip install mpich")
-    # One write a line: mpiexec mixes what its ranks write.
+    # One write for each line: mpiexec mixes the ranks' writes.
     script = ("import sys\nfrom bagua_hvd.job import basics as hvd\nhvd.init()\n"
               "sys.stdout.write('enabled\\n' if hvd.mpi_enabled() else 'not enabled\\n')\n")
     env = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOROVOD_START_TIMEOUT": "80"}

@@ -1,4 +1,4 @@
-"""baguarun on three hosts: network namespaces, in which no shared memory or loopback can stand in for the network."""
+"""baguarun on three hosts: network namespaces, which share neither memory nor loopback."""
 import json
 import re
 import signal
@@ -14,7 +14,7 @@ from launcher import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
-# Rank, host, and the environment's numbers beside those of init(); then a sum that needs every rank.
+# Rank, host and init()'s numbers, which must equal the environment's; then a sum over all ranks.
 REPORT = """
 import json, os, socket, sys
 from bagua_hvd.core import objects
@@ -29,11 +29,11 @@ sys.stdout.write(json.dumps([socket.gethostname(), *numbers, total]) + "\\n")
 
 
 def report(launcher, namespaces, *arguments, on=0):
-    """[[host, rank, size, local rank, local size, cross rank, cross size, sum], ...] in the order of the ranks."""
+    """[[host, rank, size, local rank, local size, cross rank, cross size, sum], ...] in rank order."""
     env = {**namespaces.environment, "HOROVOD_START_TIMEOUT": "100"}
     done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=env, timeout=120, prefix=namespaces.enter(on))
     assert done.returncode == 0, done.stderr
-    # One line for each host that is reached by ssh, then silence.
+    # One line for each host connected by ssh, and nothing else.
     said = [line for line in done.stderr.splitlines() if line.startswith("baguarun")]
     hosts = re.findall(r"(h\d):", arguments[-1])
     assert sorted(said) == [f"baguarun: {host}: connected by ssh" for host in hosts if host != f"h{on}"]
@@ -64,18 +64,18 @@ def test_training(launcher, namespaces):
 
 
 def test_a_port_that_is_closed_between_two_hosts(launcher, namespaces):
-    """h1 and h2 answer the launcher, but not each other."""
+    """h1 and h2 can reach the launcher, but not each other."""
     namespaces.separate(1, 2)
     done = launcher.run("-np", 3, "-H", "h0:1,h1:1,h2:1", "true", env=namespaces.environment, timeout=60,
                         prefix=namespaces.enter(0))
     assert done.returncode == 1
-    # Every host tries all others, so either of the two may be the first to say so.
+    # Each host tries all others, so either of the two may report it first.
     assert any(f"host h{one} reaches host h{other} at none of 10.0.0.{other + 1} (eth0), 127.0.0.1 (lo): open the ports"
                in done.stderr for one, other in ((1, 2), (2, 1))), done.stderr
 
 
 def test_a_host_that_is_cut_off(launcher, namespaces):
-    """Nobody is told: the ssh client and the agent find out by themselves, as the limits of the ranks say."""
+    """No connection is closed: the ssh client and the agent detect it, with the same limits as the ranks."""
     popen = launcher.start("-np", 2, "-H", "h0:1,h2:1", sys.executable, "-c",
                            "import time; print('up'); time.sleep(600)", prefix=namespaces.enter(0), env={
                                **namespaces.environment, "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "1",
@@ -140,7 +140,7 @@ if hvd.rank() == 0:
 
 
 def test_hierarchical_and_flat_allreduce_train_alike(launcher, namespaces):
-    """On unequal hosts: to the bit where no sum is rounded, else within what the order of additions makes."""
+    """On unequal hosts: bit for bit if no sum is rounded, otherwise within the effect of the order of additions."""
     found = []
     for path in ("ring", "hierarchical"):
         done = launcher.run("-np", 5, "-H", "h0:2,h1:1,h2:2", sys.executable, "-c", TRAIN, EXAMPLE.parent, timeout=145,

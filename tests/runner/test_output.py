@@ -21,7 +21,7 @@ class Sink:
 
 
 def forward(*pieces, is_terminal=False, **options):
-    """What the console gets when one rank writes these pieces."""
+    """The console output for one rank that writes these pieces."""
     sink = Sink(is_terminal)
     console = Console(sink, Sink())
     forwarder = LineForwarder(console, 0, "stdout", **options)
@@ -149,7 +149,7 @@ def test_descriptor_waits_for_its_reader():
 
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_a_write_while_another_is_blocked_comes_after_it(gives_up):
-    """Into a frame, or a line of a rank, nothing else comes; nor into what is left of one that did not wait."""
+    """No other data comes in the middle of a frame or of a rank's line, or of the rest of a write that gave up."""
     reader, writer = os.pipe()
     descriptor, received, calls = Descriptor(writer), [], []
 

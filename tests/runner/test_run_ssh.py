@@ -49,7 +49,7 @@ def test_a_rank_that_ends_without_a_result(run):
 
 def test_no_folder_is_left(run, ssh_hosts):
     folder = str(ssh_hosts.server.temporary)
-    assert all(run(lambda: os.listdir(folder), hosts="far1:1,far2:1", num_proc=2))      # there is one meanwhile
+    assert all(run(lambda: os.listdir(folder), hosts="far1:1,far2:1", num_proc=2))      # a file exists during the run
     assert os.listdir(folder) == []
 
 

@@ -145,7 +145,7 @@ def test_flags_not_given_keep_what_the_user_exported():
     assert config_parser.set_env_from_args({"HOROVOD_CYCLE_TIME": "3"}, args) == {"HOROVOD_CYCLE_TIME": "3"}
 
 
-# Flags that are for the launcher itself, in all their forms.
+# The launcher's own flags, in all their forms.
 @pytest.mark.parametrize("flags, attribute, value", [
     (["--num-proc", "3"], "num_proc", 3),
     (["--min-np", "2"], "min_num_proc", 2), (["--min-num-proc", "2"], "min_num_proc", 2),
@@ -266,7 +266,7 @@ class TestExecute:
         assert results == [(2, "a\n", "")]
 
     def test_without_pidfd(self, monkeypatch):
-        """Kernels before 5.3."""
+        """Kernels before 5.3 lack it."""
         monkeypatch.delattr(os, "pidfd_open")
         assert self.execute("echo a; exit 2") == (2, "a\n", "")
         assert self.execute("kill -9 $$")[0] == 137
@@ -285,7 +285,7 @@ class TestExecute:
 
     def test_no_descriptors_left_behind(self):
         self.execute("true")
-        gc.collect()            # what other tests dropped may close some
+        gc.collect()            # may close descriptors that other tests left
         before = os.listdir("/proc/self/fd")
         self.execute("sleep 60 & exit 1")
         assert set(os.listdir("/proc/self/fd")) <= set(before)

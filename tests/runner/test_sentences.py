@@ -1,4 +1,4 @@
-"""Failures of hosts and programs that must end in a sentence, in every version of Python."""
+"""Failures of hosts and programs give a sentence, in every version of Python."""
 import concurrent.futures
 import signal
 import subprocess
@@ -21,7 +21,7 @@ from launcher import ROOT, wait_until
 
 
 class SilentHost:
-    """Stands for a RemoteHost whose agent does not answer; `late`: before Python 3.11 this is no TimeoutError."""
+    """A fake RemoteHost whose agent does not respond; `late`: before Python 3.11 this is no TimeoutError."""
 
     name = "far"
 
@@ -41,7 +41,7 @@ def test_a_host_that_does_not_say_its_addresses():
 
 
 class Neighbour:
-    """Stands for a RemoteHost that answers at once."""
+    """A fake RemoteHost that responds immediately."""
 
     def __init__(self, name):
         self.name = name
@@ -69,7 +69,7 @@ def test_a_host_asks_for_its_interface_while_others_join(monkeypatch):
 
 
 def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
-    """A dead host with four slots keeps a live one waiting for nothing, and is tried once."""
+    """A dead host with four slots does not delay a live one, and is tried once."""
     attempts, dead = [], threading.Event()
 
     class Host:
@@ -104,7 +104,7 @@ def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(reach.find, "dead.invalid") for _ in range(4)]
         assert reach.find("live.invalid") == network.Place("eth0", "10.0.0.1")
-        time.sleep(0.2)         # all four have come
+        time.sleep(0.2)         # all four have arrived
         dead.set()
         for future in waiting:
             with pytest.raises(RuntimeError, match="no answer"):
@@ -113,7 +113,7 @@ def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
 
 
 def test_hosts_that_are_connected_to_at_once_try_each_other(monkeypatch):
-    """The first one is still being given its files when the second one joins."""
+    """The first one is still receiving its files when the second one joins."""
     joined, second = [], threading.Event()
 
     class Host:
@@ -161,7 +161,7 @@ def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
 
 
 def test_an_output_file_that_cannot_be_opened_costs_the_copy_only(tmp_path):
-    """Whether a worker starts, or gets another rank: its output goes to the console."""
+    """When a worker starts or gets a new rank, its output still goes to the console."""
     said, printed = [], []
 
     class Sayings:
@@ -182,7 +182,7 @@ def test_an_output_file_that_cannot_be_opened_costs_the_copy_only(tmp_path):
 
 @pytest.fixture
 def talk():
-    """talk(frames, until): how an agent answers, up to the first frame of a kind: {kind: [number, payload]}."""
+    """talk(frames, until): an agent's responses, up to the first frame of a kind: {kind: [number, payload]}."""
     code = "import tempfile; tempfile.tempdir = '/no/such/folder'; from bagua_hvd.runner.ssh.agent import main; main()"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           bufsize=0) as agent:

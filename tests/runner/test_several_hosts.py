@@ -1,4 +1,4 @@
-"""Three hosts in network namespaces whose network is not as it should be: closed pairs, cuts, several interfaces."""
+"""Three hosts in network namespaces with a faulty network: pairs without a connection, cuts, several interfaces."""
 import itertools
 import re
 import subprocess
@@ -11,7 +11,7 @@ from launcher import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-# Every rank sends to every other one, so that every link opens.
+# Every rank sends to every other one, which opens all links.
 EXCHANGE = """
 import os, socket, time
 from bagua_hvd.core import objects
@@ -51,12 +51,12 @@ def run(launcher, namespaces, *arguments, timeout=100, **variables):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_pair_of_hosts_that_do_not_reach_each_other_is_named(launcher, namespaces, order, pair, silently):
-    """The launcher's host is one of them in two of three cases; ssh then tells of the pair."""
+    """In two of three cases the launcher's host is one of the pair; then ssh reports it."""
     namespaces.separate(*pair, silently=silently)
     done = run(launcher, namespaces, "-np", 3, "-H", order, HOROVOD_START_TIMEOUT="12")
     assert done.returncode == 1
     if 0 in pair:
-        # ssh may end by itself, or baguarun's limit may come first.
+        # Either ssh fails first, or baguarun's limit ends the attempt.
         assert re.search(rf"host h{max(pair)} (cannot be reached|did not answer within 12 s)", done.stderr), done.stderr
     else:
         assert any(f"host h{one} reaches host h{other} at none of 10.0.0.{other + 1} (eth0), 127.0.0.1 (lo)"
@@ -76,7 +76,7 @@ def test_a_pair_that_is_closed_later_is_named(launcher, namespaces, silently):
     assert popen.returncode == 1
     pair = re.search(r"rank ([12]) was lost: its host acknowledged nothing for [\d.]+ s of what rank ([12]) sent", text)
     assert pair and pair[1] != pair[2], text
-    # Either may notice first, or both: a rank that hears of its own loss says that others lost it.
+    # Either rank may notice first, or both: a rank that learns of its own loss reports that others lost it.
     errors = re.findall(r"\[(\d)\]<stderr>:bagua_hvd\S+Error: (.*)", text)
     assert {"1", "2"} <= {rank for rank, _ in errors}, text
     for rank, error in errors:
@@ -109,7 +109,7 @@ def test_a_cut_ends_the_job_when_the_limits_say_so(launcher, namespaces, seconds
 @pytest.mark.parametrize("elastic", [False, True], ids=["static", "elastic"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_address_serves_all_hosts(launcher, namespaces, order, elastic):
-    """Two hosts do not reach each other by the network that each lists first, but by that which joins all."""
+    """Two hosts cannot reach each other on the network that each lists first, but on the one that connects all."""
     namespaces.network("data", [0, 1, 2])
     namespaces.separate(1, 2)
     done = run(launcher, namespaces, "-np", 3, *(["--min-np", 3] if elastic else []), "-H", order)

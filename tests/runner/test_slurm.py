@@ -1,4 +1,4 @@
-"""A training script, unchanged, under a real Slurm: `srun -n N python train.py`."""
+"""An unchanged training script under a real Slurm: `srun -n N python train.py`."""
 import os
 import re
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
-    folder.chmod(0o755)             # munged accepts a socket in a folder that all may enter only
+    folder.chmod(0o755)             # munged requires that everybody may enter the folder of its socket
     made = Slurm(folder)
     yield made
     made.close()
@@ -31,7 +31,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture
 def srun(slurm, tmp_path):
-    """A function of srun's arguments, which runs it with a home of the test's own."""
+    """A function that runs srun with these arguments and a home of the test's own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_", "SLURM_"))}
     environment = {**kept, **slurm.environment, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": str(ROOT), "HOROVOD_START_TIMEOUT": "100"}

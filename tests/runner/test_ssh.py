@@ -1,4 +1,4 @@
-"""baguarun over ssh: a real sshd, hosts that only ssh knows."""
+"""baguarun over ssh, with a real sshd and hosts that only ssh can resolve."""
 import contextlib
 import json
 import os
@@ -71,7 +71,7 @@ def test_two_names_of_one_machine_are_a_warning(launcher, ssh_hosts, hosts, name
 
 
 def test_hostfile_port_and_key(launcher, ssh_hosts):
-    """Flags instead of a configuration: the name must resolve then, and not to this host's own addresses."""
+    """Flags instead of a configuration file: the name must resolve then, and not to an address of this host."""
     (launcher.folder / "hosts").write_text("far1 slots=1   # a comment\nfar2:1\n")
     config = launcher.folder / "config"
     config.write_text(f"Host far*\n  HostName 127.0.0.1\nHost *\n  UserKnownHostsFile {launcher.folder}/known\n")
@@ -104,7 +104,7 @@ def test_a_collective(launcher, ssh_hosts):
 
 
 def test_output_and_exit_code(launcher, ssh_hosts):
-    # Rank 1 fails when rank 0 has said all.
+    # Rank 1 fails when rank 0 has printed everything.
     script = ('printf "out\\r\\n\\377end"; echo err >&2; [ $HOROVOD_RANK = 0 ] && : > said && exec sleep 60; '
               'until [ -e said ]; do sleep 0.1; done; exit 7')
     done = launcher.run("-np", 2, "-H", "far1:1,far2:1", "--output-filename", "logs", "sh", "-c", script,
@@ -128,7 +128,7 @@ def test_secret_is_on_no_command_line(launcher, ssh_hosts):
     assert [popen.stdout.readline().endswith(b"up\n") for _ in range(2)] == [True, True]
     secrets = set()
     for pid in ssh_hosts.left():
-        with contextlib.suppress(OSError):      # it has ended meanwhile
+        with contextlib.suppress(OSError):      # it may have ended
             secrets.update(re.findall(rb"_HOROVOD_SECRET_KEY=([^\0]+)", Path(f"/proc/{pid}/environ").read_bytes()))
     assert len(secrets) == 1
     secret = secrets.pop()
@@ -178,7 +178,7 @@ def test_a_host_that_does_not_answer(launcher, ssh_hosts):
 
 
 def test_no_python_there(launcher, ssh_hosts, tmp_path):
-    """A login shell that has no such program: here, a Python that the launcher has and then loses its name."""
+    """A login shell without that program: here, a Python of the launcher that is then renamed."""
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
     env = {**os.environ, **ssh_hosts.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -202,10 +202,10 @@ def test_a_folder_that_is_not_there(launcher, ssh_hosts):
     assert done.returncode == 1 and f"host far1 has no folder {folder}" in done.stderr
 
 
-# ---- how it ends: the fixture looks for what is left ------------------------------------------------------------
+# ---- how it ends: the fixture checks for remaining processes ----------------------------------------------------
 
 def start(launcher, ssh_hosts, *command, np=2, hosts="far1:1,far2:1"):
-    """A baguarun whose ranks are all up."""
+    """A baguarun with all ranks running."""
     popen = launcher.start("-np", np, "-H", hosts, *(command or SAY_UP_AND_SLEEP), env=ssh_hosts.environment)
     for _ in range(np):
         assert popen.stdout.readline().endswith(b"up\n")
@@ -246,7 +246,7 @@ def test_a_killed_agent(launcher, ssh_hosts):
 def test_a_lost_connection(launcher, ssh_hosts):
     popen = start(launcher, ssh_hosts)
     for pid in ssh_hosts.server.sessions():
-        with contextlib.suppress(ProcessLookupError):       # the end of one may be the end of another
+        with contextlib.suppress(ProcessLookupError):       # the end of one may end another
             os.kill(pid, signal.SIGKILL)
     _, stderr = popen.communicate(timeout=60)
     assert popen.returncode == 255 and b"was lost" in stderr and b"Traceback" not in stderr
@@ -261,7 +261,7 @@ def test_background_processes_end_with_the_job(launcher, ssh_hosts):
 def test_a_reader_that_sleeps_does_not_stop_ctrl_c(launcher, ssh_hosts):
     popen = launcher.start("-np", 2, "-H", "far1:2", "yes", env=ssh_hosts.environment)
     popen.stdout.read(1)
-    time.sleep(2)       # everything between the ranks and here is full
+    time.sleep(2)       # all buffers between the ranks and here are full
     popen.send_signal(signal.SIGINT)
     assert popen.wait(60) == 128 + signal.SIGINT
     assert launcher.processes() == [] and not ssh_hosts.left()
@@ -278,14 +278,14 @@ def test_no_file_is_left(launcher, ssh_hosts):
 
 
 def test_an_agent_without_a_folder_has_no_file():
-    # The folder could not be made when the function was put there, for want of space say.
+    # The folder could not be created when the function was copied, for example because the disk was full.
     done = subprocess.run([sys.executable, "-c", "from bagua_hvd.runner.ssh import agent; agent.main()"],
                           input=pack(Kind.GET, 7, "result.0") + pack(Kind.FINISH), capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     assert Reader(after_magic=True).feed(done.stdout) == [(Kind.CONTENT, 7, b"")]
 
 
-# A signal for a process that has ended meanwhile.
+# A signal for a process that has already ended.
 LATE_SIGNAL = """
 import os
 del os.pidfd_open
@@ -305,7 +305,7 @@ def test_a_late_signal_does_not_hide_an_end_without_pidfd():
               pack(Kind.SIGNAL, 3, signal.SIGTERM), pack(Kind.FINISH)]
     with subprocess.Popen([sys.executable, "-c", LATE_SIGNAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as popen:
         popen.stdin.write(b"".join(frames))
-        popen.stdin.flush()         # and it stays open: the launcher is there
+        popen.stdin.flush()         # and it stays open, as long as the launcher lives
         try:
             assert popen.wait(60) == 0
         finally:
@@ -315,7 +315,7 @@ def test_a_late_signal_does_not_hide_an_end_without_pidfd():
 
 
 class _LostMeanwhile(RemoteHost):
-    """A connection that is lost while a process is registered."""
+    """A connection that breaks while a process is registered."""
 
     def __init__(self):
         self._environment, self._processes, self._count = {}, {}, 0
@@ -332,7 +332,7 @@ class _LostMeanwhile(RemoteHost):
 def test_a_connection_lost_meanwhile_ends_a_process_once():
     host = _LostMeanwhile()
     process = host.start(Task(0, ["true"], {}, None, None))
-    # It is registered, so the thread that notices the loss ends it, and no other thread.
+    # It is registered, so only the thread that notices the loss ends it.
     assert (host.sent, [*host._processes.values()], process.poll()) == ([Kind.START], [process], None)
     process.end(255)
     process.close()

@@ -1,4 +1,4 @@
-"""A job whose ranks run different versions ends at init(), with one sentence that names both on every rank."""
+"""A job whose ranks run different versions fails in init() with one sentence, which names both on every rank."""
 import re
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import bagua_hvd
 from bagua_hvd import __version__
 
-OTHER = re.sub(r"\d", lambda digit: str((int(digit[0]) + 1) % 10), __version__)     # as long
+OTHER = re.sub(r"\d", lambda digit: str((int(digit[0]) + 1) % 10), __version__)     # of the same length
 RANK = """
 import os, sys
 if os.environ["HOROVOD_RANK"] == "1":
@@ -25,7 +25,7 @@ except Exception as error:
 
 
 def other_version(folder):
-    """This package as if it were another release."""
+    """A copy of this package that claims to be another release."""
     package = folder / "bagua_hvd"
     shutil.copytree(Path(bagua_hvd.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     core = next(package.glob("_native*.so"))

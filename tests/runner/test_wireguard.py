@@ -1,4 +1,4 @@
-"""Two hosts joined by a tunnel of wireguard-go, as docs/security.md sets it up: the ranks' data goes through it."""
+"""Two hosts with a tunnel of wireguard-go, set up as in docs/security.md: the ranks' data goes through it."""
 import json
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not (shutil.which("wireguard-go") and shutil.which("wg")), reason="needs wireguard-go and wg")]
 
 NBYTES = 16 << 20
-# Mean seconds of an allreduce of NBYTES, each of which is checked.
+# Mean seconds of an allreduce of NBYTES; each result is checked.
 ALLREDUCES = f"""
 import json, sys, time
 import torch
@@ -48,7 +48,7 @@ def hosts(tmp_path_factory):
 
         public = []
         for i in range(2):
-            # Its control socket: the hosts share a file system.
+            # For its control socket: the hosts share a file system.
             call(i, "sh", "-c", "mkdir -p /var/run/wireguard && mount -t tmpfs tmpfs /var/run/wireguard")
             tunnel = subprocess.Popen([*made.enter(i), "wireguard-go", "-f", "wg0"], stderr=subprocess.DEVNULL)
             stack.callback(tunnel.wait)
@@ -67,7 +67,7 @@ def hosts(tmp_path_factory):
 
 
 def run(launcher, hosts, interface):
-    """Seconds of an allreduce by an interface, and the bytes that came to h1 by wg0 and eth0 meanwhile."""
+    """Seconds of an allreduce over an interface, and the bytes that h1 received by wg0 and eth0 during it."""
     names = "wg0", "eth0"
     before = [hosts.received(1, name) for name in names]
     done = launcher.run("-np", 2, "-H", "h0:1,h1:1", "--network-interfaces", interface, sys.executable, "-c",
@@ -83,7 +83,7 @@ def run(launcher, hosts, interface):
 def test_data_goes_through_the_tunnel(launcher, hosts):
     seconds, tunnel, outside = run(launcher, hosts, "wg0")
     assert tunnel > 6 * NBYTES
-    assert tunnel < outside < 1.3 * tunnel        # encrypted, with headers, and once: eth0 carries nothing else but ssh
+    assert tunnel < outside < 1.3 * tunnel        # encrypted, with headers, once; otherwise eth0 carries only ssh
     plain, tunnel, outside = run(launcher, hosts, "eth0")
     assert tunnel < 1 << 20 and outside > 6 * NBYTES
     print(f"an allreduce of {NBYTES >> 20} MiB: {seconds:.3f} s by wg0, {plain:.3f} s by eth0")

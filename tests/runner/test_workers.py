@@ -1,4 +1,4 @@
-"""Workers started one by one, from a thread, on this host."""
+"""Workers that a thread starts one by one on this host."""
 import io
 import os
 import shlex
@@ -13,7 +13,7 @@ from launcher import runs, wait_until
 
 
 class Job:
-    """Workers with a console in memory."""
+    """Workers with an in-memory console."""
 
     def __init__(self):
         self.stdout, self.stderr = io.StringIO(), io.StringIO()
@@ -21,7 +21,7 @@ class Job:
         self.workers = Workers(self.console)
 
     def start(self, name, script):
-        """The Worker that runs a shell script."""
+        """Starts a Worker that runs a shell script."""
         output = [LineForwarder(self.console, name, stream) for stream in ("stdout", "stderr")]
         return self.workers.start(None, dict(os.environ), ["sh", "-c", script], output, name)
 
