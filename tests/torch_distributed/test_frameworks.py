@@ -1,4 +1,4 @@
-"""What sits on torch.distributed, on this backend: DDP, FSDP2, DCP checkpoints, torchmetrics."""
+"""Libraries on torch.distributed with this backend: DDP, FSDP2, DCP checkpoints, torchmetrics."""
 import importlib.util
 
 import pytest
@@ -22,7 +22,7 @@ def batch(rank, step):
 
 
 def alone(size, steps):
-    """What one process makes of everybody's batches."""
+    """The result of one process with the batches of all ranks."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for step in range(steps):
@@ -119,7 +119,7 @@ def metrics(file):
 
     rank, size = start(file)
     metric, mean = torchmetrics.classification.MulticlassAccuracy(4, average="micro"), torchmetrics.MeanMetric()
-    for step in range(2 + rank):                # as many batches as a rank has
+    for step in range(2 + rank):                # as many batches as this rank has
         x, y = batch(rank, step)
         metric.update(x[:, :4].argmax(1) if step else y * 0, y)
         mean.update(float(rank), weight=1 + rank)

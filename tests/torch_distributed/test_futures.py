@@ -1,4 +1,4 @@
-"""What hangs on the end of an operation: it may take long, wait for other operations, and fail."""
+"""Callbacks at the end of an operation may take long, wait for other operations, and fail."""
 import threading
 import time
 
@@ -15,11 +15,11 @@ from bagua_hvd.torch.distributed.works import Work
 from torch_group import start
 from two_phases import named
 
-SECONDS = 30        # until a test gives up: a limit, no measurement
+SECONDS = 30        # limit of a test, not a measurement
 
 
 class Overtaken(Work):
-    """Another thread ends it after a method has seen that it has not ended."""
+    """Another thread completes it right after a method has seen it incomplete."""
 
     overtaken = False
 
@@ -45,7 +45,7 @@ def test_another_thread_ends_it_meanwhile(method):
 
 
 def nested(file, algorithm):
-    """A collective within then(), six deep, by the work and by its future."""
+    """A collective within then(), nested six times, by the work and by its future."""
     rank, size = start(file, pg_options=Options(algorithm=named(algorithm), min_bytes=0) if algorithm else None)
     deep = 6
 
@@ -65,13 +65,13 @@ def nested(file, algorithm):
 
 
 def slow(file):
-    """Callbacks that wait until the operations after theirs have ended, and one that raises."""
+    """Callbacks that wait for the operations after theirs, and one that raises."""
     start(file)
     go_on = threading.Event()
     works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(7)]
     results = []
 
-    def hang(work):         # torch calls it at once, on this thread, where the future has completed already
+    def hang(work):         # torch calls it now, on this thread, if the future is complete
         results.append(work.get_future().then(lambda _: go_on.wait(SECONDS)).wait())
 
     threads = [threading.Thread(target=hang, args=(work,)) for work in works[:5]]
@@ -96,7 +96,7 @@ def slow(file):
 
 
 def torchs_powersgd(file):
-    """torch's own hook: it waits for a collective within then()."""
+    """torch's own hook, which waits for a collective within then()."""
     rank, size = start(file)
     torch.manual_seed(0)
     net = DistributedDataParallel(nn.Linear(40, 30))

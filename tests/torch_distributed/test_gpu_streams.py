@@ -1,6 +1,6 @@
-"""What groups do with tensors on a GPU: streams, and results that NCCL leaves there.
+"""Groups with tensors on a GPU: streams, and results that NCCL leaves on the GPU.
 
-PyTorch here may have no CUDA: streams that keep a list pose as its, and tensors of the CPU as those of a GPU.
+PyTorch may lack CUDA here: fake streams record their calls, and tensors of the CPU act as those of a GPU.
 """
 import ctypes
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Stream:
-    """Keeps what it was given, in order."""
+    """Records its calls, in order."""
 
     def __init__(self, name):
         self.name, self.given = name, []
@@ -34,7 +34,7 @@ class Stream:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """torch.cuda with one current stream for each thread."""
+    """torch.cuda with one current stream per thread."""
     current = threading.local()
     default = Stream("default")
 
@@ -56,7 +56,7 @@ def cuda(monkeypatch):
 
 
 class Operation:
-    """Has ended. Waits are work of the current stream."""
+    """A completed operation. wait() enqueues a wait on the current stream."""
 
     def wait(self):
         torch.cuda.current_stream().given.append("results")
@@ -85,7 +85,7 @@ def work():
 
 
 def test_another_stream_waits_for_the_copies(cuda):
-    """Who asks first whether it has ended has the copies on its stream; who waits on another comes after them."""
+    """The first stream that asks for completion gets the copies; another stream that waits runs after them."""
     side = Stream("side")
     with cuda.stream(side):
         posted = work()
@@ -111,7 +111,7 @@ def test_what_another_stream_uses_lives_until_it_is_done(cuda):
 
 
 def test_a_future_gives_the_computation_nothing_to_wait_for(cuda):
-    """The thread that completes it has the default stream, which is that of the computation, too."""
+    """The thread that completes it has the default stream, which the computation uses, too."""
     posted = work()
     posted.get_future()
     assert cuda.default.given == []
@@ -132,7 +132,7 @@ def test_an_algorithm_that_is_waited_for_in_a_thread(cuda):
 
 
 class PosingFrontend(TorchFrontend):
-    """Its tensors are on a GPU, though they lie in the host's memory."""
+    """Claims that its tensors are on a GPU, though they are in host memory."""
 
     placement = SimpleNamespace(stream=lambda: 0)
 
@@ -141,7 +141,7 @@ class PosingFrontend(TorchFrontend):
 
 
 class OnGpu:
-    """An operation whose result NCCL has left on the GPU."""
+    """An operation with a result that NCCL has left on the GPU."""
 
     def __init__(self, values):
         self.values = values
@@ -181,7 +181,7 @@ def test_parts_that_nccl_leaves_on_the_gpu(monkeypatch):
 
 
 def test_a_first_message_is_posted_in_the_order_of_its_threads_stream(monkeypatch):
-    """Though it is posted when the process set of the two is there, on another thread."""
+    """It holds though another thread posts it, when the process set of the two exists."""
     frontend = PosingFrontend()
     frontend.placement = SimpleNamespace(stream=lambda: 7)
     monkeypatch.setattr(point_to_point, "frontend", frontend)

@@ -1,4 +1,4 @@
-"""What is around the operations: groups of some ranks, works and futures, timeouts, refusals, the start."""
+"""Everything around the operations: groups of some ranks, works and futures, timeouts, rejected calls, the start."""
 import subprocess
 import sys
 import threading
@@ -31,12 +31,12 @@ def groups(file):
     assert hvd.is_initialized() and (hvd.rank(), hvd.size()) == (rank, size)
     with pytest.raises(ValueError, match='perhaps by init_process_group."bagua".*to the first call'):
         hvd.init(process_sets="dynamic")
-    # Their members alone ask for them, in whatever order.
+    # Only their members create them, in any order.
     if rank != 1:
         ends = dist.new_group([0, 3], use_local_synchronization=True) if rank in (0, 3) else None
         assert ends is None or summed(rank, ends) == 3
     dist.barrier()
-    early = dist.isend(torch.ones(2), 1) if rank == 0 else None     # asks for the set of both, as new_group does
+    early = dist.isend(torch.ones(2), 1) if rank == 0 else None     # creates the set of both, as new_group does
     pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (1, 2), (2, 3), (0, 3))}
     mine = [pair for pair in pairs if rank in pair]
     for pair in mine if rank % 2 else reversed(mine):
@@ -77,7 +77,7 @@ def _options(options, **values):
 
 
 def in_another_order(rank, group):
-    """The group's ranks are 3, 1, 2 of the job; the process set's 1, 2, 3."""
+    """The group has the job's ranks in the order 3, 1, 2; its process set has 1, 2, 3."""
     order = [3, 1, 2]
     mine = order.index(rank)
     assert dist.get_rank(group) == mine
@@ -107,7 +107,7 @@ def in_another_order(rank, group):
 def works(file):
     rank, size = start(file)
     gate = torch.ones(1)
-    # A future ends by itself, whatever else waits: rank 0's partner of the first is late, that of the second is not.
+    # A future completes independently of others: rank 0's peer in the first is late, the one in the second is not.
     slow, quick = torch.full((4,), float(rank)), torch.full((4,), float(rank))
     side = dist.new_group()
     ended = threading.Event()
@@ -139,7 +139,7 @@ def works(file):
 
 
 def coalesced(file):
-    """The work of _coalescing_manager() is done when all operations in it are; the last rank comes late."""
+    """The work of _coalescing_manager() is complete when all its operations are; the last rank is late."""
     rank, size = start(file)
     device = torch.device("cpu")
 
@@ -180,7 +180,7 @@ def coalesced(file):
 
 
 def disagreeing(rank, size):
-    """Both hear both shapes, by wait() and by the future, and the group goes on."""
+    """Both ranks get both shapes, by wait() and by the future, and the group continues."""
     work = dist.all_reduce(torch.zeros(2 + rank), async_op=True)
     with pytest.raises(RuntimeError, match="Mismatched ALLREDUCE tensor shapes"):
         work.get_future().wait()
@@ -211,7 +211,7 @@ def timeouts(file):
         store.set("rank 0 has given up", "")
     else:
         store.wait(["rank 0 has given up"])
-        dist.all_reduce(torch.zeros(2))         # what it gave up is done now
+        dist.all_reduce(torch.zeros(2))         # the operation that it gave up completes now
         with pytest.raises(RuntimeError, match="Rank 1 successfully reached monitoredBarrier, but"):
             dist.group.WORLD.monitored_barrier(timedelta(seconds=0.3))
     short = dist.new_group(timeout=timedelta(seconds=0.3))
@@ -251,7 +251,7 @@ def options(file):
             assert torch.allclose(ones, torch.full_like(ones, expected * total), rtol=0.01), (relaxed, op)
     numbered = dist.new_group(pg_options=Options(algorithm=algorithms.ByteGrad(codec=codecs.qsgd()), min_bytes=0))
     draws = []
-    for _ in range(16):         # other random numbers each time, so that errors average out
+    for _ in range(16):         # different random numbers each time, so that errors average out
         draws.append(large.clone())
         dist.all_reduce(draws[-1], dist.ReduceOp.AVG, group=numbered)
     mean = torch.stack(draws).mean(0)
@@ -286,7 +286,7 @@ def options(file):
 
 
 def under_gloo(file):
-    """Somebody else's group comes first: hvd.init() finds its ranks by it, and a group of ours stands beside it."""
+    """With a gloo group first, hvd.init() finds the ranks through it, and a group of ours works beside it."""
     rank, size = start(file, backend="gloo")
     assert process_set_of() is hvd.global_process_set and (hvd.rank(), hvd.size()) == (rank, size)
     assert (hvd.local_rank(), hvd.local_size()) == (rank, size)
@@ -294,13 +294,13 @@ def under_gloo(file):
     ours = dist.new_group(backend="bagua")
     assert dist.get_backend(ours) == "bagua" and summed(rank, ours) == summed(rank) == sum(range(size))
     dist.destroy_process_group()
-    assert hvd.is_initialized()             # it was the user's
+    assert hvd.is_initialized()             # by the user's own call
     hvd.shutdown()
     start_again(file, rank, size)
 
 
 def beside_gloo(file):
-    """Another backend serves the tensors of its device: here the CPU."""
+    """Another backend serves the tensors of its device, here the CPU."""
     rank, size = start(file, backend="cpu:gloo,cuda:bagua")
     group = dist.group.WORLD
     assert isinstance(group, ProcessGroup) and not isinstance(group._get_backend(torch.device("cpu")), ProcessGroup)
@@ -322,7 +322,7 @@ def beside_gloo(file):
 
 
 def removed_sets(file):
-    """A group, and who exchanges messages, keep their process set when the user's of the same ranks is removed."""
+    """A group and point-to-point messages keep their process set when the user removes a set of the same ranks."""
     rank, size = start(file, backend="gloo")
     hvd.init(process_sets="dynamic")
     everyone = dist.new_group(backend="bagua")
@@ -349,7 +349,7 @@ def removed_sets(file):
         assert hvd.remove_process_set(process_set) is True
         assert rank not in members or summed(rank, pair) == sum(members)
         message()
-    hvd.add_process_set([0, 2])             # which may have an id that was free
+    hvd.add_process_set([0, 2])             # which may reuse a free id
     assert rank == 2 or summed(rank, group) == 1
     message()
     dist.destroy_process_group()
@@ -366,7 +366,7 @@ def start_again(file, rank, size):
 
 
 def under_baguarun(file):
-    """Launcher's variables are there: the job is theirs, and torch.distributed must be the same one."""
+    """The launcher's variables define the job; torch.distributed must use the same ranks."""
     import os
 
     rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
@@ -394,7 +394,7 @@ def test_two_ranks(run_group, function):
 
 @pytest.mark.skipif(torch.__version__ < "2.5", reason="torch before 2.5 loads no entry points")
 def test_torch_knows_the_backend_by_itself():
-    """Nothing of ours is imported, and but for its registration nothing is loaded before there is a group."""
+    """None of our modules is imported, and only the registration is loaded before a group exists."""
     code = """
 import sys
 import torch

@@ -1,4 +1,4 @@
-"""bagua_hvd's algorithms under DistributedDataParallel: hooks, and optimizers that communicate in DDP's place."""
+"""bagua_hvd's algorithms under DistributedDataParallel: hooks, and optimizers that communicate instead of DDP."""
 import copy
 import pickle
 import threading
@@ -19,10 +19,10 @@ from torch_group import start
 BEYOND_GRADIENTS = {
     "async", "auto", "choco", "decentralized", "diloco", "local_sgd",
     "low_precision_decentralized", "onebit_adam", "qadam"}
-# torch joins gloo's threads when the last DDP of a group is collected. It holds the GIL there, for which one of these
-# threads may wait: it lets go of a tensor. So a DDP stays until the process ends.
+# torch joins gloo's threads when a group's last DDP is collected. It holds the GIL then, and one of these threads may
+# wait for the GIL to release a tensor. So every DDP is kept until the process ends.
 KEPT = []
-# Whose models are not equal after each step.
+# Their models differ between ranks after a step.
 APART = {"async", "choco", "decentralized", "diloco", "local_sgd"}
 
 
@@ -86,11 +86,11 @@ def every_algorithm(file, backend):
 
 
 def state_goes_on(file):
-    """Error feedback and projections survive a checkpoint: it goes on as if nothing had been."""
+    """Error feedback and projections are restored from a checkpoint, and training continues unchanged."""
     rank, size = start(file)
     for name, arguments in (("doublesqueeze", {}), ("powersgd", {"warmup_steps": 1, "rank": 1}),
                             ("topk", {"ratio": 0.2})):
-        # With buckets that DDP does not cut anew after the first step, it is the same to the bit.
+        # If DDP does not rebuild its buckets after the first step, results are equal bit for bit.
         whole, state = model(find_unused_parameters=True), ddp.State()
         hook = ddp.hook(name, **arguments)
         whole.register_comm_hook(state, pickle.loads(pickle.dumps(hook)))
@@ -108,7 +108,7 @@ def state_goes_on(file):
 
 
 class Pair(nn.Module):
-    """Two weights of one shape, whose gradients come in the order in which DDP does not expect them."""
+    """Two weights of one shape, whose gradients come in an order that DDP does not expect."""
 
     def __init__(self):
         super().__init__()
@@ -119,7 +119,7 @@ class Pair(nn.Module):
 
 
 def equal_shapes(file):
-    """What is kept of one weight is never another's, though DDP makes their buckets change places after a step."""
+    """Residuals of one weight are never used for the other, though DDP swaps their buckets after a step."""
     rank, size = start(file)
 
     def backward(net, x):
@@ -137,12 +137,12 @@ def equal_shapes(file):
             backward(net, x)
         saved = state.state_dict()
         old = {**saved, "buckets": {key[:2]: kept for key, kept in saved["buckets"].items()}}
-        for loaded in (saved, old):         # the latter names no parameters, and so begins without
+        for loaded in (saved, old):         # the old one names no parameters, so it starts empty
             net, state = DistributedDataParallel(Pair(), bucket_cap_mb=limit), ddp.State()
             net.register_comm_hook(state, hook)
             state.load_state_dict(loaded)
             sent = 0
-            for _ in range(4):              # of gradients of 0 comes what was kept, and nothing else
+            for _ in range(4):              # gradients of 0 yield the residuals, and nothing else
                 backward(net, 0 * x)
                 sent += sum(parameter.grad.abs().sum() for parameter in net.parameters())
             assert (sent > 0) == (loaded is saved)
@@ -150,7 +150,7 @@ def equal_shapes(file):
 
 
 def two_models(file):
-    """One hook keeps the errors of two models apart, whose backward passes take turns."""
+    """One hook keeps separate residuals for two models with alternating backward passes."""
     rank, size = start(file)
 
     def trained(hooks):
@@ -184,7 +184,7 @@ def flat_after(net, weights, state, hook, rank):
 
 
 def weighted(file):
-    """Unequal batches: as one process on all the data."""
+    """Unequal batches have the result of one process with all the data."""
     rank, size = start(file)
     counts = [(4, 1, 7), (0, 3, 2), (2, 2, 2)]
     for algorithm, arguments in (("gradient_allreduce", {}), ("powersgd", {"rank": 100})):
@@ -212,7 +212,7 @@ def test_weighted(run_ranks, tmp_path):
 
 
 def around(file):
-    """no_sync, groups of some ranks, refusals."""
+    """no_sync, groups of some ranks, rejected calls."""
     rank, size = start(file)
     net = model()
     net.register_comm_hook(ddp.State(), ddp.hook("bytegrad", hierarchical=False))
@@ -251,7 +251,7 @@ def around(file):
 
 
 def scaled(file):
-    """Errors under a loss scale that changes: as much of the gradient is applied as without, also after an overflow."""
+    """Error feedback under a changing loss scale applies the same gradients as without, also after an overflow."""
     rank, size = start(file)
 
     class Weighted(nn.Module):
@@ -326,7 +326,7 @@ def parts(file):
 
 
 def in_ddps_place(file):
-    """What a model does whose gradients are its optimizer's."""
+    """A DDP model whose gradients its optimizer averages: static graphs, buffers, evaluation."""
     rank, size = start(file)
     with pytest.raises(ValueError, match="static_graph=True .* leave it out"):
         static = model(static_graph=True)
@@ -335,7 +335,7 @@ def in_ddps_place(file):
     net = DistributedDataParallel(nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     optimizer = ddp.wrap_optimizer(torch.optim.SGD(net.parameters(), 0.1), net, "decentralized")
     train(net, optimizer, rank, 4)
-    net(next(batches(rank, 1))[0])      # brings rank 0's buffers, and then changes them
+    net(next(batches(rank, 1))[0])      # broadcasts rank 0's buffers, then changes them
     everyones = [None] * size
     dist.all_gather_object(everyones, net.module[1].num_batches_tracked.item())
     assert everyones == [5] * size
@@ -346,8 +346,8 @@ def in_ddps_place(file):
     net(torch.zeros(4, 12))
     means = [torch.empty_like(reference) for _ in range(size)]
     dist.all_gather(means, net.module[1].running_mean)
-    assert all(torch.allclose(mean, means[0], atol=1e-2) for mean in means)     # weights differ a little
-    if rank == 0:                       # an evaluation asks nothing of the other ranks
+    assert all(torch.allclose(mean, means[0], atol=1e-2) for mean in means)     # weights differ slightly
+    if rank == 0:                       # an evaluation needs no other ranks
         net.eval()
         net(torch.zeros(4, 12))
         net.train()
@@ -380,7 +380,7 @@ def test_two_ranks(run_group, function):
 
 
 def test_an_overflow_is_kept_between_threads(monkeypatch):
-    """Another thread finds one while this one looks at gradients without."""
+    """Another thread finds an overflow while this one checks finite gradients."""
     state, finite, isfinite = ddp.State(), torch.zeros(1), torch.isfinite
 
     def meanwhile(tensor):
@@ -411,7 +411,7 @@ def test_arguments_without_a_name_and_with_an_instance(monkeypatch):
 
 
 def test_state_in_a_new_job(monkeypatch):
-    """It goes on from the same step with the same memory, in buckets of the new Model."""
+    """It continues from the same step with the same residuals, in buckets of the new Model."""
     monkeypatch.setattr(ddp, "process_set_of", lambda group: hvd.global_process_set)
     state, algorithm, gradient = ddp.State(), algorithms.get("doublesqueeze"), torch.ones(4)
     given = SimpleNamespace(index=lambda: 0, gradients=lambda: [gradient], buffer=lambda: gradient,

@@ -1,4 +1,4 @@
-"""Models that the ranks of an island hold together, by FSDP2, and algorithms between the islands."""
+"""Models that are sharded within an island by FSDP2, and algorithms between the islands."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ ISLANDS, SHARDS, STEPS = 2, 2, 6
 
 
 def net():
-    """With parameters that the ranks of an island hold unequal parts of, and one that some hold nothing of."""
+    """Some parameters are sharded unevenly over an island's ranks; one leaves some ranks without a shard."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 13), nn.ReLU(), nn.Linear(13, 1))
 
@@ -29,7 +29,7 @@ def batch(rank, step):
 
 
 def islands():
-    """(this rank's mesh, the group of the ranks that hold the same parts)."""
+    """(this rank's mesh, the group of ranks with the same shards)."""
     mesh = init_device_mesh("cpu", (ISLANDS, SHARDS), mesh_dim_names=("island", "shard"))
     return mesh["shard"], mesh["island"].get_group()
 
@@ -43,7 +43,7 @@ def sharded(mesh):
 
 
 def train(model, optimizer, ranks, steps, first=0):
-    """With the mean over these ranks' batches."""
+    """Trains with the mean over these ranks' batches."""
     for step in range(first, first + steps):
         optimizer.zero_grad()
         sum(nn.functional.mse_loss(model(x), y) for x, y in (batch(rank, step) for rank in ranks)
@@ -64,14 +64,14 @@ def sgd(parameters):
 
 
 def averaged(make):
-    """Gradients averaged over all."""
+    """Weights with gradients averaged over all ranks."""
     model = net()
     train(model, make(model.parameters()), range(ISLANDS * SHARDS), STEPS)
     return model.state_dict()
 
 
 def outer_steps(make, interval=3, lr=0.7, momentum=0.5):
-    """DiLoCo between islands of which each is one process."""
+    """DiLoCo between islands of one process each."""
     theta = [p.detach().clone() for p in net().parameters()]
     moment = [torch.zeros_like(p) for p in theta]
     models = [net() for _ in range(ISLANDS)]
@@ -98,7 +98,7 @@ def between_islands(file, backend):
             ("gradient_allreduce", False, adam, averaged, 1e-5), ("bytegrad", True, sgd, averaged, 1e-2),
             (whole_diloco(3, full_steps=0), True, adam, outer_steps, 1e-5), (streaming, False, sgd, None, None)):
         model = sharded(mesh)
-        options = {"process_set": process_set_of(group)} if passed else {}      # else it is found
+        options = {"process_set": process_set_of(group)} if passed else {}      # otherwise it is found
         optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(),
                                              algorithm=algorithm, **options)
         assert optimizer.process_set.ranks == [rank % SHARDS, rank % SHARDS + SHARDS]
@@ -106,7 +106,7 @@ def between_islands(file, backend):
         weights = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
         for name, weight in (expected(make) if expected else {}).items():
             assert torch.allclose(weights[name], weight, atol=near), (algorithm, name)
-    hvd.barrier()           # who leaves ends the job
+    hvd.barrier()           # a rank that leaves ends the job
     dist.destroy_process_group()
 
 
@@ -116,7 +116,7 @@ def test_between_islands(run_group, backend):
 
 
 def replicated_islands(file):
-    """Each rank of an island holds the whole model; DistributedDataParallel averages gradients within it."""
+    """Each rank of an island has the whole model; DistributedDataParallel averages gradients within it."""
     rank, _ = start(file)
     hvd.init()
     mesh, group = islands()
@@ -148,7 +148,7 @@ class Parallel(nn.Module):
 
 
 def sequence_parallel(file):
-    """Of the gradients of norms each rank of an island has an addend; their weights stay equal there."""
+    """Each rank of an island has an addend of the norms' gradients; the weights stay equal within the island."""
     rank, _ = start(file)
     hvd.init()
     mesh, _ = islands()

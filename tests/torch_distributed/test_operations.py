@@ -1,4 +1,4 @@
-"""Every operation of c10d on the backend "bagua", against what torch's own arithmetic says of all ranks' tensors."""
+"""Every c10d operation on the "bagua" backend, compared with torch's arithmetic on all ranks' tensors."""
 import functools
 import gc
 from contextlib import nullcontext
@@ -79,7 +79,7 @@ def reduce_scattered(rank, size, op, dtype, shape):
 
 
 def overlapping(file):
-    """A result may lie within its input, or an input within its result, wherever."""
+    """A result may lie anywhere within its input, and an input anywhere within its result."""
     rank, size = start(file)
     numbers = torch.arange(2000 * size) % 1000.0
     expected = numbers * sum(range(1, size + 1))
@@ -121,7 +121,7 @@ def movements(file):
 
 
 def unequal(file):
-    """What is received goes nowhere but into an output of its size, and splits may be given by some ranks only."""
+    """Received data only goes into an output of its size, and some ranks may omit splits."""
     rank, size = start(file)
     memory = torch.zeros(8)
     parts = [torch.full((4,), part + 1.0) for part in range(size)] if rank == 0 else None
@@ -172,7 +172,7 @@ def moved(rank, size, dtype, shape, everyone):
     dist.all_to_all_single(output, rows)
     assert all(map(same, output.unbind(0), everyone))
     if shape and not dtype.is_complex:
-        counts = [other + 1 for other in range(size)]        # of rows to each rank
+        counts = [other + 1 for other in range(size)]        # rows for each rank
         sent = torch.cat([mine[:1]] * sum(counts)) if shape[0] else mine
         if shape[0]:
             output = torch.empty(((rank + 1) * size, *shape[1:]), dtype=dtype)
@@ -184,12 +184,12 @@ def moved(rank, size, dtype, shape, everyone):
 def messages(file):
     rank, size = start(file)
     right, left = (rank + 1) % size, (rank - 1) % size
-    for count in (0, 1, 1000, 100_000):         # in a message of its own, and where it is wanted
+    for count in (0, 1, 1000, 100_000):         # in a message of its own, and in the requested memory
         received = torch.empty(count)
         requests = [dist.irecv(received, left), dist.isend(torch.full((count,), float(rank)), right)]
         assert all(request.wait() for request in requests)
         assert (received == left).all() and requests[0]._source_rank() == left
-    # Those with one tag in order, those with another in whatever order they are received.
+    # Messages with one tag arrive in order; those with different tags can be received in any order.
     for number in range(3):
         dist.isend(torch.tensor([number, 5]), right, tag=5)
     sent = dist.isend(torch.tensor([9, 6]), right, tag=6)
@@ -213,7 +213,7 @@ def messages(file):
 
 
 def new_tags(file):
-    """A tag that is not used again leaves no object behind, on either side."""
+    """A tag that is not used again leaves no object behind on either side."""
     rank, size = start(file)
 
     def exchange(tags, anyone):
@@ -235,7 +235,7 @@ def new_tags(file):
 
 
 def anybody(rank, size):
-    """Rank 0 hears two messages of each, from anyone and from one by name in turns."""
+    """Rank 0 receives two messages from each rank, alternately from any source and from a given one."""
     if rank:
         for number in range(3):
             dist.send(torch.tensor([rank, number]), 0, tag=1)

@@ -1,4 +1,4 @@
-"""Jobs that begin again: torchrun's agent keeps one store over all restarts, and so the keys of earlier attempts."""
+"""Restarted jobs: torchrun's agent keeps one store for all restarts, and so the keys of earlier attempts."""
 import os
 import signal
 import threading
@@ -21,7 +21,7 @@ def only_torchs_variables():
 
 
 def attempt(number):
-    """In attempt 0 rank 1 fails before it joins, in attempt 1 it is killed in the middle; rank 0 always comes last."""
+    """In attempt 0 rank 1 fails before it joins, in attempt 1 it is killed in the middle; rank 0 always starts last."""
     rank = only_torchs_variables()
     if number == 0 and rank == 1:
         os._exit(3)
@@ -43,7 +43,7 @@ def attempt(number):
 
 
 def attempt_of_horovod(number):
-    """The same without a group of torch.distributed."""
+    """The same without a torch.distributed group."""
     rank = only_torchs_variables()
     if number == 0 and rank == 1:
         os._exit(3)
@@ -77,7 +77,7 @@ def test_groups(run_ranks):
 
 
 def test_horovods_init(run_ranks):
-    """Where ranks of other hosts come and go, torchrun restarts without counting."""
+    """When other hosts' ranks change, torchrun restarts without counting."""
     attempts(run_ranks, attempt_of_horovod, lambda number: "0")
 
 
@@ -87,7 +87,7 @@ def again_and_again(file):
     rank, size = start(file)
     dist.destroy_process_group()
     kept = []
-    for number in range(4):     # a file each: who leaves a store last deletes its file, also under those who begin anew
+    for number in range(4):     # a file each: the last rank of a store deletes its file, even if a later attempt uses it
         dist.init_process_group("bagua", init_method=f"file://{file}.{number}", rank=rank, world_size=size)
         dist.barrier()
         dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()

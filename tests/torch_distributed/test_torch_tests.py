@@ -1,4 +1,4 @@
-"""Some of torch's own tests of a backend. All of them: torch_tests.py, with results in docs/results/measurements.md."""
+"""Some of torch's own backend tests. torch_tests.py runs them all; results are in docs/results/measurements.md."""
 import importlib.util
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent / "torch_tests.py"
-# Short ones, of every kind.
+# Short ones, covering every kind.
 NAMES = ["test_all_gather_group", "test_all_reduce_product", "test_reduce_scatter_tensor", "test_gather_full_group",
          "test_isend", "test_send_recv_any_source", "test_barrier_timeout_global", "test_new_subgroups_overlap",
          "test_ddp_comm_hook_logging",

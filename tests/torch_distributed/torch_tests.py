@@ -1,10 +1,10 @@
-"""Runs torch's own tests of a backend, `torch.testing._internal.distributed.distributed_test`, on "bagua" or another.
+"""Runs torch's own backend tests, `torch.testing._internal.distributed.distributed_test`, on "bagua" or another.
 
     python tests/torch_distributed/torch_tests.py --backend bagua --ranks 3 [-k allreduce] [--tests-of mpi] [--json out]
 
-Which tests apply is decided there by the backend's name, when the module is imported: those that apply to gloo are run
-(--tests-of gloo), so that "bagua" answers for all that gloo does; --tests-of mpi has CPU tests that gloo's list lacks,
-such as all_to_all. Processes are forked rather than spawned, which saves importing torch in each.
+At import the module selects tests by the backend's name. Here it selects those of gloo (--tests-of gloo), so that
+"bagua" must pass all that gloo does; --tests-of mpi has CPU tests that gloo's list lacks, such as all_to_all. Processes
+are forked rather than spawned, which saves the import of torch in each.
 """
 import argparse
 import json
@@ -16,7 +16,7 @@ import unittest
 
 
 class _InPlaceOf(str):
-    """A backend's name that tests, which ask for another one's by ==, take for that."""
+    """A backend's name that equals another one's, for tests that compare names with ==."""
 
     def __new__(cls, name, other):
         text = super().__new__(cls, name)
@@ -33,7 +33,7 @@ class _InPlaceOf(str):
 
 
 def load(backend, ranks, tests_of, seconds):
-    """The module, told that its backend is `tests_of` while it is imported, and `backend` from then on."""
+    """Imports the module with `tests_of` as its backend, which is `backend` from then on."""
     os.environ.update(BACKEND=tests_of, WORLD_SIZE=str(ranks), TEMP_DIR=tempfile.mkdtemp(prefix="torch_tests."),
                       DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(seconds), GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
     from torch.testing._internal.distributed import distributed_test
@@ -58,7 +58,7 @@ def make_case(module):
 
 
 class Result(unittest.TestResult):
-    """What became of each test, with its time and reason; told as it happens."""
+    """The outcome of each test, with its time and reason; printed immediately."""
 
     def __init__(self):
         super().__init__()
