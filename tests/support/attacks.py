@@ -1,4 +1,4 @@
-"""What a hostile network does to a port: who attacks knows the protocol, but, where not said otherwise, no secret."""
+"""Attacks of a hostile network on a port: the attacker knows the protocol, but, unless noted, no secret."""
 import hashlib
 import hmac
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import psutil
 
-# How a hello begins: native/transport/auth.c, job/channel.py.
+# The first bytes of a hello: native/transport/auth.c, job/channel.py.
 CORE, ELASTIC = b"BHVD\x02\0\0\0", b"BVHe\x02\0\0\0"
 HELLO_MAX, PROOF_SIZE = 44, 32
-_SECONDS = 60       # far longer than a busy machine takes; who hangs up does so long before
+_SECONDS = 60       # far longer than a service takes to hang up on a busy machine
 
 
 def listening(pid):
-    """The addresses at which a process listens: (host, port), or the abstract name of a UNIX socket as bytes."""
+    """A process's listening addresses: (host, port), or the abstract name of a UNIX socket as bytes."""
     found = [("127.0.0.1", each.laddr.port) for each in psutil.Process(pid).net_connections("tcp")
              if each.status == psutil.CONN_LISTEN]
     inodes = set()
@@ -26,7 +26,7 @@ def listening(pid):
         try:
             inodes.add(os.readlink(descriptor))
         except OSError:
-            pass        # closed meanwhile
+            pass        # closed in the meantime
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, _, _, inode, *name = line.split()
         if int(flags, 16) & 0x10000 and f"socket:[{inode}]" in inodes and name and name[0].startswith("@"):
@@ -35,7 +35,7 @@ def listening(pid):
 
 
 def connect(address):
-    """A connected socket with a time limit."""
+    """A connected socket with a timeout."""
     family = socket.AF_UNIX if isinstance(address, bytes) else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.settimeout(_SECONDS)
@@ -44,7 +44,7 @@ def connect(address):
 
 
 def heard(connection):
-    """All that the other side says until it hangs up; TimeoutError: it does not."""
+    """All data until the other side hangs up; TimeoutError: it does not."""
     data = b""
     try:
         while more := connection.recv(65536):
@@ -55,14 +55,14 @@ def heard(connection):
 
 
 def say(address, *pieces):
-    """What the other side answers to this before it hangs up."""
+    """Sends these pieces; returns the response until the other side hangs up."""
     with connect(address) as connection:
         try:
             for piece in pieces:
                 connection.sendall(piece)
             connection.shutdown(socket.SHUT_WR)
         except OSError:
-            pass        # it hung up already
+            pass        # it has already hung up
         return heard(connection)
 
 
@@ -76,12 +76,12 @@ def exactly(connection, size):
 
 
 def hello_of(magic, nonce=bytes(32)):
-    """How a peer begins; the core says that it is rank 0."""
+    """A peer's first message; for the core it claims to be rank 0."""
     return magic + (bytes(4) if magic == CORE else b"") + nonce
 
 
 def proven(address, secret, magic):
-    """(a connection to a rendezvous or driver that has proven the secret, what it said): a peer that turned bad."""
+    """(a connection that has proven the secret, the received data): a peer of a rendezvous or driver turned bad."""
     connection = connect(address)
     hello = hello_of(magic, os.urandom(32))
     connection.sendall(hello)
@@ -95,7 +95,7 @@ def proven(address, secret, magic):
 
 
 def strangers(address, seed):
-    """Noise, parts of a handshake, wrong and reflected proofs. They learn nothing but a hello and a proof."""
+    """Noise, parts of a handshake, wrong and reflected proofs. They receive nothing but a hello and a proof."""
     choice = random.Random(seed)
     hello = hello_of(choice.choice([CORE, ELASTIC]), choice.randbytes(32))
     said = [
@@ -116,7 +116,7 @@ def strangers(address, seed):
 
 
 def reflect(address, magic):
-    """Sends back what the other side sends, as if it were its own."""
+    """Sends the other side's messages back to it."""
     with connect(address) as connection:
         hello = hello_of(magic)
         connection.sendall(hello)
@@ -132,12 +132,12 @@ def reflect(address, magic):
 
 
 def replay(address, recorded):
-    """Says again what a rank said that proved the secret."""
+    """Replays the messages of a rank that had proven the secret."""
     assert len(say(address, recorded, b"\0" * 1000)) <= HELLO_MAX + PROOF_SIZE
 
 
 def scan(address, count):
-    """Connects and resets, as a port scan does."""
+    """Connects and resets, like a port scan."""
     for _ in range(count):
         with connect(address) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -145,7 +145,7 @@ def scan(address, count):
 
 @contextmanager
 def descriptors(count):
-    """Lets this process open as many files."""
+    """Lets this process open this many files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, count), hard), hard))
     try:
@@ -156,7 +156,7 @@ def descriptors(count):
 
 @contextmanager
 def idle(address, count, said=b""):
-    """As many connections that say only this, and stay."""
+    """Opens this many connections, which send only `said` and stay open."""
     with ExitStack() as stack:
         stack.enter_context(descriptors(2 * count + 500))
         for _ in range(count):

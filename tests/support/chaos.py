@@ -1,15 +1,14 @@
-"""Elastic jobs with every_step=True that lose, stop and gain workers at random, and one process that replays them.
+"""Elastic jobs with every_step=True that lose, stop and add workers at random, and one process that replays them.
 
     python tests/support/chaos.py [--runs 20] [--seed 0]
 
-Four to six ranks on two or three hosts, which are names of this machine. Four times a worker is killed, at a random
-moment or within a backward pass; or stopped, for less than a second or for ever; or a host joins. Where a worker is
-lost, baguarun gives its host up, with all workers there. The final weights must be those of one process that replays
-the workers' logs of who took part in which step. No step may be lost, and none repeated after a worker that goes on has
+Four to six ranks run on two or three hosts, which are names of this machine. Four times a worker is killed, at a random
+time or within a backward pass; or stopped, for less than a second or forever; or a host joins. When a worker is lost,
+baguarun removes its host with all workers there. The workers log who took part in which step; one process that replays
+these logs must reach the same final weights. No step may be lost, and none repeated after a surviving worker has
 completed it.
 
-Prints a line for each run, and how long it took from a death to the next completed step. Exits with 1 if anything is
-wrong.
+Prints a line for each run, with the time from each loss to the next completed step. Exits with 1 on any error.
 """
 import argparse
 import contextlib
@@ -33,21 +32,21 @@ from launcher import Launcher, runs, wait_until
 from preloaded import Preloaded
 
 WORKER = Path(__file__).with_name("every_step_worker.py")
-HOSTS = ((2, 2), (2, 2, 1), (2, 2, 2), (3, 3))      # workers on each
+HOSTS = ((2, 2), (2, 2, 1), (2, 2, 2), (3, 3))      # workers on each host
 EVENTS = ("kill", "die", "kill", "die", "stop", "silent", "kill beside a stopped one", "join")
-SILENT_SECONDS = 6      # of heartbeats; more than a busy machine keeps a process waiting
-_READ = {}      # what read() has seen of each file: [bytes, events]
-TOLERANCE = 1e-7        # float64: additions in another order, 2,000 steps; a lost or repeated step is 1e-4
+SILENT_SECONDS = 6      # without heartbeats; longer than a busy machine delays a process
+_READ = {}      # what read() has read of each file: [bytes, events]
+TOLERANCE = 1e-7        # float64: different order of additions, 2,000 steps; a lost or repeated step is 1e-4
 
 
 def read(folder):
-    """The events of all workers by pid, in the order of their beginnings."""
+    """The events of all workers by pid, sorted by start time."""
     logs = []
     for path in folder.glob("*.log"):
         seen = _READ.setdefault(path, [0, []])
         with path.open("rb") as file:
             file.seek(seen[0])
-            whole = file.read().rpartition(b"\n")[0]     # a line that is being written has no end yet
+            whole = file.read().rpartition(b"\n")[0]     # omits a line that is still being written
         if whole:
             seen[0] += len(whole) + 1
             seen[1] += map(json.loads, whole.split(b"\n"))
@@ -56,7 +55,7 @@ def read(folder):
 
 
 def generations(logs):
-    """For each rendezvous the parts that its members took until the next one, by pid."""
+    """For each rendezvous, by pid, each member's part until the next one."""
     found, begins = {}, {}
     for pid, log in logs.items():
         completed = None
@@ -76,8 +75,8 @@ def generations(logs):
 
 
 def replay(model_name, logs):
-    """(weights, buffers by pid, number of recoveries in which some were ahead). AssertionError: see the module."""
-    torch.set_num_threads(1)        # several wait for each other, on a busy machine
+    """(weights, buffers by pid, number of recoveries from unequal steps). AssertionError: see the module."""
+    torch.set_num_threads(1)        # several replays share a busy machine
     model = make_model(model_name)
     optimizer = make_optimizer(model)
     buffers, uneven, step, seen = {}, 0, 0, {}
@@ -91,10 +90,10 @@ def replay(model_name, logs):
         uneven += len(set(known)) > 1
         if place == 0:
             buffers = {pid: [each.clone() for each in model.buffers()] for pid in members}
-        elif len(set(completed)) > 1:       # all receive those of the first that is ahead
+        elif len(set(completed)) > 1:       # all receive those of the first worker that is ahead
             source = buffers[members[completed.index(step)]]
             buffers = {pid: [each.clone() for each in source] for pid in members}
-        # What only workers did that were killed, and so nobody had in the end, is not done.
+        # Skips steps that only killed workers completed, and so no survivor has.
         end = chain[place + 1][next(iter(chain[place + 1]))]["step"] if place + 1 < len(chain) else max(
             max(part["done"], default=-1) for part in parts.values()) + 1
         for current in range(step, end):
@@ -113,9 +112,9 @@ def replay(model_name, logs):
                 parameter.grad = sum(of_ranks) / len(members)
             optimizer.step()
         step = end
-    for epoch in sorted(seen)[:-1]:         # the last one may not be complete
+    for epoch in sorted(seen)[:-1]:         # the last one may be incomplete
         indices = [index for share in seen[epoch] for index in share]
-        twice = len(indices) - COUNT        # what is left is filled up after each rendezvous
+        twice = len(indices) - COUNT        # after each rendezvous the rest is padded
         assert set(indices) == set(range(COUNT)) and twice < 12 * len(chain), (epoch, twice)
     return dict(model.named_parameters()), buffers, uneven
 
@@ -126,13 +125,13 @@ def entered(log):
 
 
 def has_recovered(folder, victim, others):
-    """Whether the victim is dead, and the others have entered a rendezvous since."""
+    """Whether the victim is dead, and the others have joined a rendezvous since."""
     logs = read(folder)
     return not runs(victim) and all(entered(logs[pid])["at"] > logs[victim][-1]["at"] for pid in others)
 
 
 def next_step(logs, victim):
-    """Seconds from the last that a worker wrote to the first step of others after the rendezvous that followed."""
+    """Seconds from the worker's last event to the others' first step after the next rendezvous."""
     scope, died = entered(logs[victim])["scope"], logs[victim][-1]["at"]
     after = []
     for pid, log in logs.items():
@@ -150,7 +149,7 @@ def start(job, logs, model_name, fewest, most, python=(sys.executable,), **varia
 
 
 def check(job, logs, model_name):
-    """The logs of a job that has ended, and how many recoveries some were ahead in. AssertionError: see the module."""
+    """(an ended job's logs, its number of recoveries from unequal steps). AssertionError: see the module."""
     found = read(logs)
     weights, buffers, uneven = replay(model_name, found)
     names = [name for name, _ in make_model(model_name).named_buffers()]
@@ -163,10 +162,10 @@ def check(job, logs, model_name):
 
 
 class Chaos:
-    """One job. After run(): steps, uneven (recoveries in which some were ahead), pauses, happened (Counter of EVENTS).
+    """One job. After run(): steps, uneven (recoveries from unequal steps), pauses, happened (Counter of EVENTS).
 
     Args:
-        model_name: see every_step_worker.py. generator: random.Random. folder: of this job alone.
+        model_name: see every_step_worker.py. generator: random.Random. folder: for this job only.
         python: the command that runs a worker.
     """
 
@@ -184,7 +183,7 @@ class Chaos:
         self.happened = Counter()
 
     def run(self):
-        """AssertionError: see the module."""
+        """Runs the job. AssertionError: see the module."""
         try:
             start(self._job, self._logs, self._model_name, 1, self._most, self._python,
                   BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS=str(SILENT_SECONDS))
@@ -201,7 +200,7 @@ class Chaos:
             self._launcher.close()
 
     def _alive(self):
-        """{pid: its log} of the workers that train."""
+        """{pid: its log} of the training workers."""
         return {pid: log for pid, log in read(self._logs).items() if runs(pid)}
 
     def _happens(self, event):
@@ -230,14 +229,14 @@ class Chaos:
             self._join(wait=self._generator.random() < 0.7)
 
     def _is_over(self, victim):
-        """Whether the victim is dead, its host without workers, and the others have entered a rendezvous since."""
+        """Whether the victim is dead, its host has no workers, and the others have joined a rendezvous since."""
         logs, alive = read(self._logs), self._alive()
         host = entered(logs[victim])["host"]
         return alive and has_recovered(self._logs, victim, alive) and host not in {
             entered(log)["host"] for log in alive.values()}
 
     def _join(self, wait):
-        """A host of one or two workers comes."""
+        """Adds a host with one or two workers."""
         before = len(read(self._logs))
         slots = min(self._generator.choice((1, 2)), self._most - len(self._alive()))
         if slots == 0:
@@ -255,7 +254,7 @@ class Chaos:
 
 @contextlib.contextmanager
 def stopped(pid):
-    """Within it, the process is stopped."""
+    """The process is stopped within this context."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -273,7 +272,7 @@ def main():
 
 
 def run(seeds, python):
-    """Whether anything is wrong."""
+    """Runs all seeds; returns whether any failed."""
     pauses, happened, failed = [], Counter(), 0
     for seed in seeds:
         model_name = ("mlp", "gru")[seed % 2]

@@ -3,7 +3,7 @@ import numpy as np
 
 
 def words(seed, w):
-    """x of the words w, below 2^32: uint32."""
+    """x of the words w (below 2^32): uint32."""
     modulus = 1 << 64
     z = (seed + 0x9E3779B97F4A7C15) % modulus
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) % modulus

@@ -1,7 +1,7 @@
-"""Arrays in the memory of a stand-in for a GPU (tests/device/fake_cuda.c), as a framework would have them.
+"""Arrays in the memory of a fake GPU (tests/device/fake_cuda.c), like those of a framework.
 
-For tests of all that stands between a framework's tensors and the CPU transports. No GPU takes part, and nothing here
-says how fast one is.
+They test everything between a framework's tensors and the CPU transports. No GPU is involved, so nothing here measures
+speed.
 """
 import ctypes
 import functools
@@ -31,12 +31,12 @@ from world import DTYPES, storage
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "device"
 BUILT = ROOT / "build" / "device-tests"
-DEVICES = 8                 # of the stand-in, as fake_cuda.c has it
+DEVICES = 8                 # of the fake, as in fake_cuda.c
 _HOST_SOURCES = [HERE / "fake_cuda.c", HERE / "fake_nccl.c"]
 
 
 def run_compiler(command, output):
-    """Writes `output`, whole or not at all."""
+    """Writes `output` atomically."""
     unfinished = output.with_suffix(".unfinished")
     done = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -45,7 +45,7 @@ def run_compiler(command, output):
 
 @functools.cache
 def fake_cuda_path():
-    """The stand-ins for libcuda.so.1 and libnccl.so.2, in one library."""
+    """One library with fakes of libcuda.so.1 and libnccl.so.2."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     command = [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
                f"-I{ROOT / 'native'}", *map(str, _HOST_SOURCES), "-pthread", "-lm"]
@@ -58,7 +58,7 @@ def fake_cuda_path():
 
 
 class FakeCuda:
-    """The stand-in's own functions, for tests: memory, streams, and what a framework would do with them."""
+    """The fake's own functions, for tests: memory, streams, and calls that a framework would make."""
 
     def __init__(self):
         self.handle = ctypes.CDLL(fake_cuda_path())
@@ -73,7 +73,7 @@ class FakeCuda:
 
     @contextmanager
     def current(self, index):
-        """Within, the context of this GPU is the thread's current one."""
+        """Makes the context of this GPU the thread's current one."""
         context = ctypes.c_void_p()
         self._check(self.handle.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
         self._check(self.handle.cuCtxPushCurrent_v2(context))
@@ -99,7 +99,7 @@ class FakeCuda:
         return self.handle.fake_cuda_kernel(ctypes.c_void_p(function))
 
     def copy(self, dst, src, nbytes, stream):
-        """In the order of the stream; the host's memory must live until it is synchronized."""
+        """Enqueued on the stream; host memory must stay valid until it is synchronized."""
         self._check(self.handle.cuMemcpyAsync(ctypes.c_void_p(dst), ctypes.c_void_p(src), ctypes.c_size_t(nbytes),
                                                ctypes.c_void_p(stream)))
 
@@ -113,24 +113,24 @@ class FakeCuda:
         return self.handle.fake_cuda_launches()
 
     def link_bytes(self):
-        """How many bytes were asked to be copied between the host and devices."""
+        """Total size of the requested copies between host and devices."""
         return self.handle.fake_cuda_link_bytes()
 
     def asked(self):
-        """About how many records of events somebody has asked whether they are complete."""
+        """How many event records have been queried for completion."""
         return self.handle.fake_cuda_asked()
 
     def pinned_bytes(self):
-        """How much pinned memory there is now."""
+        """Size of the currently pinned memory."""
         return self.handle.fake_cuda_pinned_bytes()
 
     def nccl_groups(self):
-        """How many groups the fake NCCL has launched in this process."""
+        """Number of groups that the fake NCCL has launched in this process."""
         return self.handle.fake_nccl_groups()
 
     @contextmanager
     def devices(self, count):
-        """Within, there are so many GPUs, not DEVICES."""
+        """Sets the number of GPUs to `count` instead of DEVICES."""
         self.handle.fake_cuda_set_devices(count)
         try:
             yield
@@ -138,7 +138,7 @@ class FakeCuda:
             self.handle.fake_cuda_set_devices(DEVICES)
 
     def hold(self, stream):
-        """Stops the stream until the function that it returns is called."""
+        """Blocks the stream until the returned function is called."""
         event = ctypes.c_void_p()
         with self.current(0):
             self._check(self.handle.cuEventCreate(ctypes.byref(event), 2))
@@ -148,7 +148,7 @@ class FakeCuda:
 
     @contextmanager
     def capture(self, stream):
-        """Within, a graph is captured from the stream in the global mode, the default. Afterwards it must be valid."""
+        """Captures a graph from the stream in global mode, the default. Afterwards it must be valid."""
         self.handle.fake_cuda_begin_capture(ctypes.c_void_p(stream))
         try:
             yield
@@ -164,13 +164,13 @@ def fake_cuda():
 
 @functools.cache
 def fake_device():
-    """A GPU that all ranks share, without NCCL."""
+    """A GPU shared by all ranks, without NCCL."""
     return Device(0, files=fake_cuda_path(), nccl="")
 
 
 @functools.cache
 def own_device(index, kernels=True):
-    """A GPU of a rank's own, with NCCL; with kernels that run on the CPU."""
+    """A rank's own GPU, with NCCL; `kernels`: with kernels that run on the CPU."""
     device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
     return _with_kernels(device) if kernels else device
 
@@ -184,23 +184,23 @@ def _with_kernels(device):
 
 @functools.cache
 def fake_device_with_kernels():
-    """A GPU that all ranks share, without NCCL, with kernels that run on the CPU."""
+    """A GPU shared by all ranks, without NCCL, with kernels that run on the CPU."""
     return _with_kernels(Device(0, files=fake_cuda_path(), nccl=""))
 
 
 def fake_devices_with_kernels_but_one(n):
-    """One for each rank, as fake_device_with_kernels; the last rank's has no kernels."""
+    """One device for each rank, like fake_device_with_kernels; the last rank's has no kernels."""
     return [fake_device_with_kernels()] * (n - 1) + [Device(0, files=fake_cuda_path(), nccl="")]
 
 
 class FakePlacement(Placement):
-    """A rank's tensors on the stand-in, with a framework's stream of its own. device: None: the one that all share."""
+    """A rank's tensors on the fake GPU, with the framework's own stream. device: None: the shared one."""
 
     def __init__(self, device=None):
         super().__init__(device or fake_device())
         self.cuda = fake_cuda()
         self.current = self.cuda.stream(self.device.index)
-        self._alive = []                # what the stream still reads
+        self._alive = []                # memory that the stream still reads
 
     def stream(self):
         return self.current
@@ -209,7 +209,7 @@ class FakePlacement(Placement):
         return self.array(array)
 
     def array(self, values, dtype=None):
-        """A DeviceArray of these values: they arrive in the order of the stream, as a kernel's results do."""
+        """A DeviceArray with these values, copied in stream order, like a kernel's results."""
         values = np.ascontiguousarray(values)
         array = self.empty(values.shape, dtype or values.dtype.name)
         self._alive.append(values)
@@ -223,7 +223,7 @@ class FakePlacement(Placement):
 
 
 def sums_overwritten_in_flight(placement, rank, context, steps):
-    """Allreduces of rank + step, written just before, read and overwritten just after, nothing synchronized between."""
+    """Allreduces of rank + step, written just before, and read and overwritten just after, without synchronization."""
     current, posted, copies = placement.current, [], []
     for step in range(steps):
         array = placement.array(np.full(5000, rank + step, np.float32))
@@ -238,7 +238,7 @@ def sums_overwritten_in_flight(placement, rank, context, steps):
 
 
 def nccl_steps(steps, dying=None):
-    """The program of a rank with a GPU of its own: allreduces, in whose third step rank `dying` is killed."""
+    """The program of a rank with its own GPU: allreduces; rank `dying` is killed before the third one."""
     import bagua_hvd.torch as hvd
 
     hvd.init()
@@ -252,7 +252,7 @@ def nccl_steps(steps, dying=None):
             context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)], op=native.OP_AVERAGE).wait()
         print("mean", array.numpy().mean(), fake_cuda().nccl_groups())
     except HorovodInternalError as error:
-        placement.cuda.synchronize(placement.current)       # no stream hangs afterwards
+        placement.cuda.synchronize(placement.current)       # no stream may hang afterwards
         print("failed:", error)
 
 
@@ -261,7 +261,7 @@ class DeviceArray:
         self.placement, self.address, self.shape, self.dtype = placement, address, shape, dtype
 
     def numpy(self):
-        """The values, in the order of the stream."""
+        """The values, copied in stream order."""
         out = np.empty(self.shape, storage(self.dtype))
         if out.nbytes:
             self.placement.cuda.copy(out.ctypes.data, self.address, out.nbytes, self.placement.current)
@@ -269,7 +269,7 @@ class DeviceArray:
         return out
 
     def view(self, output=None):
-        """As Frontend.view."""
+        """Like Frontend.view."""
         dst = 0 if output is None else output.address
         return DeviceView(self.address, dst, self.shape, DTYPES[self.dtype], (self, output), self.placement)
 
@@ -278,7 +278,7 @@ _NAMES = {code: name for name, code in DTYPES.items()}
 
 
 class DeviceFrontend(Frontend):
-    """A framework that has DeviceArrays and nothing else."""
+    """A framework that has only DeviceArrays."""
 
     name = "stand-in"
     reducible = frozenset(DTYPES.values())
@@ -317,11 +317,11 @@ class _Function(ctypes.Structure):
 
 
 class Emulation:
-    """native/device/kernels.cu as NVRTC compiles it, run on the CPU (ptx.py).
+    """native/device/kernels.cu, compiled by NVRTC and run on the CPU (ptx.py).
 
     Args:
         source: other CUDA code.
-        counts: instructions and accesses are counted.
+        counts: whether instructions and memory accesses are counted.
         edit: a function that changes the PTX.
     """
 
@@ -346,19 +346,19 @@ class Emulation:
         self._library.ptx_launch.restype = ctypes.c_char_p
 
     def handle(self, name):
-        """What the fake driver takes for a CUfunction, in the current context."""
+        """The fake driver's CUfunction, in the current context."""
         return fake_cuda().kernel(ctypes.addressof(self._function(name)))
 
     def _function(self, name):
         return _Function.in_dll(self._library, f"emulate_{name}")
 
     def launch(self, name, blocks, threads, *arguments, reachable=(), everywhere=False):
-        """Runs a kernel on this thread, and raises AssertionError where it would fail on a GPU.
+        """Runs a kernel on this thread; raises AssertionError where it would fail on a GPU.
 
         Args:
             arguments: arrays, ints (uint64_t) and floats (double).
-            reachable: arrays that the kernel may touch besides.
-            everywhere: it may touch all memory, and global memory is not checked for races.
+            reachable: further arrays that the kernel may access.
+            everywhere: it may access all memory, and global memory is not checked for races.
         """
         function = self._function(name)
         assert function.param_count == len(arguments)
@@ -373,7 +373,7 @@ class Emulation:
         assert fault is None, fault.decode()
 
     def counts(self):
-        """Since the last call: a dict with the fields of struct counts (ptx_runtime.h)."""
+        """Counts since the last call: a dict with the fields of struct counts (ptx_runtime.h)."""
         self._library.ptx_counts.restype = _Counts
         counts = self._library.ptx_counts()
         return {name: getattr(counts, name) for name, _ in _Counts._fields_}
@@ -393,7 +393,7 @@ def emulation():
 
 @functools.cache
 def missing_kernels():
-    """Why kernels cannot run on a GPU here; "" when they can."""
+    """The reason why kernels cannot run on a GPU here; "" if they can."""
     _, count, reason = device.cuda_facts()
     if not count:
         return f"no GPU: {reason or 'the driver finds none'}"
@@ -401,11 +401,11 @@ def missing_kernels():
 
 
 def missing_gpu():
-    """Why tests of tensors on a real GPU cannot run here; "" when they can."""
+    """The reason why tests of tensors on a real GPU cannot run here; "" if they can."""
     return missing_kernels() or ("" if torch.cuda.is_available() else "this PyTorch has no CUDA")
 
 
-# Marks an address of ordinary memory as one of the device; see fake_cuda.c.
+# Marks an address of host memory as one of the device; see fake_cuda.c.
 TAG = 1 << 62
 
 names = itertools.count()

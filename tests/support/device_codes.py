@@ -1,4 +1,4 @@
-"""What the tests of encoded operations on a device share: codecs, shapes, values, and how to compare results."""
+"""Shared by tests of compressed operations on a device: codecs, shapes, values, and the comparison of results."""
 import numpy as np
 import pytest
 
@@ -6,7 +6,7 @@ from low_precision import CODECS
 from values import make
 
 WORLDS = pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "tcp"), (3, "shm"), (4, "shm")])
-# Those with kernels for the GPU.
+# Codecs with kernels for the GPU.
 CODED = [codec for codec in CODECS
          if codec.rotates or codec.name in ("minmax_uint8", "sign", "sign_rms", "qsgd")]
 SHAPES = [(3, 5), (0,), (1,), (1201,)]
@@ -20,7 +20,7 @@ def values(dtype, shapes, rank, n, step=0):
 
 
 def assert_equal(outcomes):
-    """Of every rank: pairs of arrays, equal bit for bit."""
+    """Every rank's outcome is pairs of arrays that are equal bit for bit."""
     for results in outcomes:
         for got, expected in results:
             np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))

@@ -1,4 +1,4 @@
-"""DiLoCo as it was first published: of the whole model at once, in full precision, and waited for."""
+"""DiLoCo as first published: of the whole model at once, in full precision, and blocking."""
 import functools
 
 from bagua_hvd.algorithms import DiLoCo

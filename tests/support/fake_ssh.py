@@ -1,8 +1,8 @@
-"""A program in place of ssh: every host name is this machine, without sshd. See SshHosts for the real one."""
+"""A program that replaces ssh: every host name is this machine, without sshd. For the real one see SshHosts."""
 from pathlib import Path
 
 _HOST = "BAGUA_HVD_TEST_HOST"
-# Of `ssh option ... -- host command`.
+# Called as `ssh option ... -- host command`.
 _SCRIPT = f"""#!/bin/sh
 [ -z "$TEST_SSH_REFUSES" ] || [ ! -e "$TEST_SSH_REFUSES" ] || {{ echo "ssh: Connection refused" >&2; exit 255; }}
 while [ "$1" != -- ]; do shift; done
@@ -11,13 +11,13 @@ exec env {_HOST}="$2" /bin/sh -c "$3"
 
 
 class FakeSsh:
-    """As SshHosts.
+    """Like SshHosts.
 
     Args:
         launcher: Launcher.
     Attributes:
-        environment: variables by which baguarun uses it.
-        refuses: a path; while there is such a file, no host can be connected to.
+        environment: variables that make baguarun use it.
+        refuses: a path; while this file exists, no host accepts connections.
     """
 
     def __init__(self, launcher):

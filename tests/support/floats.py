@@ -1,4 +1,4 @@
-"""Floating dtypes in NumPy: values as float32 (float64: float64), and the memory in which the core sees them."""
+"""Floating dtypes in NumPy: values as float32 (float64: float64), and as stored in the core's memory."""
 import numpy as np
 
 from world import bfloat16_bits, from_bits
@@ -7,17 +7,17 @@ FLOATS = ["float16", "bfloat16", "float32", "float64"]
 
 
 def wide(dtype):
-    """The type in which values of the dtype are added."""
+    """The type in which values of the dtype are summed."""
     return np.float64 if dtype == "float64" else np.float32
 
 
 def store(dtype, values):
-    """Values rounded to the dtype, as they lie in memory."""
+    """Values rounded to the dtype, as in memory."""
     return bfloat16_bits(values) if dtype == "bfloat16" else np.ascontiguousarray(values).astype(dtype)
 
 
 def load(dtype, stored):
-    """Stored elements as wide values, exactly."""
+    """Stored elements as exact wide values."""
     return from_bits(stored) if dtype == "bfloat16" else stored.astype(wide(dtype))
 
 
@@ -30,7 +30,7 @@ def unaligned(stored):
 
 
 def assert_same_bits(actual, expected, what=""):
-    """Equal bit for bit, except that one NaN is as good as another."""
+    """Equal bit for bit, except that all NaNs are equal."""
     bits = f"u{actual.dtype.itemsize}"
     same = actual.view(bits) == expected.view(bits)
     if actual.dtype.kind == "f":

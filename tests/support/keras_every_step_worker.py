@@ -1,4 +1,4 @@
-"""Trains by fit() with every_step=True until rank 0 finds TEST_STOP; writes what it does into a file of TEST_LOG."""
+"""Trains with fit() and every_step=True until rank 0 finds TEST_STOP; logs its steps to a file in TEST_LOG."""
 import json
 import os
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-BATCH, STEPS = 4, 20        # of an epoch
+BATCH, STEPS = 4, 20        # steps of an epoch
 
 
 def make_model():
@@ -22,7 +22,7 @@ def make_optimizer():
 
 
 def share(step, rank):
-    """Inputs and targets of a rank in a step."""
+    """A rank's inputs and targets in one step."""
     inputs = np.random.default_rng(1000 * step + rank).standard_normal((BATCH, 6))
     return inputs, np.tanh(inputs.prod(1, keepdims=True))
 
@@ -50,7 +50,7 @@ def main():
 
     class Log(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            time.sleep(0.02)        # few steps are few to replay
+            time.sleep(0.02)        # limits the number of steps to replay
             log("try", step=step(), epoch=0, indices=[])
 
         def on_train_batch_end(self, batch, logs=None):

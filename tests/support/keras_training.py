@@ -1,4 +1,4 @@
-"""Models, data and checks for tests of Keras front ends. Keras is imported by the caller's choice of backend."""
+"""Models, data and checks for tests of Keras front ends. The caller selects Keras' backend."""
 import keras
 import numpy as np
 
@@ -8,7 +8,7 @@ MODES = {"eager": {"run_eagerly": True}, "graph": {"jit_compile": False}, "xla":
 
 
 def make_model(seed=0, **kwargs):
-    """Six numbers in, three out."""
+    """Maps six numbers to three."""
     keras.utils.set_random_seed(seed)
     return keras.Sequential([
         keras.Input((6,)), keras.layers.Dense(8, "tanh", **kwargs), keras.layers.Dense(3, **kwargs)
@@ -22,7 +22,7 @@ def data_of(rank, rows=20):
 
 
 def data_of_all(size, batch_size, rows=20):
-    """The ranks' data in one, so that a batch of size * batch_size rows holds one batch of each rank."""
+    """All ranks' data, ordered so that a batch of size * batch_size rows has one batch of each rank."""
     parts = [data_of(rank, rows) for rank in range(size)]
     return tuple(
         np.concatenate([part[which][i:i + batch_size] for i in range(0, rows, batch_size) for part in parts])
@@ -47,7 +47,7 @@ def assert_same_everywhere(model):
 
 
 def assert_near(model, expected, algorithm="gradient_allreduce", **tolerance):
-    """Weights as expected, but for rounding; for relaxed algorithms, but for their own."""
+    """The weights match up to rounding, or up to the algorithm's own error."""
     if not tolerance:
         exact = algorithm == "gradient_allreduce"
         tolerance = {"rtol": 1e-4, "atol": 1e-5} if exact else {"rtol": 0, "atol": 0.05}

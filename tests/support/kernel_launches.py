@@ -1,4 +1,4 @@
-"""What tests launch the kernels of native/device/kernels.cu on: values, and vectors in chunks and segments."""
+"""Inputs for tests that launch kernels of native/device/kernels.cu: values, and vectors in chunks and segments."""
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ TYPES = {"f32": FLOAT32, "f64": FLOAT64, "f16": FLOAT16, "bf16": BFLOAT16}
 
 
 def values(type, count, kind, offset=0):
-    """An array of `count` elements, `offset` elements past an address at which vectors may lie."""
+    """An array of `count` elements, `offset` elements after an aligned address."""
     rng = np.random.default_rng([count, len(kind)])
     x = rng.standard_normal(count) * {"tiny": 1e-41, "huge": 1e37}.get(kind, 3)
     if kind == "constant":
@@ -34,7 +34,7 @@ KINDS = ["normal", "nan", "inf", "tiny", "huge", "constant", "zeros", "offset"]
 
 
 class Cut(NamedTuple):
-    """A vector in chunks and segments (native/kernel/segments.h), and where their codes lie."""
+    """A vector in chunks and segments (native/kernel/segments.h), and the layout of their codes."""
 
     codec: Codec
     type: str
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
     @property
     def strides(self):
-        """Bytes from one chunk's codes to the next one's, and from one segment's to the next one's."""
+        """Distances in bytes of consecutive chunks' codes and of consecutive segments' codes."""
         size = self.codec.size(self.dtype, min(self.longest, self.segment))
         return -(-self.longest // self.segment) * size, size
 
@@ -57,7 +57,7 @@ class Cut(NamedTuple):
         return TYPES[self.type].name
 
     def parts(self):
-        """(slice of the vector, offset of the code) of every segment that is not empty."""
+        """(slice of the vector, offset of the code) of every nonempty segment."""
         chunk_stride, segment_stride = self.strides
         for k, (begin, end) in enumerate(chunks(self.count, self.chunks)):
             for s, at in enumerate(range(begin, end, self.segment)):
@@ -82,14 +82,14 @@ def kernel_of(codec):
 
 
 def option_of(codec):
-    """What the codec's kernels take besides."""
+    """The extra arguments of the codec's kernels."""
     if codec.rotates:
         return codec.block << 8 | codec.bits
     return {"sign_rms": 1, "qsgd": int(codec.parameter or 127)}.get(codec.name, 0)
 
 
 def launch_encode(launch, cut, src, per_segment=2, threads=32):
-    """The codes of all segments by the codec's kernels, one launch after the other."""
+    """The codes of all segments, made by successive launches of the codec's kernels."""
     chunk_stride, segment_stride = cut.strides
     kernel = kernel_of(cut.codec)
     codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)

@@ -1,4 +1,4 @@
-"""Runs baguarun as its users do, and sees to it that no test leaves a process behind."""
+"""Runs baguarun as users do, and makes sure that no test leaves a process behind."""
 import os
 import signal
 import subprocess
@@ -9,12 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BAGUARUN = [sys.executable, "-m", "bagua_hvd.runner.launch"]
-# In the environment of every process of a job: how they are found.
+# In the environment of every process of a job, which is how they are found.
 MARK = "BAGUA_HVD_TEST_JOB"
 
 
 def processes_of(mark):
-    """The running processes whose environment carries the mark, as pids. Zombies have no environment."""
+    """The pids of running processes with the mark in their environment. Zombies have no environment."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -27,7 +27,7 @@ def processes_of(mark):
 
 
 def runs(pid):
-    """Whether there is such a process, and it is no zombie."""
+    """Whether this process exists, and is no zombie."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())      # a zombie has none
     except OSError:
@@ -35,7 +35,7 @@ def runs(pid):
 
 
 def wait_until(condition, seconds=60):
-    """What the condition returns when it is true at last. AssertionError after `seconds`."""
+    """Waits until the condition is true, and returns its result. AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < end, "condition not met in time"
@@ -44,7 +44,7 @@ def wait_until(condition, seconds=60):
 
 
 class Launcher:
-    """Starts baguarun with these arguments; its processes are killed when the test ends."""
+    """Starts baguarun with these arguments; kills its processes when the test ends."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -52,7 +52,7 @@ class Launcher:
         self._popens = []
 
     def start(self, *arguments, env=None, prefix=(), **options):
-        """The Popen of a baguarun, in a session of its own. prefix: what comes before its command."""
+        """The Popen of a baguarun, in its own session. prefix: put before its command."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **(env or {})}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": self.folder, **options}
         command = [*prefix, *BAGUARUN, *map(str, arguments)]
@@ -61,7 +61,7 @@ class Launcher:
         return popen
 
     def run(self, *arguments, timeout=100, **options):
-        """The CompletedProcess, with text; checks that no process is left."""
+        """Returns the CompletedProcess, with text; checks that no process is left."""
         popen = self.start(*arguments, **options)
         stdout, stderr = popen.communicate(timeout=timeout)
         assert self.processes() == []
@@ -74,14 +74,14 @@ class Launcher:
         return processes_of(self.mark)
 
     def close(self):
-        """Kills what is left; returns what that was."""
+        """Kills all remaining processes, and returns them."""
         left = self.processes()
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        wait_until(lambda: not self.processes())     # a kill takes effect when the process next runs
+        wait_until(lambda: not self.processes())     # a killed process ends when it runs next
         for popen in self._popens:
             popen.wait()
             for file in (popen.stdout, popen.stderr):

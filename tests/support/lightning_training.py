@@ -1,4 +1,4 @@
-"""Small models for Lightning's Trainer, and a Trainer that says nothing."""
+"""Small models for Lightning's Trainer, and a Trainer without output."""
 import logging
 import os
 import warnings
@@ -23,7 +23,7 @@ def data(count=128, size=16):
 
 
 class Model(pl.LightningModule):
-    """Automatic optimization by Adam; `lr` and a scheduler."""
+    """Automatic optimization with Adam; `lr` and a scheduler."""
 
     def __init__(self, lr=0.02):
         super().__init__()
@@ -54,14 +54,14 @@ class Model(pl.LightningModule):
 
 
 class Unscheduled(Model):
-    """Without the scheduler, which Lightning itself steps once too often when it resumes at the end of an epoch."""
+    """No scheduler: when Lightning resumes at the end of an epoch, it steps the scheduler once too often."""
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), self.lr)
 
 
 class Manual(Model):
-    """Two optimizers, stepped by hand; the second one every other batch, with clipping."""
+    """Two optimizers with manual steps; the second one steps in every other batch, with clipping."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ class Manual(Model):
 
 
 def trainer(strategy, steps=8, **options):
-    """A Trainer of the ranks that baguarun has started."""
+    """A Trainer for the ranks that baguarun has started."""
     from bagua_hvd.job import basics
 
     basics.init()

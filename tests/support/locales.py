@@ -1,4 +1,4 @@
-"""A locale with a decimal comma: toolkits such as Qt set the user's for the whole process."""
+"""A locale with a decimal comma, as toolkits such as Qt set it for the whole process."""
 import locale
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ NAME = "de_DE.UTF-8"
 
 
 def make_german(folder):
-    """The environment in which use_german() works."""
+    """The environment that use_german() needs."""
     if not shutil.which("localedef") or not Path("/usr/share/i18n/locales/de_DE").exists():
         pytest.skip("no German locale can be made here")
     subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", folder / NAME], check=True)
@@ -18,6 +18,6 @@ def make_german(folder):
 
 
 def use_german():
-    """What such a toolkit does."""
+    """Sets the locale, as such a toolkit does."""
     locale.setlocale(locale.LC_ALL, NAME)
     assert locale.localeconv()["decimal_point"] == ","

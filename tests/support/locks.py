@@ -1,11 +1,11 @@
-"""A folder that one process at a time writes to."""
+"""A folder with one writing process at a time."""
 import fcntl
 from contextlib import contextmanager
 
 
 @contextmanager
 def locked(folder):
-    """For what is built there (pytest-xdist, two developers). The folder is made if it is not there."""
+    """For builds there by several processes (pytest-xdist, two developers). Creates the folder if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

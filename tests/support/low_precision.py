@@ -1,4 +1,4 @@
-"""The low-precision primitives, transcribed in NumPy. Q and D are the core's codecs, which have tests of their own."""
+"""The low-precision primitives in NumPy. Q and D are the core's codecs, which have their own tests."""
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ class Codec(NamedTuple):
         return int(self.parameter or 512)
 
     def size(self, dtype, count):
-        """Bytes of an encoded segment; 0: the codec does not take the dtype."""
+        """Bytes of an encoded segment; 0: the codec does not support the dtype."""
         return lib.bhvd_encoded_size(self.number, DTYPES[dtype], count, self.options(0)) if count else 0
 
     def options(self, seed):
@@ -47,11 +47,11 @@ class Codec(NamedTuple):
         return code
 
     def round_trip(self, dtype, stored, seed):
-        """D(Q(stored)), stored."""
+        """D(Q(stored)), as stored."""
         return self.decode(dtype, self.encode(dtype, stored, seed), stored)
 
     def decode(self, dtype, code, like):
-        """As many elements as `like`, a stored array, has."""
+        """Decodes as many elements as `like`, a stored array, has."""
         decoded = np.empty_like(like)
         to, src = ffi.from_buffer(decoded), ffi.from_buffer(code)
         status = lib.bhvd_decode(self.number, DTYPES[dtype], to, src, like.size, self.options(0))
@@ -59,7 +59,7 @@ class Codec(NamedTuple):
         return decoded
 
     def fields(self, seed=0):
-        """For Context.post."""
+        """Arguments for Context.post."""
         options = {"parameter": self.parameter, "seed": seed, "stochastic": self.stochastic}
         return {"codec": self.number, "codec_options": options}
 
@@ -86,7 +86,7 @@ def segment_seed(seed, rank, is_mean, begin):
 
 
 def seed_of(codec, seed, rank, is_mean, begin):
-    """Codecs that rotate have the same signs on all ranks of the same seed, and in both passes."""
+    """Rotating codecs have the same signs on all ranks with the same seed, and in both phases."""
     return segment_seed(seed, 0, 0, begin) if codec.rotates else segment_seed(seed, rank, is_mean, begin)
 
 
@@ -124,7 +124,7 @@ def codes(codec, dtype, inputs, part, seeds, worker_errors, offset):
 
 
 def summed(codec, dtype, like, part, factor):
-    """factor times the sum of codes of one segment, stored: in float32, in rank order."""
+    """factor times the sum of one segment's codes, as stored: in float32, in rank order."""
     total = np.zeros(part.size, F)
     for code in like:
         total = (total + load(dtype, codec.decode(dtype, code, part))).astype(F)
@@ -141,12 +141,12 @@ def adds_coefficients(codec, like):
 
 
 def from_floats(dtype, x):
-    """Stored; no float16 becomes an infinity."""
+    """x as stored; no float16 becomes infinite."""
     return store(dtype, np.clip(x, -65504, 65504) if dtype == "float16" else x)
 
 
 def mean(codec, dtype, like, part, factor):
-    """Of codes, stored."""
+    """The mean of codes, as stored."""
     if not adds_coefficients(codec, like):
         return summed(codec, dtype, like, part, factor)
     z = coefficients_summed(codec, like, part, factor)
@@ -154,9 +154,9 @@ def mean(codec, dtype, like, part, factor):
 
 
 def scatter_gather(codec, dtype, inputs, seeds, factor, worker_errors=None, server_errors=None, offset=0):
-    """What every rank ends with. Error states are updated in place: one of N for each rank, one of its chunk.
+    """Every rank's result. Updates error states in place: each rank has one of N elements, and one for its chunk.
 
-    offset: of the vector in a larger one, whose shard it is.
+    offset: the vector's offset in a larger one, of which it is a shard.
     """
     out = np.empty_like(inputs[0])
     for k, (begin, end) in enumerate(chunks(len(out), len(inputs))):

@@ -1,8 +1,8 @@
-"""One rank of a job that mpiexec started: every collective over transport "mpi", compared with NumPy.
+"""One rank of a job started by mpiexec: every collective over transport "mpi", compared with NumPy.
 
     python mpi_rank.py HOSTS PART...
 
-HOSTS: a letter for each rank, its host: ranks of one letter share memory. PART: a function below, without its `part_`.
+HOSTS: a letter for each rank, its host: ranks with the same letter share memory. PART: a function `part_PART`.
 Prints "rank 0: fine" and so on.
 """
 import os
@@ -18,12 +18,12 @@ from bagua_hvd.job.engines.detect import detect
 from values import make, reduced
 from world import result, view
 
-COUNTS = [0, 1, 3, 1000, 65_536, 65_537, 1_000_003]     # around the size of a message of the transport
+COUNTS = [0, 1, 3, 1000, 65_536, 65_537, 1_000_003]     # around the transport's message size
 SIXTY_FOUR_MIB = 1 << 24                                # in float32
 
 
 def post(kind, name, array, dtype, out=None, **more):
-    """A collective that has ended."""
+    """Posts a collective, and waits for it."""
     operation = hvd.context().post(kind, name, [view(array, dtype, out)], blocking=True, **more)
     operation.wait()
     return operation
@@ -90,7 +90,7 @@ def part_primitives():
     out = np.empty_like(inputs[0])
     post(native.C_LP_S, "c_lp_s", inputs[hvd.rank()], "float32", out, op=native.OP_AVERAGE,
          codec=native.lib.BHVD_CODEC_MINMAX_UINT8)
-    # Each of the two encodings errs by half a step of 255 at most.
+    # Each of the two encodings has an error of at most half a step of 255.
     step = max(np.ptp(array) for array in inputs) / 255
     np.testing.assert_allclose(out, np.mean(inputs, axis=0), rtol=0, atol=1.01 * step)
 
@@ -101,7 +101,7 @@ def part_big():
 
 
 def part_many():
-    """2000 small ones, and many at once that end in any order."""
+    """2000 small operations, and many in flight at once that end in any order."""
     for i in range(2000):
         check_sum(1 + i % 5, f"many.{i % 7}")
     counts = [1, 100_000, 7, 65_536, 300_001] * 20
@@ -115,7 +115,7 @@ def part_many():
 
 
 def part_again():
-    """Lives after the first; a rank leaves while the others still read what it sent."""
+    """Joins further jobs after the first; a rank leaves while the others still read its data."""
     for life in range(5):
         hvd.shutdown()
         assert not hvd.mpi_enabled()
@@ -132,14 +132,14 @@ def part_facts():
 
 
 def part_standard():
-    """The one MPI of the process is that of the standard ABI."""
+    """The process has one MPI, the one with the standard ABI."""
     with open("/proc/self/maps") as file:
         names = {os.path.basename(line.split()[-1]) for line in file if "/libmpi" in line}
     assert [name for name in names if name.startswith("libmpi_abi.so")] == list(names) != [], names
 
 
 def part_mpi4py():
-    """The script's own MPI, on a thread of its own while ours is at work."""
+    """The script uses MPI on its own thread while ours runs."""
     from threading import Thread
 
     from mpi4py import MPI
@@ -165,7 +165,7 @@ def part_mpi4py():
 
 
 def part_lost():
-    """Rank 1 dies without a word inside an operation of the others; they hear of it, and can end."""
+    """Rank 1 dies without a goodbye during an operation of the others; they get an error, and can end."""
     check_sum(1000, "before")
     if hvd.rank() == 1:
         os._exit(0)

@@ -1,10 +1,10 @@
-"""Compiles C programs that use the native core, plain and under the sanitizers, and runs them.
+"""Compiles C programs with the native core, plain and with sanitizers, and runs them.
 
-Files and flags come from build.py. Objects are kept under build/native-tests/<configuration>/ and compiled anew only
-when they, a header they include, or their flags changed. The core is an archive, so a program that includes a C file of
-the core, to reach what is static in it, takes the place of that file.
+Files and flags come from build.py. Objects are kept in build/native-tests/<configuration>/, and are recompiled only if
+they, a header they include, or their flags have changed. The core is an archive, so a program that includes a C file of
+the core, for access to its static functions, replaces that file.
 
-For another processor: CC is a cross compiler, _PYTHON_HOST_PLATFORM says `linux-aarch64` to build.py, and
+For another processor: CC is a cross compiler, _PYTHON_HOST_PLATFORM tells build.py `linux-aarch64`, and
 BHVD_NATIVE_RUNNER is the emulator, such as `qemu-aarch64-static -L /usr/aarch64-linux-gnu`.
 """
 import functools
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("cffi", reason="build.py needs cffi")
 build = SimpleNamespace(**runpy.run_path(str(ROOT / "build.py")))
 
-RUN_SECONDS = 600       # a sanitizer on a busy machine; a test that hangs costs as much
+RUN_SECONDS = 600       # a sanitizer on a busy machine is slow; a test that hangs takes as long
 PARALLEL_COMPILES = 2
 COMPILER = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") or shutil.which("cc") or ""]
 EMULATOR = shlex.split(os.environ.get("BHVD_NATIVE_RUNNER", ""))
@@ -36,7 +36,7 @@ CONFIGURATIONS = {
     "plain": [],
     "asan": ["-fsanitize=address,undefined", *_SANITIZED],
     "tsan": ["-fsanitize=thread", *_SANITIZED],
-    # Alone it finds what the other sanitizers' memory layout hides, and has more checks.
+    # Has more checks, and finds errors that the other sanitizers' memory layout hides.
     "ubsan": ["-fsanitize=undefined,float-cast-overflow", *_SANITIZED],
     "fuzz": ["-fsanitize=address,undefined", "-fsanitize-coverage=trace-pc", *_SANITIZED],
     "coverage": ["--coverage", "-fprofile-update=atomic", "-O0"],
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 
 
 def _make(output, command, inputs):
-    """Runs `command`, which writes `output`, unless it has done so since the last change of `inputs()`, paths."""
+    """Runs `command`, which writes `output`, unless `output` is newer than `inputs()`, paths."""
     record = output.with_suffix(".command")
     try:
         made = output.stat().st_mtime_ns
@@ -63,7 +63,7 @@ def _make(output, command, inputs):
     started = time.time_ns()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
-    os.utime(output, ns=(started, started))     # what is edited while the compiler runs is newer
+    os.utime(output, ns=(started, started))     # a file edited during the compilation is newer
     record.write_text(shlex.join(command))
 
 
@@ -83,13 +83,13 @@ def _compile(configuration, source, flags, isa=None):
 
 
 def folder_of(configuration):
-    """Where the programs and objects of a configuration lie."""
+    """The folder of a configuration's programs and objects."""
     return ROOT / "build" / "native-tests" / configuration
 
 
 @functools.cache
 def core(configuration):
-    """(the archive of the native core, None), or (None, the compiler's errors): kept too, to be waited for once."""
+    """(the archive of the native core, None), or (None, the compiler's errors); errors are cached, too."""
     extra = CONFIGURATIONS[configuration]
     jobs = [(source, [*build.FLAGS, *build.ISA_FLAGS.get(isa, []), *extra], isa)
             for isa, sources in build.SOURCES.items() for source in sources]
@@ -105,10 +105,10 @@ def core(configuration):
 
 
 def program(configuration, source, helpers=()):
-    """The path of the program, made anew if need be.
+    """The path of the program, rebuilt if needed.
 
     Args:
-        source: path of the C file with its main, or with what a helper's main calls.
+        source: path of the C file with main, or with functions that a helper's main calls.
         helpers: paths of more C files, compiled without coverage.
     """
     archive, errors = core(configuration)
@@ -126,7 +126,7 @@ def program(configuration, source, helpers=()):
 
 
 def shared_library(configuration, name, sources):
-    """The path of a shared library `name`, made anew if need be; it lies beside the programs. sources: paths."""
+    """The path of a shared library `name` beside the programs, rebuilt if needed. sources: paths."""
     extra = CONFIGURATIONS[configuration]
     with locked(folder_of(configuration)):
         objects = [_compile(configuration, source.relative_to(ROOT), [*build.FLAGS, "-fPIC", *extra])
@@ -139,7 +139,7 @@ def shared_library(configuration, name, sources):
 
 @functools.cache
 def sanitized_module():
-    """(None, the path of the extension module with address and undefined behaviour sanitizers), or (why none, None)."""
+    """(None, the path of the module with address and undefined behaviour sanitizers), or (the reason, None)."""
     unavailable, _, _ = runner("asan")
     if unavailable:
         return unavailable, None
@@ -155,7 +155,7 @@ def sanitized_module():
 
 
 def run(command, seconds=RUN_SECONDS, **environment):
-    """The CompletedProcess of a program; its output, both streams, as text."""
+    """The CompletedProcess of a program, with both output streams as text."""
     return subprocess.run(list(map(str, command)), cwd=ROOT, env={**os.environ, **ENVIRONMENT, **environment},
                           timeout=seconds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace")
@@ -163,20 +163,20 @@ def run(command, seconds=RUN_SECONDS, **environment):
 
 @functools.cache
 def runner(configuration):
-    """(None, the words before a program's name, its environment), or (why the configuration cannot run here, ...)."""
+    """(None, the prefix of the program's command, its environment), or (why the configuration cannot run here, ...)."""
     if not COMPILER[0]:
         return "no C compiler (gcc or cc) on this machine", [], {}
     folder = folder_of(configuration)
     with locked(folder):
         source, probe = folder / "probe.c", folder / "probe"
         source.write_text("int main(void) { return 0; }\n")
-        # What the driver of a fuzzer supplies is not there.
+        # The coverage callbacks of a fuzzer's driver are missing here.
         flags = [flag for flag in CONFIGURATIONS[configuration] if "coverage=" not in flag]
         done = subprocess.run([*COMPILER, *flags, str(source), "-o", str(probe)], capture_output=True, text=True)
         if done.returncode:
             return f"this compiler has no {configuration}: {done.stderr.strip()[-200:]}", [], {}
-        # Kernels with much address randomization stop ThreadSanitizer, but not each time: that one program starts
-        # proves nothing for the next. LeakSanitizer does not run under ptrace.
+        # Strong address randomization in the kernel stops ThreadSanitizer, but not every time, so one successful start
+        # proves nothing. LeakSanitizer does not run under ptrace.
         fixed = [(["setarch", "-R"], {})] if configuration == "tsan" and shutil.which("setarch") else []
         for prefix, environment in [*fixed, (EMULATOR, {}), (EMULATOR, {"ASAN_OPTIONS": "detect_leaks=0"})]:
             output = run([*prefix, probe], **environment)

@@ -1,4 +1,4 @@
-"""NVRTC, which compiles CUDA's C++ without a GPU, of the package nvidia-cuda-nvrtc-cu12."""
+"""NVRTC, which compiles CUDA C++ without a GPU, from the package nvidia-cuda-nvrtc-cu12."""
 import ctypes
 import functools
 import glob
@@ -10,12 +10,12 @@ from bagua_hvd.core.device_kernels import OPTIONS
 
 class Compiled(NamedTuple):
     ptx: str
-    cubin: bytes                # only for sm_*, else empty
+    cubin: bytes                # for sm_*, otherwise empty
 
 
 @functools.cache
 def library():
-    """None: it is not installed."""
+    """The library, or None if it is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in glob.glob(f"{folder}/**/libnvrtc.so.*", recursive=True):
@@ -25,7 +25,7 @@ def library():
 
 
 def knows(architecture):
-    """Whether this NVRTC compiles for sm_80 and the like."""
+    """Whether this NVRTC supports an architecture such as sm_80."""
     supported, count = (ctypes.c_int * 64)(), ctypes.c_int()
     assert library().nvrtcGetNumSupportedArchs(ctypes.byref(count)) == 0
     assert library().nvrtcGetSupportedArchs(supported) == 0
@@ -34,7 +34,7 @@ def knows(architecture):
 
 @functools.cache
 def compiled(source, architecture):
-    """For compute_90 or sm_90 and the like. What does not compile is an AssertionError with NVRTC's log."""
+    """Compiles for an architecture such as compute_90 or sm_90. AssertionError: NVRTC's log."""
     program = ctypes.c_void_p()
     assert library().nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
     options = [f"--gpu-architecture={architecture}".encode(), *(option.encode() for option in OPTIONS)]

@@ -1,8 +1,8 @@
-"""The code blocks of the documentation's pages, and one rank of a job that runs those in Python, in their order.
+"""The code blocks of the documentation's pages, and one rank of a job that runs a page's Python blocks in order.
 
-A comment `<!-- not run: REASON -->` before a block says why it is not run. A block of the language `console` has
-commands after `$ `. Run as `python page_blocks.py PAGE`, this file is a rank: it runs the page's train.py (a block with
-that title), then the other blocks of Python, in one namespace that begins with SETUPS[PAGE].
+A comment `<!-- not run: REASON -->` before a block says why it is not run. A `console` block has commands after `$ `.
+Run as `python page_blocks.py PAGE`, this file is a rank: it runs the page's train.py (a block with that title), then
+the other Python blocks, in one namespace that SETUPS[PAGE] initializes.
 """
 import re
 import sys
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-# Own words: not code.
+# Languages of text, not code.
 TEXTS = {"diff", "math", "text"}
 _BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?"
                     r'(?P<fence>```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$)', re.M | re.S)
@@ -19,7 +19,7 @@ _INDENTED = re.compile(r"(?<=\n\n)(?: {4}\S[^\n]*\n)+")
 
 
 class Block(NamedTuple):
-    """line: of its first line of code, from 1. title: the name of a file, or "". reason: why it is not run, or ""."""
+    """line: of its first line of code, from 1. title: a file's name, or "". reason: why it is not run, or ""."""
 
     page: str
     line: int
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 def pages():
-    """README.md and all pages for users; not the generated reference, nor decisions and results."""
+    """README.md and all pages for users, without the generated reference, decisions and results."""
     return [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md"))]
 
 
@@ -47,7 +47,7 @@ def blocks(page):
 
 
 def indented(page):
-    """Blocks that only their indent makes code."""
+    """Blocks that are marked by indentation only."""
     return _INDENTED.findall(_BLOCK.sub("", page.read_text()))
 
 
@@ -110,7 +110,7 @@ model = torch.nn.Linear(4, 2)
 
 
 def compiled(block):
-    """The code, whose line numbers are those of the page."""
+    """The compiled block, with the page's line numbers."""
     return compile("\n" * (block.line - 1) + block.text, block.page, "exec")
 
 

@@ -1,4 +1,4 @@
-"""The equation of D_FP_S: dst_i = sum_j W_ij x_j, and how it is posted."""
+"""The equation of D_FP_S, dst_i = sum_j W_ij x_j, and a function that posts it."""
 import numpy as np
 
 from bagua_hvd.core import native
@@ -15,7 +15,7 @@ def peers(topology, n, i, round):
     if topology == EXPONENTIAL:
         peer = i ^ 2 ** (round % max(1, int(np.ceil(np.log2(n)))))
         peer = peer if peer < n else i
-    elif topology == ROUND_ROBIN and n % 2 == 0:        # of the others i meets round - i; the last meets who is left
+    elif topology == ROUND_ROBIN and n % 2 == 0:        # i meets round - i; the last rank meets the one left over
         circle = {a: (round - a) % (n - 1) for a in range(n - 1)}
         left = next(a for a, b in circle.items() if a == b)
         peer = {**circle, left: n - 1, n - 1: left}[i]
@@ -28,7 +28,7 @@ def peers(topology, n, i, round):
 
 
 def averaged(topology, dtype, inputs, i, round):
-    """What rank i ends with."""
+    """Rank i's result."""
     others = peers(topology, len(inputs), i, round)
     total = load(dtype, inputs[i])
     if not others:

@@ -1,4 +1,4 @@
-"""A port for a program that must be told one; whether there is IPv6."""
+"""A free port for a program that needs one as an argument; whether there is IPv6."""
 import random
 import socket
 from pathlib import Path
@@ -16,10 +16,10 @@ def has_ipv6():
 
 
 def free_port():
-    """A port of this host at which nobody listens.
+    """An unused port of this host.
 
-    Between the choice of a port and its use another program may take it. The kernel gives none of these to a program
-    that names no port, as all others here do.
+    Another program may take the port before it is used. The kernel assigns none of these to a program that names no
+    port, as all others here do.
     """
     first_of_the_kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:

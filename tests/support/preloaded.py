@@ -1,10 +1,10 @@
-"""Workers that begin at once: main(argument) of a file, in a fork of a process that has imported PyTorch (zygote.py).
+"""Workers that start fast: main(argument) of a file, in a fork of a process that has imported PyTorch (zygote.py).
 
     with Preloaded() as command:
-        [*command, file, argument]      # in place of [sys.executable, file, argument]
+        [*command, file, argument]      # instead of [sys.executable, file, argument]
 
-What this command starts stands for the fork: it ends as the fork ends, and takes it along when it is killed. The fork
-writes stdout and stderr to its stdout.
+The command's process represents the fork: it ends with it, and a kill of the process kills the fork. The fork writes
+stdout and stderr to the process's stdout.
 """
 import json
 import os
@@ -29,7 +29,7 @@ class Preloaded:
         return [sys.executable, "-S", "-E", __file__, f"{self._folder.name}/socket"]
 
     def __exit__(self, *_):
-        self._folder.cleanup()      # nobody finds it any more
+        self._folder.cleanup()      # from now on no process can connect
 
     def _serve(self):
         while True:
@@ -41,7 +41,7 @@ class Preloaded:
             pid, file, argument, environment = json.loads(connection.makefile().readline())
             child = self._zygote.start(file, "main", {"name": argument}, environment, f"/proc/{pid}/fd/1")
             while child.poll() is None:
-                if select.select([connection], [], [], 0.01)[0]:       # who stood for it has ended
+                if select.select([connection], [], [], 0.01)[0]:       # the representing process has ended
                     child.kill()
                     return
             connection.sendall(f"{child.returncode}\n".encode())

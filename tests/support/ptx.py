@@ -1,7 +1,7 @@
-"""PTX, as NVRTC makes it of CUDA's C++, as C code that runs on the CPU, on tests/device/ptx_runtime.h.
+"""Translates PTX, NVRTC's output for CUDA C++, into C code that runs on the CPU with tests/device/ptx_runtime.h.
 
-Every thread of a block is a fiber. What runs is the compiler's own code: its loads and stores with their widths, its
-branches and barriers. Instructions that no kernel has needed so far are errors, in a sentence with the instruction.
+Every thread of a block is a fiber. The compiler's actual code runs: its loads and stores with their widths, its
+branches and barriers. An instruction that no kernel has needed so far raises an error that names it.
 """
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": 
                 "hs": ">="}
 _INVERSE = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
 _JOINED = {"and": "&", "or": "|", "xor": "^"}
-# What an instruction computes of its operands, all of the instruction's type: N its bits, U the unsigned type.
+# The result of an instruction from its operands, all of the instruction's type: N its bits, U the unsigned type.
 _SIMPLE = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "neg": "-{0}", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
     "not": "~{0}", "min": "{0} < {1} ? {0} : {1}", "max": "{0} > {1} ? {0} : {1}",
@@ -41,7 +41,7 @@ _ROUNDED = {"rni": "rint", "rmi": "floor", "rpi": "ceil", "rzi": "trunc"}
 
 
 def _split(text):
-    """At the commas that stand in no brackets."""
+    """Splits at commas outside of brackets."""
     return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text)] if text else []
 
 
@@ -50,14 +50,14 @@ class UnknownInstruction(ValueError):
 
 
 class _Kernel:
-    """One entry: its lines of C so far, where its shared variables lie, constants, and the types of its registers."""
+    """One entry: its lines of C so far, the offsets of shared variables, constants, and the types of registers."""
 
     def __init__(self, name, shared, constants):
         self.name, self.shared, self.constants, self.registers, self.lines = name, shared, constants, {}, []
         self.accesses = 0
 
     def operand(self, text, kind):
-        """A C expression of this PTX type."""
+        """The operand as a C expression of this PTX type."""
         special = re.fullmatch(r"%(tid|ntid|ctaid|nctaid)\.x", text)
         if special:
             return f"t->{special[1]}"
@@ -84,7 +84,7 @@ class _Kernel:
             self.lines.append(f"{_variable(register)} = {value};")
 
     def declare(self, prefix, kind, count):
-        """Registers: %r<7> are seven, count None is one."""
+        """Declares registers: %r<7> are seven, count None is one."""
         names = [prefix] if count is None else [f"{prefix}{i}" for i in range(int(count))]
         self.registers.update(dict.fromkeys(names, TYPES[kind]))
         if names:
@@ -97,7 +97,7 @@ class _Kernel:
         if handler is None:
             handler = self._computed
         elif parts[0] in ("bar", "barrier", "vote", "shfl", "redux"):
-            quoted = f'"{code}, number {len(self.lines)}"'      # which of them
+            quoted = f'"{code}, number {len(self.lines)}"'      # identifies the call
         try:
             handler(parts, operands, quoted)
         except (KeyError, IndexError, ValueError) as error:
@@ -161,7 +161,7 @@ class _Kernel:
         self.assign(operands[0], test[parts[2]], parts[-1])
 
     def _shfl(self, parts, operands, quoted):
-        register = operands[0].partition("|")[0]            # whether the lane was there is asked for by nobody
+        register = operands[0].partition("|")[0]            # no kernel asks whether the lane existed
         values = ", ".join(self.operand(x, "u32") for x in operands[1:])
         self.assign(register, f"shuffle(t, SHUFFLE_{parts[2].upper()}, {values}, {quoted})", "b32")
 
@@ -174,7 +174,7 @@ class _Kernel:
     def _mov(self, parts, operands, quoted):
         target, source, kind = operands[0], operands[1], parts[-1]
         several = _split((target if target.startswith("{") else source).strip("{}"))
-        bits = int(kind[1:] if kind[1:].isdigit() else 0) // len(several)       # of each, the lowest first
+        bits = int(kind[1:] if kind[1:].isdigit() else 0) // len(several)       # of each, lowest first
         if target.startswith("{"):
             for i, register in enumerate(several):
                 self.assign(register, f"{self.operand(source, 'u64')} >> {bits * i}", f"u{bits}")
@@ -228,7 +228,7 @@ class _Kernel:
             values[:2] = [f"({TYPES[kind]}){x}" for x in values[:2]]
             values[2:] = [self.operand(x, kind) for x in operands[3:]]
             expression = " + ".join([f"{values[0]} * {values[1]}", *values[2:]])
-        elif kind[0] == "f" and parts[0] in ("neg", "abs"):     # of a NaN too, whatever its bits
+        elif kind[0] == "f" and parts[0] in ("neg", "abs"):     # also for NaN, with any bits
             expression = {"neg": "-{0}", "abs": "fabs({0})"}[parts[0]].format(*values)
         elif kind[0] == "f":
             expression = f"canonical_{kind}({_FLOATING[parts[0]]})".format(*values).replace("_T(", f"_{TYPES[kind]}(")
@@ -252,7 +252,7 @@ def _label(name):
 
 
 def _converted(expression, have, want):
-    """A value of one C type as another; between integers and floats its bits."""
+    """A value of one C type as another; bits are kept between integers and floats."""
     if have == want:
         return expression
     if have in BITS:
@@ -278,7 +278,7 @@ def _floating_test(comparison, a, b):
 
 
 def _place_shared(line, table, at):
-    """A shared variable's address into the table; returns the first address behind it."""
+    """Adds a shared variable's address to the table; returns the first address after it."""
     declared = re.match(r"\.shared \.align (\d+) \.(\w+) (\w+)(?:\[(\d+)\])?;", line)
     alignment, size = int(declared[1]), int(declared[2][1:]) // 8 * int(declared[4] or 1)
     table[declared[3]] = begin = -(-at // alignment) * alignment
@@ -317,7 +317,7 @@ def translate(text):
     for entry in re.finditer(r"\.visible \.entry (\w+)\(([^)]*)\)(.*?)\n\{(.*?)\n\}\n", text, re.DOTALL):
         name, count = entry[1], entry[2].count(".param")
         kernel, end = _Kernel(name, dict(shared), {name for _, name, _ in constants}), at
-        # Braces of inline assembly stand on lines of their own.
+        # Braces of inline assembly are on lines of their own.
         for line in re.sub(r"(?m)^\s*([{}])", r"\1\n", entry[4]).split("\n"):
             line = line.strip()
             if line.startswith(".shared"):

@@ -1,6 +1,6 @@
-"""A job of one rank that trains by DiLoCo with a quorum until it is killed, and writes its pid, rounds and thetas.
+"""A job of one rank that trains with DiLoCo and a quorum until it is killed; logs its pid, rounds and thetas.
 
-    quorum_worker.py FILE       BAGUA_HVD_QUORUM_SERVER says where the others are
+    quorum_worker.py FILE       BAGUA_HVD_QUORUM_SERVER has the address of the other jobs' server
 """
 import os
 import sys
@@ -21,7 +21,7 @@ def make(algorithm):
 
 
 def step(model, optimizer, generator):
-    """The loss of one step."""
+    """Makes one step, and returns its loss."""
     x = torch.randn(8, 6, generator=generator)
     optimizer.zero_grad()
     loss = (model(x) - x.sum(1, keepdim=True).tanh()).square().mean()
@@ -31,7 +31,7 @@ def step(model, optimizer, generator):
 
 
 def parts_of(optimizer):
-    """The fragments, as this rank takes part in their rounds."""
+    """The fragments, with this rank's state in their rounds."""
     return optimizer.reducer.model.scratch["rounds"]._parts
 
 

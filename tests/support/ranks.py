@@ -1,4 +1,4 @@
-"""`run_ranks`: runs a function of the test's module on n ranks, one real process each, and shows what they printed."""
+"""`run_ranks` runs a function of the test's module on n ranks, each a real process, and shows their output."""
 import os
 import secrets
 import subprocess
@@ -13,8 +13,8 @@ import pytest
 from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
-# HOROVOD_START_TIMEOUT where a test says no other: of ranks that import a framework at once on a busy machine, the last
-# may come later than after the default of half a minute.
+# Default of HOROVOD_START_TIMEOUT in tests: when ranks import a framework at once on a busy machine, the last one may
+# need more than the usual half minute.
 START_SECONDS = "90"
 
 _zygotes = {
@@ -25,14 +25,14 @@ _zygotes = {
 
 
 class RankResult(NamedTuple):
-    returncode: int | None      # None: it had to be killed
+    returncode: int | None      # None: it was killed
     output: str                 # stdout and stderr
 
 
 def job_environment(rank, size, port, secret, extra=None):
-    """The environment that a launcher gives to one rank of a job on this host."""
+    """The environment that a launcher sets for one rank of a job on this host."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_"))}
-    environment |= {"BAGUA_FULL_STEPS": "0", "BAGUA_FULL_STEP_BITS": "32"}       # algorithms as in their papers
+    environment |= {"BAGUA_FULL_STEPS": "0", "BAGUA_FULL_STEP_BITS": "32"}       # algorithms as published
     environment.update({
         "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
         "HOROVOD_LOCAL_RANK": str(rank), "HOROVOD_LOCAL_SIZE": str(size),
@@ -53,10 +53,10 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=100, chec
               framework="torch"):
     """Starts n ranks of one job on this host and returns their RankResults.
 
-    `function` is one of the test's module, or a script's path; `arguments` are literals; `env` goes to every rank, a
-    list of dicts to each its own. Unless check is False, every rank must end with 0 within `timeout` seconds.
-    `rendezvous`: whether there is a meeting point; None: when there are several ranks. `framework`: what the processes
-    have imported already, "torch", "tensorflow", or "keras on torch" (and that is Keras' backend there).
+    `function` is one of the test's module, or a script's path; `arguments` are literals; `env` is for every rank, or a
+    list with a dict for each. Unless check is False, every rank must end with 0 within `timeout` seconds.
+    `rendezvous`: whether to start a rendezvous server; None: if there are several ranks. `framework`: preloaded in the
+    processes: "torch", "tensorflow", or "keras on torch" (Keras with that backend).
     """
     from bagua_hvd.job.rendezvous import Rendezvous
 
@@ -94,7 +94,7 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=100, chec
 
 
 def printed():
-    """What the rank that asks has printed so far."""
+    """The calling rank's output so far."""
     return Path("/proc/self/fd/1").read_text(errors="replace")
 
 
@@ -108,7 +108,7 @@ def _start(function, arguments, environment, output_path, framework):
 
 
 def _wait(processes, timeout, check):
-    """Until all ended, or `timeout`; once one failed, the others have five seconds more."""
+    """Waits until all have ended, or `timeout`; after one fails, the others have five more seconds."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]

@@ -1,9 +1,9 @@
-"""Codecs rotated1 to rotated4, from the equations of native/kernel/rotated.h, in NumPy.
+"""Codecs rotated1 to rotated4 in NumPy, from the equations of native/kernel/rotated.h.
 
     y = H (d x) / D     s = sqrt(mean y^2)     q = number of thresholds T s below |y|     t = sum y^2 / sum |y| L[q]
     z = sign(y) L[q] t                         x' = d (H z)
 
-Levels and thresholds are computed here anew. Bytes: 32 of header with the key, t of each block, codes.
+Levels and thresholds are computed independently. Bytes: a header of 32 with the key, t of each block, codes.
 """
 import math
 
@@ -16,7 +16,7 @@ LARGEST = F(2.0**100)
 
 
 def lloyd_max(bits):
-    """(levels, thresholds) of a standard normal's magnitude."""
+    """(levels, thresholds) for the magnitude of a standard normal."""
     def density(x):
         return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
@@ -34,7 +34,7 @@ LEVELS = {bits: lloyd_max(bits) for bits in (1, 2, 3, 4)}
 
 
 def blocks(count, size):
-    """(begin, D) of each."""
+    """(begin, D) of each block."""
     for begin in range(0, count, size):
         left = count - begin
         yield begin, size if left >= size else max(256, 1 << (left - 1).bit_length())
@@ -63,7 +63,7 @@ def hadamard(a):
 
 
 def summed(terms):
-    """64 partial sums, in rising order, then halves."""
+    """64 partial sums, in rising order, then pairwise by halves."""
     sums = np.zeros(64, F)
     for row in terms.reshape(-1, 64):
         sums = sums + row
@@ -90,7 +90,7 @@ def quantize(a, bits, unit):
 
 
 def pack(numbers, b):
-    """b-bit numbers: element 16 k + j of a part in the bits from b k on of its 16-bit word j."""
+    """Packs b-bit numbers: element 16 k + j of a part in the bits from b k on of its 16-bit word j."""
     parts = numbers.astype(np.uint16).reshape(-1, 16 // b, 16)
     return np.bitwise_or.reduce(parts << (b * np.arange(16 // b, dtype=np.uint16))[:, None], axis=1).view(np.uint8)
 
@@ -115,7 +115,7 @@ def numbers_of(codes, bits):
 
 
 def assembled(found, bits, key, count, size):
-    """A code, from (t, numbers) of each block."""
+    """The code of blocks with these (t, numbers)."""
     code = np.zeros(encoded_size(bits, count, size), np.uint8)
     scales = np.array([t for t, _ in found], F)
     code[:8] = np.array([key], np.uint64).view(np.uint8)
@@ -128,7 +128,7 @@ def assembled(found, bits, key, count, size):
 
 
 def encode(x, bits, key, size=512):
-    """Of float32 elements."""
+    """The code of float32 elements."""
     found = []
     for begin, d in blocks(x.size, size):
         a = np.zeros(d, F)
@@ -148,7 +148,7 @@ def key_of(code):
 
 
 def z_of(code, bits, count, size=512):
-    """The coefficients; NaN in blocks that are."""
+    """The coefficients; NaN in blocks with a t that is not finite."""
     levels, _ = LEVELS[bits]
     ends = list(blocks(count, size))
     scales = code[32:32 + 4 * len(ends)].view(F)
@@ -162,7 +162,7 @@ def z_of(code, bits, count, size=512):
 
 
 def inverse(z, key, count, size=512):
-    """float32 elements; what is all 0 stays it."""
+    """float32 elements; a block of zeros stays zero."""
     out = np.empty(count, F)
     for begin, d in blocks(count, size):
         part = z[begin:begin + d]

@@ -1,7 +1,7 @@
-"""A Slurm of one node, this host, for the time of a test: munged, slurmctld and slurmd in a folder of their own.
+"""A Slurm with one node, this host, for one test: munged, slurmctld and slurmd in their own folder.
 
-Needs root. What Debian's packages slurmctld, slurmd, slurm-client and munge install is found in PATH; SLURM_ROOT names
-a folder into which they were unpacked instead (dpkg -x).
+Needs root. The programs of Debian's packages slurmctld, slurmd, slurm-client and munge are found in PATH, or in the
+folder SLURM_ROOT, into which they were unpacked (dpkg -x).
 """
 import os
 import secrets
@@ -44,7 +44,7 @@ _START_SECONDS = 60
 
 
 def programs():
-    """{name: path} of what is needed; names without a path are not there."""
+    """{name: path} of the required programs; missing ones have no path."""
     root = os.environ.get("SLURM_ROOT", "")
     path = os.pathsep.join(f"{root}/usr/{folder}" for folder in ("sbin", "bin")) if root else os.pathsep.join(
         [os.environ["PATH"], "/usr/sbin"])
@@ -57,7 +57,7 @@ class Slurm:
     """Runs from construction to close().
 
     Args:
-        folder: an empty one, of this user's alone.
+        folder: an empty one that only this user can access.
     Attributes:
         environment: variables for srun. srun: its path.
     """
@@ -111,7 +111,7 @@ class Slurm:
             time.sleep(0.2)
 
     def close(self):
-        """Ends it."""
+        """Stops it."""
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
@@ -120,11 +120,11 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for pid in self._steps():       # they outlive slurmd, when it ends before a step that failed is over
+        for pid in self._steps():       # they outlive slurmd if it ends before a failed step is over
             os.kill(pid, signal.SIGKILL)
 
     def _steps(self):
-        """The processes of slurmstepd that this Slurm has started, known by their configuration."""
+        """The slurmstepd processes that this Slurm has started, recognized by their configuration."""
         mark = f"SLURM_CONF={self.environment['SLURM_CONF']}".encode()
         for path in Path("/proc").glob("[0-9]*"):
             try:

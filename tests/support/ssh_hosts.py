@@ -1,8 +1,8 @@
-"""Hosts that ssh reaches: a real sshd on this machine, with keys and configuration in a folder of the test's own.
+"""Hosts for ssh: a real sshd on this machine, with keys and configuration in the test's own folder.
 
-`SshHosts` serves any number of names through loopback. `Namespaces` makes hosts that share neither network, host name
-nor shared memory, joined by a bridge, with an sshd in each: network namespaces, which need root. They are held by
-processes, so nothing of them outlives the test.
+`SshHosts` serves any number of names through loopback. `Namespaces` makes hosts that share no network, host name or
+memory, joined by a bridge, with an sshd in each: network namespaces, which need root. Processes hold the namespaces, so
+they disappear with the test.
 """
 import ctypes
 import os
@@ -29,7 +29,7 @@ def _dies_with_us():
 
 
 def require_sshd():
-    """Skips the test when there is no OpenSSH."""
+    """Skips the test if OpenSSH is missing."""
     if not (_SSHD and shutil.which("ssh") and shutil.which("ssh-keygen")):
         pytest.skip("needs OpenSSH: sshd, ssh, ssh-keygen")
     if os.geteuid() != 0 and not _PRIVILEGE_SEPARATION.exists():
@@ -37,10 +37,10 @@ def require_sshd():
 
 
 class _Sshd:
-    """An sshd that lets in this user with the folder's key.
+    """An sshd that accepts this user with the folder's key.
 
     Attributes:
-        port. temporary: the folder for temporary files of all that it starts.
+        port. temporary: the folder for temporary files of all its processes.
     """
 
     def __init__(self, folder, address, port, prefix=()):
@@ -59,11 +59,11 @@ class _Sshd:
                                       stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 
     def log(self):
-        """What it wrote."""
+        """Its log."""
         return Path(self._log.name).read_text(errors="replace")
 
     def listens(self):
-        """True as soon as it does; False: it has ended."""
+        """True once it listens; False: it has ended."""
         wait_until(lambda: "Server listening" in self.log() or self.popen.poll() is not None)
         return self.popen.poll() is None
 
@@ -90,10 +90,10 @@ def _make_keys(folder):
 
 
 class SshHosts:
-    """Hosts far1, far2, ...: names that only ssh knows, all of them this machine.
+    """Hosts far1, far2, ...: names that only ssh can resolve, all for this machine.
 
     Attributes:
-        environment: variables by which baguarun's ssh knows them.
+        environment: variables that configure baguarun's ssh for them.
         port, key: for jobs without these variables.
     """
 
@@ -101,7 +101,7 @@ class SshHosts:
         require_sshd()
         _make_keys(folder)
         self.key = folder / "key"
-        for _ in range(_PORT_TRIALS):       # two tests may have chosen the same
+        for _ in range(_PORT_TRIALS):       # two tests may choose the same
             self.server = _Sshd(folder, "127.0.0.1", free_port())
             if self.server.listens():
                 break
@@ -115,7 +115,7 @@ class SshHosts:
         self.environment = {"BAGUA_HVD_SSH_COMMAND": f"ssh -F {config}"}
 
     def left(self):
-        """Processes that came through this sshd, as pids: agents, ranks, and all that these started."""
+        """Pids of the processes started through this sshd: agents, ranks, and all their children."""
         found, mark = [], f" 127.0.0.1 {self.port}\0".encode()
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -138,10 +138,10 @@ class Namespaces:
     """Hosts h0, h1, ... with the addresses 10.0.0.1, 10.0.0.2, ... on eth0, each with an sshd.
 
     Args:
-        families: of each host "4", "6" (fd00::1, fd00::2, ...), or "46", both; None: IPv4.
+        families: "4", "6" (fd00::1, fd00::2, ...) or "46" (both) for each host; None: IPv4.
     Attributes:
-        environment: as SshHosts.
-        rsh: a program that stands for ssh.
+        environment: as for SshHosts.
+        rsh: a program that replaces ssh.
     """
 
     def __init__(self, folder, count, families=None):
@@ -180,7 +180,7 @@ class Namespaces:
             assert server.listens(), server.log()
 
     def _hold(self, name):
-        """The pid of a process that keeps new namespaces."""
+        """The pid of a process that holds new namespaces."""
         code = "import socket, sys, time; socket.sethostname(sys.argv[1]); print(flush=True); time.sleep(1e6)"
         popen = subprocess.Popen(
             ["unshare", "--net", "--uts", "--ipc", "--mount", sys.executable, "-I", "-S", "-c", code, name],
@@ -196,11 +196,11 @@ class Namespaces:
             subprocess.run([*_entering(holder), *command.split()], check=True)
 
     def enter(self, i):
-        """What to put before a command that is to run on host i."""
+        """The command prefix to run on host i."""
         return _entering(self._holders[i + 1].pid)
 
     def network(self, interface, hosts):
-        """Joins some hosts by a further network, 10.0.N.0/24 on a bridge of its own."""
+        """Connects some hosts by another network, 10.0.N.0/24, on its own bridge."""
         self._networks += 1
         switch, prefix = self._holders[0].pid, f"10.0.{self._networks}"
         self._run(switch, f"ip link add {interface} type bridge", f"ip link set {interface} up")
@@ -211,15 +211,15 @@ class Namespaces:
                       f"ip link set {interface} up")
 
     def limit(self, rate):
-        """Has no host send or receive more than this, such as 100mbit, on eth0."""
+        """Limits every host to this rate on eth0, such as 100mbit, in each direction."""
         for i, holder in enumerate(self._holders[1:]):
             for pid, interface in ((self._holders[0].pid, f"port{i}"), (holder.pid, "eth0")):
                 self._run(pid, f"tc qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 50ms")
 
     def delay(self, milliseconds, rate="none"):
-        """Has packets take this long from each host to each other, one way; rate as limit() takes it, or "none".
+        """Sets the one-way delay between any two hosts; rate: as for limit(), or "none".
 
-        To be called once, before anything runs.
+        Must be called once, before anything runs.
         """
         from tests.laboratory.hosts import CARRIED
         from tests.laboratory.network import Carrier, Link
@@ -234,35 +234,35 @@ class Namespaces:
             self._carrier.set(i, Link(rate, rate, milliseconds))
 
     def received(self, i, interface):
-        """Bytes that have come to host i by an interface."""
+        """Bytes that host i has received on an interface."""
         path = f"/sys/class/net/{interface}/statistics/rx_bytes"
         code = f"mount -t sysfs none /sys; cat {path}"
         return int(subprocess.run([*self.enter(i), "unshare", "--mount", "sh", "-c", code], check=True,
                                   capture_output=True, text=True).stdout)
 
     def cut(self, i):
-        """Ends all traffic to and from host i, without a word to anybody."""
+        """Stops all traffic of host i, without an error at any end."""
         self._run(self._holders[0].pid, f"ip link set port{i} down")
 
     def mend(self, i):
-        """Takes cut() back."""
+        """Undoes cut()."""
         self._run(self._holders[0].pid, f"ip link set port{i} up")
 
     def separate(self, i, j, silently=False):
-        """Has hosts i and j not reach each other any more. silently: packets vanish, instead of being refused."""
+        """Disconnects hosts i and j. silently: packets are dropped instead of rejected."""
         for one, other in ((i, j), (j, i)):
             self._run(self._holders[one + 1].pid,
                       f"ip neighbor replace 10.0.0.{other + 1} lladdr 02:00:00:00:00:99 dev eth0 nud permanent"
                       if silently else f"ip route add unreachable 10.0.0.{other + 1}/32")
 
     def rejoin(self, i, j, silently=False):
-        """Takes separate() back."""
+        """Undoes separate()."""
         for one, other in ((i, j), (j, i)):
             self._run(self._holders[one + 1].pid, f"ip neighbor del 10.0.0.{other + 1} dev eth0"
                       if silently else f"ip route del unreachable 10.0.0.{other + 1}/32")
 
     def open_only(self, first, last):
-        """Has all hosts refuse connections to other ports than these, and sshd's."""
+        """Makes all hosts reject connections to ports other than these and sshd's."""
         if not shutil.which("iptables"):
             pytest.skip("iptables is not installed")
         for holder in self._holders[1:]:

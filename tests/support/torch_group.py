@@ -4,7 +4,7 @@ from datetime import timedelta
 
 
 def start(file, backend="bagua", seconds=40, **options):
-    """Makes the default group of ranks that have a file and nothing else: no launcher's variables. (rank, size)."""
+    """Makes the default group of ranks that share only a file, without launcher variables. Returns (rank, size)."""
     import torch.distributed as dist
 
     import bagua_hvd.torch.distributed  # noqa: F401  (registers the backend)

@@ -1,5 +1,5 @@
-"""Hosts of several ranks, and what the hierarchical forms make of them: each host's sum or mean of its members, in the
-dtype, in rank order; then the flat equation with hosts for ranks; its results are those of every member.
+"""Results of the two-level operations with several ranks on each host: each host sums or averages its members in the
+dtype, in rank order; then the flat equation applies, with hosts as ranks; all members of a host have its results.
 """
 import math
 import os
@@ -9,17 +9,17 @@ import numpy as np
 from floats import load, store, wide
 from low_precision import allgather, chunks, scatter_gather
 
-# For tests of few layouts: which host each rank is on. Unequal hosts, ranks dealt in turn, more than two hosts.
+# For tests of few layouts: the host of each rank. Unequal hosts, ranks assigned round-robin, more than two hosts.
 LAYOUTS = ["ABB", "ABAB", "AABBCC"]
 
 
 def members_of(letters):
-    """The ranks of each host, hosts in the order of their first ranks. letters: which host each rank is on."""
+    """The ranks of each host, hosts ordered by their first ranks. letters: the host of each rank."""
     return [[rank for rank, host in enumerate(letters) if host == name] for name in dict.fromkeys(letters)]
 
 
 def environments(letters, common=None):
-    """For run_ranks: each rank's environment, on hosts that are simulated by host ids; `common` goes to all."""
+    """For run_ranks: each rank's environment, on hosts simulated by host ids; `common` is for all."""
     hosts, boot = members_of(letters), os.urandom(4).hex()
     environments = {}
     for members in hosts:
@@ -39,7 +39,7 @@ def scaled(dtype, stored, factor):
 
 
 def within(dtype, inputs, members, prescale, postscale):
-    """A host's sum, as an allreduce takes it."""
+    """A host's sum, as the input of an allreduce."""
     total = scaled(dtype, inputs[members[0]], prescale)
     for rank in members[1:]:
         total = store(dtype, load(dtype, total) + load(dtype, scaled(dtype, inputs[rank], prescale)))
@@ -51,13 +51,13 @@ def means(dtype, inputs, hosts):
 
 
 def of_host(hosts, results):
-    """By rank, what its host ends with."""
+    """By rank, its host's result."""
     by_rank = {rank: result for members, result in zip(hosts, results, strict=True) for rank in members}
     return [by_rank[rank] for rank in range(len(by_rank))]
 
 
 def shards(hosts, nbytes, itemsize):
-    """native/run/hierarchy.h: slices of elements, and who owns each: a rank of every host."""
+    """As native/run/hierarchy.h: slices of elements, and their owners, one rank of every host."""
     count = min(map(len, hosts))
     size = max(1024, math.ceil(math.ceil(nbytes / count) / 64) * 64)
     begins = [min(i * size, nbytes) // itemsize for i in range(count + 1)]
@@ -66,7 +66,7 @@ def shards(hosts, nbytes, itemsize):
 
 
 def c_lp_s(codec, dtype, inputs, hosts, seeds, average=True, prescale=1, postscale=1, by_allgather=False, errors=None):
-    """What every rank ends with, of several hosts with several ranks.
+    """Every rank's result, for several hosts with several ranks.
 
     errors: (workers', servers'), both of the bucket's length for each rank, updated in place.
     """

@@ -1,4 +1,4 @@
-"""An algorithm of two operations for each bucket: TwoPhases averages gradients after it has agreed on their size."""
+"""An algorithm with two operations for each bucket: TwoPhases agrees on the gradients' size, then averages them."""
 import numpy as np
 
 from bagua_hvd.algorithms import Algorithm, Safety
@@ -7,7 +7,7 @@ from bagua_hvd.primitives import c_fp_s
 
 
 class TwoPhases(Algorithm):
-    """Divides by the sum of the ranks' largest elements, averages, and multiplies by it again."""
+    """Divides by the sum of the ranks' largest elements, averages, and multiplies by that sum again."""
 
     safety = Safety.E1
 
@@ -24,5 +24,5 @@ class TwoPhases(Algorithm):
 
 
 def named(name):
-    """TwoPhases for "two_phases", else the name itself: a test's parameters are texts."""
+    """TwoPhases for "two_phases", otherwise the name itself: a test's parameters are strings."""
     return TwoPhases if name == "two_phases" else name

@@ -1,4 +1,4 @@
-"""What ranks put into a reduction, and what must come out, from NumPy."""
+"""The ranks' inputs of a reduction, and the expected results from NumPy."""
 import numpy as np
 
 from bagua_hvd.core import native
@@ -10,7 +10,7 @@ LOGICAL = {native.OP_SUM: np.logical_or, native.OP_MAX: np.logical_or,
 
 
 def make(dtype, count, rank, n):
-    """Values that differ between ranks, small enough that every dtype holds sums and products of 8 ranks exactly."""
+    """Values that differ between ranks, so small that every dtype holds sums and products of 8 ranks exactly."""
     i = np.arange(count)
     if dtype == "bool":
         return (i + rank) % 3 == 0

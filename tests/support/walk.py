@@ -1,4 +1,4 @@
-"""Which files a gradient passes: those with a function that is handed it, or returns it, as a profiler sees them."""
+"""The files that a gradient passes through: those with a function that takes or returns it, found by a profiler."""
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import bagua_hvd
 
 PACKAGE = Path(bagua_hvd.__file__).parent
-# What a gradient is on its way: a framework's tensor (of torch the parameter that has it), the core's view of its
-# memory, a bucket that holds such views.
+# The forms of a gradient: a framework's tensor (in torch also its parameter), the core's view of its memory, a bucket
+# with such views.
 FORMS = {"Parameter", "Tensor", "SymbolicTensor", "EagerTensor", "TensorView", "Bucket"}
 
 
@@ -19,7 +19,7 @@ def holds(value):
 
 @contextmanager
 def walked(found):
-    """Within it, on this thread: `found`, a dict of files, gets the names of their functions that are handed it."""
+    """On this thread, adds to `found`, a dict of files, the names of their functions that take or return gradients."""
     def see(frame, event, result):
         path = Path(frame.f_code.co_filename)
         if event not in ("call", "return") or not path.is_relative_to(PACKAGE):

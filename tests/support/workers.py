@@ -1,11 +1,11 @@
-"""n workers that train one model, as NumPy sees them: what the tests of algorithms compare real ranks with.
+"""n workers that train one model, in NumPy: tests of algorithms compare real ranks with them.
 
 A model is one flat float32 vector x. Worker i's gradient in step t is
 
     g_i(x, t) = (x - c_i) / 4 + d_it
 
 with c_i, d_it and the first x multiples of 2^-8: simple enough that both sides get the same bits, different on every
-worker, and a function of x. The optimizer is SGD with lr = 1/4 and momentum 1/2, of which every product is exact.
+worker, and a function of x. The optimizer is SGD with lr = 1/4 and momentum 1/2, so that every product is exact.
 """
 import functools
 import math
@@ -25,7 +25,7 @@ from two_levels import means
 F = np.float32
 SHAPES = [(5, 7), (7,), (), (3, 4, 2), (0, 3), (40, 6), (1,), (13, 2)]
 COUNT = sum(map(math.prod, SHAPES))
-BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "800", "HOROVOD_ELASTIC": "1"}      # several; and one rank communicates, too
+BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "800", "HOROVOD_ELASTIC": "1"}      # several; a single rank communicates, too
 
 
 def dyadic(*seed, count=COUNT):
@@ -34,7 +34,7 @@ def dyadic(*seed, count=COUNT):
 
 
 def start(i, apart):
-    """Worker i's first weights; apart: not those of the others."""
+    """Worker i's first weights; apart: they differ between workers."""
     return dyadic(1, i if apart else 0)
 
 
@@ -53,7 +53,7 @@ class SGD:
         return x - self.momentum * F(0.25)
 
 
-PERMUTED = {3: (2, 0, 1), 5: (1, 0)}      # the dimensions of these SHAPES as they lie in memory, the outermost first
+PERMUTED = {3: (2, 0, 1), 5: (1, 0)}      # memory order of the dimensions of these SHAPES, outermost first
 
 
 def _empty(place, shape):
@@ -62,7 +62,7 @@ def _empty(place, shape):
 
 
 def make_model(x):
-    """A torch module of all SHAPES whose parameters are x. Some are not contiguous."""
+    """A torch module with parameters of all SHAPES, initialized to x. Some are not contiguous."""
     parameters = [torch.nn.Parameter(_empty(place, shape)) for place, shape in enumerate(SHAPES)]
     assert [place for place, p in enumerate(parameters) if not p.is_contiguous()] == list(PERMUTED)
     model = torch.nn.ParameterList(parameters)
@@ -87,7 +87,7 @@ def backward(model, g, scaler=None):
 
 
 def train(rank, model, optimizer, steps):
-    """The rank's own gradient of each of these steps."""
+    """Makes these steps with the rank's own gradients."""
     for t in steps:
         optimizer.zero_grad()
         backward(model, gradient(rank, t, flat(model)))
@@ -95,9 +95,9 @@ def train(rank, model, optimizer, steps):
 
 
 class Scaled:
-    """Steps under a loss scale that changes: it grows after two steps, and is halved before each third one, when a
-    gradient overflows on one rank. What the skipped step would have done must not be seen: equations do not know of it.
-    skips: False: without such steps.
+    """Steps under a changing loss scale: it grows after two steps, and is halved before each third one, when a gradient
+    overflows on one rank. The skipped step must have no effect: the equations do not include it. skips: False: without
+    such steps.
     """
 
     def __init__(self, model, optimizer, skips=True):
@@ -124,7 +124,7 @@ class Scaled:
 
 
 def take_step(model, optimizer, t, g, under_scale=None):
-    """Step t with this rank's gradient g. under_scale: a Scaled; None: there is no loss scale."""
+    """Step t with this rank's gradient g. under_scale: a Scaled; None: no loss scale."""
     if under_scale:
         under_scale.step(t, g)
         return
@@ -134,26 +134,26 @@ def take_step(model, optimizer, t, g, under_scale=None):
 
 
 def of_adam(optimizer, name):
-    """A state of torch's optimizer, flat as x is; a copy."""
+    """A copy of one state of torch's optimizer, flattened like x."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return torch.cat([optimizer.state[p][name].reshape(-1) for p in parameters]).numpy().copy()
 
 
 def buckets_of(optimizer):
-    """For each bucket of gradients the places of its elements in x."""
+    """For each bucket of gradients, the positions of its elements in x."""
     ends = np.cumsum([0, *map(math.prod, SHAPES)])
     return [np.concatenate([np.arange(ends[i], ends[i + 1]) for i in bucket.members])
             for bucket in optimizer.reducer.buckets]
 
 
 def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True, scaled=False, delay=0):
-    """Trains, and compares all ranks' weights after every step with a simulation, which runs on rank 0.
+    """Trains, and compares all ranks' weights after every step with a simulation on rank 0.
 
     Args:
-        simulate: function of (n, places of each bucket's elements, first weights of all), a generator of the weights of
-            all after each step.
-        apart: workers begin with weights of their own. exact: bit for bit; else to 1e-6 of the largest.
-        scaled: by steps of Scaled. delay: of the optimizer; simulate() has it as a further argument then.
+        simulate: function of (n, positions of each bucket's elements, first weights of all); a generator of the weights
+            of all after each step.
+        apart: workers begin with different weights. exact: bit for bit; otherwise up to 1e-6 of the largest.
+        scaled: with steps of Scaled. delay: of the optimizer, and then a further argument of simulate().
     """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(rank, apart))
@@ -190,20 +190,20 @@ def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True, sca
 
 
 def tensors_in(at):
-    """Slices of a bucket, the places of whose elements in x are `at`: its tensors that are not empty."""
+    """Slices of a bucket with elements at the positions `at` in x: its nonempty tensors."""
     of = np.repeat(np.arange(len(SHAPES)), [math.prod(shape) for shape in SHAPES])[at]
     ends = [0, *(np.flatnonzero(np.diff(of)) + 1), len(at)]
     return [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
 
 
 def by_gradients(combine, tensors=False):
-    """A simulation in which all take the gradient combine(t, bucket's number, gradients of all).
+    """A simulation in which all workers use the gradient combine(t, bucket's number, gradients of all).
 
-    tensors: the same with a fourth argument, tensors_in() the bucket.
+    tensors: combine has a fourth argument, the bucket's tensors_in().
     """
     def simulate(n, places, xs, delay=0):
         optimizer, x = SGD(), xs[0]
-        averages = [np.zeros(COUNT, F)] * delay         # on their way
+        averages = [np.zeros(COUNT, F)] * delay         # in flight
         for t in range(10**6):
             gs = [gradient(i, t, x) for i in range(n)]
             g = np.empty(COUNT, F)
@@ -216,9 +216,9 @@ def by_gradients(combine, tensors=False):
 
 
 class seeds:
-    """The seed of bucket b (of gradients, then of weights) in step t: another one for each."""
+    """The seed of bucket b (of gradients, then of weights) in step t; all are different."""
 
-    names = []              # of each bucket's tensors
+    names = []              # names of each bucket's tensors
 
     @classmethod
     def of(cls, t, b):
@@ -226,7 +226,7 @@ class seeds:
 
 
 class Errors:
-    """The errors of all workers, for each bucket: zeros at first. In two levels a server has one for each element."""
+    """All workers' residuals for each bucket, initially zero. With two levels a server has one for each element."""
 
     def __init__(self, two_levels=False):
         self._of, self._two_levels = {}, two_levels
@@ -237,7 +237,7 @@ class Errors:
 
 
 def c_lp_s(codec, values, seed=0, errors=None, by_allgather=False, average=True, hosts=None):
-    """What all have after C_LP_S. errors: a pair of lists, workers' and servers', updated. hosts: in two levels."""
+    """Everybody's result of C_LP_S. errors: a pair of lists, workers' and servers', updated. hosts: for two levels."""
     n, (worker, server) = len(values), errors or (None, None)
     oracle, factor = Oracle(*codec), 1 / n if average else 1
     if hosts:
@@ -257,7 +257,7 @@ def decoded(codec, value, seed, i):
 
 
 def peer(n, i, t, mode="shift_one"):
-    """With whom worker i averages in round t. Himself: he rests."""
+    """The peer of worker i in round t; i itself: it pauses."""
     h = n // 2
     if mode == "exponential":
         met = i ^ 2 ** (t % len(bin(n - 1)[2:]))
@@ -274,7 +274,7 @@ def peer(n, i, t, mode="shift_one"):
 
 
 def pairs(n, t, xs, sizes=None, mode="shift_one"):
-    """Everyone's mean with his peer of round t. sizes: for how many ranks each stands."""
+    """Everybody's mean with the peer of round t. sizes: the number of ranks that each represents."""
     sizes, results = sizes or [1] * n, []
     for i, x in enumerate(xs):
         p = peer(n, i, t, mode)
@@ -286,7 +286,7 @@ def pairs(n, t, xs, sizes=None, mode="shift_one"):
 
 
 class ReplicaSet:
-    """W, L and R of all workers, all equal to what they are replicas of. hosts: the workers are hosts' means."""
+    """W, L and R of all workers, all equal to the weights they replicate. hosts: workers are hosts' means."""
 
     def __init__(self, xs, hosts=None):
         self.hosts = hosts or [[i] for i in range(len(xs))]
@@ -297,8 +297,8 @@ class ReplicaSet:
         return self.of[host], self.of[(host - 1) % n], self.of[(host + 1) % n]
 
     def mixed(self, i, own, left, right):
-        """A weighted sum of worker i's replicas, in float32 from left to right. A neighbour host of fewer ranks counts
-        for its share: R stands for W + min(1, s_p / s_i) (R - W).
+        """A weighted sum of worker i's replicas, in float32 from left to right. A neighbor host with fewer ranks has a
+        smaller weight: R is replaced by W + min(1, s_p / s_i) (R - W).
         """
         host, n = next(h for h, members in enumerate(self.hosts) if i in members), len(self.of)
         sizes = [len(members) for members in self.hosts]
@@ -309,11 +309,11 @@ class ReplicaSet:
         return functools.reduce(np.add, terms)
 
     def means(self, xs):
-        """For each worker the mean of its host's."""
+        """For each worker the mean over its host."""
         each = means("float32", xs, self.hosts)
         return [each[next(h for h, members in enumerate(self.hosts) if i in members)] for i in range(len(xs))]
 
     def add(self, codec, values, seed):
-        """values: alike on a host."""
+        """values: equal on all ranks of a host."""
         sent = [values[members[0]] for members in self.hosts]
         self.of = [w + decoded(codec, value, seed, i) for i, (w, value) in enumerate(zip(self.of, sent, strict=True))]

@@ -32,15 +32,15 @@ def from_bits(bits):
 
 
 def storage(dtype):
-    """The NumPy type in whose memory a tensor of this dtype lies."""
+    """The NumPy type of the memory of a tensor with this dtype."""
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
 class World:
-    """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order.
+    """Starts n contexts. `run(fn)` calls fn(rank, context) on one thread per rank; returns results in rank order.
 
     `path`: BAGUA_HVD_ALLREDUCE, `negotiation`: BAGUA_HVD_NEGOTIATION, or lists with each rank's. `hosts`: for
-    transport "auto", each rank's host by name; ranks share memory with those of the same name.
+    transport "auto", each rank's host name; ranks with the same name share memory.
     """
 
     def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, negotiation=None, **options):
@@ -101,13 +101,13 @@ class World:
 
 
 def view(array, dtype, out=None, shape=None):
-    """A TensorView over NumPy memory. out: the array to write, "in place", or None: the core allocates."""
+    """A TensorView of NumPy memory. out: the array to write, "in place", or None: the core allocates."""
     dst = 0 if out is None else array.ctypes.data if isinstance(out, str) else out.ctypes.data
     return native.TensorView(array.ctypes.data, dst, shape or array.shape, DTYPES[dtype], (array, out))
 
 
 def result(operation, index, dtype, row_shape=()):
-    """What the core allocated, as an array."""
+    """The memory that the core allocated, as an array."""
     nbytes, dim0, owner = operation.result(index)
     data = bytes(native.buffer(owner, nbytes)) if nbytes else b""
     return np.frombuffer(data, storage(dtype)).reshape((dim0, *row_shape))

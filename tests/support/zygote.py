@@ -1,6 +1,6 @@
-"""A process that has imported a framework and forks ranks: each is a process of its own, without seconds of importing.
+"""A process that has imported a framework and forks ranks, which saves each rank seconds of imports.
 
-Run as a script, with the name of what to import, it is the zygote: it reads one JSON line per process to start, and
+Run as a script, with the module to import, it is the zygote: it reads one JSON line for each process to start, and
 writes one when it started and one when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
 """
 import ast
@@ -38,17 +38,17 @@ class ZygoteProcess:
         self.signal(signal.SIGKILL)
 
     def signal(self, number):
-        """Sends it, unless the process has ended, be it while this is done."""
+        """Sends a signal, unless the process has ended or ends during the call."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class Zygote:
-    """Starts the zygote with the first process. Several threads may use it.
+    """Starts the zygote with the first process. Safe for several threads.
 
     Args:
-        module: what it imports, besides pytest; must leave the process with one thread. variables: of its environment.
+        module: imported besides pytest; must leave the process with one thread. variables: of its environment.
     """
 
     def __init__(self, module, **variables):
@@ -60,7 +60,7 @@ class Zygote:
         self._lock = threading.RLock()
 
     def start(self, path, function, arguments, environment, output):
-        """Calls a function of the file in a new process whose stdout and stderr go to `output`, a path."""
+        """Calls a function of the file in a new process with stdout and stderr redirected to `output`, a path."""
         with self._lock:
             return self._start(path, function, arguments, environment, output)
 
@@ -88,7 +88,7 @@ class Zygote:
         self._popen.wait()
 
     def read(self, timeout):
-        """Takes in what the zygote reported; returns the process that it started, if any."""
+        """Reads the zygote's reports; returns the process that it started, if any."""
         with self._lock:
             return self._read(timeout)
 
@@ -112,7 +112,7 @@ class Zygote:
 
 
 def _run(order):
-    """In the child: becomes the rank, and ends as an interpreter does."""
+    """In the child: runs as the rank, and exits like an interpreter."""
     os.environ.clear()
     os.environ.update(order["environment"])
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -139,13 +139,13 @@ def _run(order):
 
 
 def _main():
-    # What takes the time. torch imports more of itself when the first optimizer is made; test files import pytest.
+    # These imports take most time. torch imports more when the first optimizer is made; test files import pytest.
     importlib.import_module("pytest")
     importlib.import_module(sys.argv[1])
     if sys.argv[1].endswith("torch"):
         importlib.import_module("torch._dynamo")
     gc.collect()
-    gc.freeze()                 # else the first collection in each child copies all pages that hold objects
+    gc.freeze()                 # otherwise the first collection in each child copies all pages with objects
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
