@@ -87,7 +87,7 @@ def again_and_again(file):
     rank, size = start(file)
     dist.destroy_process_group()
     kept = []
-    for number in range(4):     # a file each: the last rank of a store deletes its file, even if a later attempt uses it
+    for number in range(4):     # a file each: the last rank of a store deletes its file, even if a later attempt has it
         dist.init_process_group("bagua", init_method=f"file://{file}.{number}", rank=rank, world_size=size)
         dist.barrier()
         dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()
