@@ -1,11 +1,11 @@
-// The vocabulary of the C tests. A test program is one file: #include "check.h", then TEST(name) { ... } as often as
-// it likes; main is here and runs them in order (arguments: only those whose name contains one of them).
+// Macros of the C tests. A test program is one file: #include "check.h", then any number of TEST(name) { ... }; main is here
+// and runs them in order (with arguments: only those with an argument in their name).
 //
 //     CHECK(condition)                        CHECK_EQ(a, b)                  integers
 //     CHECK_STATUS(call, BHVD_ERR_...)        CHECK_MEM_EQ(a, b, nbytes)
 //     CHECK_STR_EQ(a, b)                      CHECK_STR_CONTAINS(text, part)
 //
-// The first check that fails prints where and what, and ends the program with 1; checks work on every thread.
+// The first failed check prints its location and values, and exits with 1; checks work on every thread.
 #pragma once
 
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static void check_fail(const char *file, int line, const char *format, ...)
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
     fflush(stderr);
-    _exit(1);       // other threads may be anywhere: no destructors
+    _exit(1);       // other threads still run, so no destructors
 }
 
 __attribute__((unused))

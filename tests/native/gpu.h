@@ -1,5 +1,5 @@
-// A GPU of its own for every rank of a job (job.h): stand-ins for the driver and NCCL, tests/device/fake_cuda.c and
-// fake_nccl.c, in a library that lies beside the program. No GPU takes part.
+// A GPU for every rank of a job (job.h): fakes of the driver and of NCCL, tests/device/fake_cuda.c and fake_nccl.c, in a
+// library beside the program. No real GPU is used.
 #pragma once
 
 #include <dlfcn.h>
@@ -7,12 +7,12 @@
 
 #include "job.h"
 
-// As in fake_cuda.c: an address of ordinary memory with this bit is one of the device's.
+// As in fake_cuda.c: marks an address of host memory as one of the device.
 #define GPU_TAG ((uintptr_t)1 << 62)
 
 struct gpu {
     bhvd_device *device;
-    void *stream;               // the framework's
+    void *stream;               // the framework's stream
 };
 
 static struct gpu gpus[RANKS];
@@ -63,7 +63,7 @@ static void gpu_load(void)
     CHECK_EQ(driver.init(0), 0);
 }
 
-// Between them the context of the rank's GPU is the thread's current one.
+// gpu_enter() and gpu_leave() push and pop the context of the rank's GPU.
 static void gpu_enter(int rank)
 {
     void *context;
@@ -77,7 +77,7 @@ static void gpu_leave(void)
     CHECK_EQ(driver.pop(&context), 0);
 }
 
-// dst = factor * src, as tests/device/kernels.cu's scale_f32.
+// dst = factor * src, as scale_f32 in tests/device/kernels.cu.
 static int scale_f32(unsigned blocks, unsigned threads, void **params, int (*reaches)(uint64_t address, size_t nbytes))
 {
     float *dst = (float *)(*(uintptr_t *)params[0] & ~GPU_TAG);
@@ -90,7 +90,7 @@ static int scale_f32(unsigned blocks, unsigned threads, void **params, int (*rea
     return 0;
 }
 
-// struct fake_function of fake_cuda.c. Only float32 is scaled in the tests.
+// struct fake_function of fake_cuda.c. The tests scale only float32.
 static struct {
     int (*run)(unsigned blocks, unsigned threads, void **params, int (*reaches)(uint64_t address, size_t nbytes));
     int param_count;
@@ -120,7 +120,7 @@ static void gpu_close_all(void)
     }
 }
 
-// As run_this_job, on GPUs that are opened and closed around it.
+// Like run_this_job, with a GPU opened for every rank.
 static void run_on_gpus(struct job job)
 {
     gpu_open_all();

@@ -1,5 +1,5 @@
-// What ranks with GPUs of their own do in tests of NCCL, and the words for it: operations of every kind whose values are known,
-// and what the stand-in for NCCL does wrong. Users of this header need not use all of it.
+// Shared by the NCCL tests: bodies of jobs whose ranks have their own GPUs, with operations of every kind and known values, and
+// faults of the fake NCCL. A test need not use all of it.
 #pragma once
 
 #include <sys/socket.h>
@@ -12,7 +12,7 @@
 
 enum { COUNT = 3000, ROUNDS = 3, KINDS = 8, STEPS_MAX = 100000 };
 
-// What a rank posts from one thread, in memory that is the GPU's.
+// Buffers on the GPU for the operations of one thread.
 struct memory {
     float src[KINDS][RANKS * COUNT], dst[KINDS][RANKS * COUNT];
 };
@@ -40,8 +40,8 @@ static bhvd_handle *post(const struct poster *p, struct bhvd_args args, void *sr
     return handle;
 }
 
-// Kind by kind; a rank sends rank + 1 everywhere. The odd ones take paths of their own: uneven parts, what goes by way of the
-// host, a mean.
+// Posts an operation of each kind; a rank sends rank + 1 everywhere. The odd kinds take other paths: uneven parts, staging
+// through the host, a mean.
 static bhvd_handle *post_kind(const struct poster *p, int kind, const char *name)
 {
     float *src = p->memory->src[kind], *dst = p->memory->dst[kind];
@@ -72,7 +72,7 @@ static void check_values(const float *values, int count, float expected)
     }
 }
 
-// A result that the core has on the GPU, or on the host where it went that way: of every rank `counts` values.
+// Checks a result, on the GPU or on the host: `counts` values from every rank.
 static void check_gathered(const struct poster *p, bhvd_handle *handle, float *dst, const int *counts)
 {
     struct bhvd_result result;
@@ -160,7 +160,7 @@ static bhvd_handle *post_control(bhvd_context *ctx, struct bhvd_args args)
     return handle;
 }
 
-// Of COUNT values, and equal parts; the result goes to `out`, unless the core allocates it. May fail.
+// Posts COUNT values in equal parts; the result goes to `out`, unless the core allocates it. May fail.
 static bhvd_status try_to_post(const struct poster *p, bhvd_kind kind, const char *name, float *x, float *out,
                                bhvd_handle **handle, struct bhvd_error *error)
 {
@@ -177,7 +177,7 @@ static bhvd_status try_to_post(const struct poster *p, bhvd_kind kind, const cha
     return bhvd_post(p->ctx, &args, handle, error);
 }
 
-// Operations of a kind until one fails; the stream does not hang then.
+// Posts operations of a kind until one fails; then the stream must not hang.
 static bhvd_status steps_until_failure(const struct poster *p, bhvd_kind kind, float *x, struct bhvd_error *error)
 {
     static float out[RANKS][COUNT];
@@ -197,7 +197,7 @@ static bhvd_status steps_until_failure(const struct poster *p, bhvd_kind kind, f
     return status;
 }
 
-// Sets what the stand-in for NCCL does to the n-th group from now on.
+// Sets how the n-th group from now on fails in the fake NCCL.
 static void fail_group(int n, const char *hangs)
 {
     char text[16];
@@ -213,7 +213,7 @@ static void fail_no_group(void)
     unsetenv("BHVD_FAKE_NCCL_HANG");
 }
 
-// As when the network fails.
+// Simulates a network failure.
 static void cut_off(bhvd_context *ctx, int rank)
 {
     for (int other = 0; other < RANKS; other++) {
@@ -224,8 +224,8 @@ static void cut_off(bhvd_context *ctx, int rank)
 
 // ------------------------------------------------------------------------------------------------------ bodies of jobs
 
-// Two threads of every rank, each with a stream of its own, in different orders. What is posted before the ranks have agreed is
-// staged, on some; NCCL takes it nevertheless.
+// Two threads of every rank, each with its own stream, in different orders. On some ranks, operations are posted before the ranks
+// have agreed, and are staged; NCCL still runs them.
 static void every_collective(struct job *job, int rank, bhvd_context *ctx)
 {
     struct poster posters[2] = {{.ctx = ctx, .rank = rank, .number = 0, .stream = gpus[rank].stream},
@@ -252,7 +252,7 @@ static void joins(struct job *job, int rank, bhvd_context *ctx)
     finish(post_control(ctx, (struct bhvd_args){.kind = BHVD_JOIN, .name = "join"}), BHVD_OK);
 }
 
-// Handles are dropped and the job is left while the GPU is at it.
+// Handles are dropped, and the rank leaves the job, while the GPU is still running.
 static void leaves_at_once(struct job *job, int rank, bhvd_context *ctx)
 {
     static float memory[RANKS][4][COUNT];

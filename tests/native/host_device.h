@@ -1,4 +1,4 @@
-// The host's memory as a device: everything is done at once, in the order of the calls. It has no kernels.
+// Host memory as a device: every call completes immediately. It has no kernels.
 #pragma once
 
 #include <stdio.h>
@@ -30,7 +30,7 @@ static int host_enter(struct bhvd_device *device)
 
 static void host_leave(struct bhvd_device *device) { (void)device; }
 
-// A stream, or an event, is anything that is not NULL.
+// A stream or an event is any pointer that is not NULL.
 static int host_create(struct bhvd_device *device, void **out)
 {
     *out = device;

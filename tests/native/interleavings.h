@@ -1,12 +1,12 @@
-// The negotiation of a few ranks in every order in which they can act: three tensors each, posted in different orders, then
-// a join, then the shutdown; ranks that join before they did all, and that leave while others need them. In no order may
-// an operation be left waiting (a deadlock), and all ranks must execute in one order. The same in a tree of relays, which
-// here is a chain; where a relay leaves, the ranks that go on without it must not notice.
+// The negotiation of a few ranks in every possible order of actions: three tensors each, posted in different orders, then a
+// join, then the shutdown; some ranks join before they have posted all, or leave while others need them. No order may leave an
+// operation waiting (a deadlock), and all ranks must execute in the same order. The same in a tree of relays, here a chain;
+// when a relay leaves, the remaining ranks must not be affected.
 //
-// The ranks are contexts without threads. An action is the engine's own turn of a rank (engine_poll: it announces, reads
-// what its peers sent, answers), with or without the program's next step before it. Executions end at once: what is
-// tested is who is told what, and in which order. Depth first; a state that was seen is not entered again, and one is
-// reached anew by doing the actions that lead to it, since contexts cannot be copied.
+// The ranks are contexts without threads. An action is an engine turn of a rank (engine_poll: it announces, reads messages,
+// responds), optionally preceded by the program's next step. Executions end immediately: the test is about messages and their
+// order. The search is depth first, and visits no state twice. Contexts cannot be copied, so a state is restored by repeating
+// the actions that lead to it.
 #pragma once
 
 #include "check.h"
@@ -23,12 +23,12 @@
 
 enum { RANKS_MAX = 4, TENSORS = 3, STEPS = TENSORS + 2, DEPTH_MAX = 128, SEEN = 1 << 20 };
 
-// How many tensors each rank posts before it joins; -1 - n: posts n and leaves, without a join.
+// The number of tensors that each rank posts before it joins; -1 - n: it posts n and leaves without a join.
 struct scenario {
     int posts[RANKS_MAX];
     int ranks;                          // 0: three
     int fanout;                         // 1: a chain, each rank relays for the next; 0: a star
-    bool ends_only;                     // the tensors are of the process set of the first and the last rank; no joins
+    bool ends_only;                     // the tensors use the process set of the first and the last rank; no joins
 };
 
 struct rank {
@@ -37,7 +37,7 @@ struct rank {
     bool leaving, left;
     bhvd_handle *handles[STEPS];
     int handle_count;
-    char order[4 * RANKS_MAX];              // what it executed, by first letters
+    char order[4 * RANKS_MAX];              // its executions, by first letters
     size_t executed;
 };
 
@@ -54,7 +54,7 @@ static int posts_of(int r) { return leaves_early(r) ? -1 - scenario->posts[r] : 
 
 static bool joins(int r) { return !leaves_early(r) && !scenario->ends_only; }
 
-// As bhvd_context_create makes it, without the progress thread.
+// Like bhvd_context_create, but without the progress thread.
 static bhvd_context *make_context(int rank)
 {
     struct bhvd_error error;
@@ -107,7 +107,7 @@ static void post(struct rank *rank, bhvd_kind kind, const char *name)
                              .op = BHVD_OP_SUM, .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1,
                              .blocking = 1, .process_set = scenario->ends_only};
     struct bhvd_error error;
-    // Refused: another rank has left, and this one knows.
+    // Rejected, because another rank has left and this one knows it.
     if (bhvd_post(rank->ctx, &args, &rank->handles[rank->handle_count], &error) == BHVD_OK)
         rank->handle_count++;
     else
@@ -123,7 +123,7 @@ static bool all_done(const struct rank *rank)
     return true;
 }
 
-// The program: its tensors, the join, and the shutdown once all is done, or at once when it leaves early.
+// The program: posts its tensors, joins, and shuts down when all is done, or immediately if it leaves early.
 static bool can_step(int r)
 {
     struct rank *rank = &ranks[r];
@@ -131,7 +131,7 @@ static bool can_step(int r)
     return !rank->leaving && (!ends || leaves_early(r) || all_done(rank));
 }
 
-// As progress_stop does.
+// Like progress_stop.
 static void leave_when_free(struct rank *rank)
 {
     if (!rank->leaving || rank->left || !departure_is_free(rank->ctx))
@@ -157,7 +157,7 @@ static void take_step(int r)
     }
 }
 
-// What was agreed on is executed in the order of the answers; here it takes no time.
+// Executes agreed operations in the order of the responses; an execution takes no time.
 static void execute_all(struct rank *rank)
 {
     bhvd_context *ctx = rank->ctx;
@@ -233,14 +233,14 @@ static uint64_t state_hash(void)
             struct ring *ring = host_memory_control_ring(&rank->ctx->run.connections.host, r, peer);
             uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
             mix_number(&hash, tail - head);
-            mix(&hash, ring->data + head, tail - head);     // it never wraps: it holds far more than all is
+            mix(&hash, ring->data + head, tail - head);     // never wraps: it is far larger than all messages together
             mix_number(&hash, peer == r ? 0 : rank->ctx->run.connections.links[peer].state);
         }
     }
     struct coordinator *c = ranks[COORDINATOR].ctx->coordinator;
     uint64_t pending = 0;
     for (const struct pending *each = NULL; (each = pending_next(&c->pending, each));)
-        pending += mix_pending(each);   // the table has no order
+        pending += mix_pending(each);   // in any order, since the table has none
     mix_number(&hash, pending);
     for (int r = 0; r < rank_count; r++)
         mix(&hash, (bool[]){c->seen[r].joined, c->seen[r].left}, 2 * sizeof(bool));
@@ -248,7 +248,7 @@ static uint64_t state_hash(void)
     return hash | 1;
 }
 
-// True when it is new.
+// Adds the state; returns whether it is new.
 static bool enter_state(void)
 {
     uint64_t hash = state_hash();
@@ -262,7 +262,7 @@ static bool enter_state(void)
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ what must be
+// ---------------------------------------------------------------------------------------------------------- invariants
 
 static const char *schedule(const int *actions, int depth)
 {
@@ -274,7 +274,7 @@ static const char *schedule(const int *actions, int depth)
     return text;
 }
 
-// What one rank has executed, all that posted it have.
+// An operation that one rank has executed has been executed by all ranks that posted it.
 static void check_together(const int *actions, int depth)
 {
     for (int i = 0; i < rank_count * STEPS * rank_count; i++) {
@@ -291,7 +291,7 @@ static void check_together(const int *actions, int depth)
     }
 }
 
-// Nobody can act any more.
+// No rank can act any more.
 static void check_end(const int *actions, int depth)
 {
     bool somebody_left_early = false;
@@ -313,7 +313,7 @@ static void check_end(const int *actions, int depth)
         }
     }
     check_together(actions, depth);
-    // Of any two tensors that two ranks executed, both executed the same one first.
+    // Two ranks execute any two common tensors in the same order.
     for (int r = 1; r < rank_count; r++) {
         const char *last = ranks[0].order;
         for (const char *name = ranks[0].order; *name; name++) {
@@ -329,7 +329,7 @@ static void check_end(const int *actions, int depth)
     }
 }
 
-// All that can follow the actions done so far; the contexts are in that state, and in any other afterwards.
+// Explores all continuations of these actions. The contexts are in that state at the call, and in any state at the return.
 static void explore(int *actions, int depth)
 {
     bool is_end = true, is_here = true;
@@ -342,14 +342,14 @@ static void explore(int *actions, int depth)
             for (int i = 0; i < depth; i++)
                 act(actions[i]);
             is_here = true;
-            CHECK(state_hash() == here);        // the same actions lead to the same state
+            CHECK(state_hash() == here);        // the actions are deterministic
         }
         if (action >= rank_count ? !can_step(action - rank_count) : ranks[action].left)
             continue;
         actions[depth] = action;
         act(action);
         if (state_hash() == here)
-            continue;                           // nothing to do in that turn
+            continue;                           // the turn had no effect
         is_end = is_here = false;
         if (enter_state())
             explore(actions, depth + 1);

@@ -1,4 +1,4 @@
-// A job of a few ranks, each a thread of the test program with a context of its own, on a transport of one's choice.
+// A job of a few ranks, each a thread of the test program with its own context, on any transport.
 #pragma once
 
 #include <pthread.h>
@@ -16,13 +16,13 @@
 
 struct job {
     const char *transport, *path;
-    const char *hosts;              // a letter for each rank's host; NULL: all on this one
+    const char *hosts;              // one letter for each rank; NULL: all on this one
     void *world;
     bhvd_rendezvous *rendezvous;
     void (*body)(struct job *job, int rank, bhvd_context *ctx);
-    void (*adjust)(int rank, struct bhvd_context_options *options);     // NULL: as they are
-    int subject;                    // a rank that body treats in a special way
-    bhvd_kind kind;                 // what body posts, where it can be any
+    void (*adjust)(int rank, struct bhvd_context_options *options);     // changes the options; may be NULL
+    int subject;                    // a rank with a special role in body
+    bhvd_kind kind;                 // of the operations, for bodies that post any kind
     _Atomic int ready;              // counted by body
 };
 
@@ -56,7 +56,7 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-// Runs a job of which transport, body, and what else is not zero are set.
+// Runs a job; transport and body must be set, other fields may be 0.
 static void run_this_job(struct job *job)
 {
     struct bhvd_error error;
@@ -91,8 +91,8 @@ static const struct {
     {"auto", "ring", "ABA"},
 };
 
-// Runs `body` on every rank, on every path: over links on each transport, through shared memory where there is some, and
-// by both on several hosts.
+// Runs `body` on every rank, on every path: over links of each transport, through shared memory if available, and through both
+// on several hosts.
 __attribute__((unused))
 static void on_every_path(void (*body)(struct job *, int, bhvd_context *))
 {

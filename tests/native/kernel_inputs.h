@@ -1,6 +1,6 @@
-// What the tests of kernels share: inputs that break kernels, memory that shows a read or a write out of bounds, and
-// how a setting is named in a report.
-// Sources are allocated to the byte, so that AddressSanitizer sees a read past the end; writes past it hit guard bytes.
+// Shared by the kernel tests: difficult inputs, memory that detects accesses out of bounds, and descriptions of a setting.
+// Sources end at the end of their allocation, so that AddressSanitizer detects reads past the end; writes past the end hit
+// guard bytes.
 #pragma once
 
 #include <float.h>
@@ -13,7 +13,7 @@
 
 enum { GUARD = 64, GUARD_BYTE = 0xA5 };
 
-// CHECK, with a sentence that says for which input.
+// CHECK with a sentence about the input.
 #define EXPECT(condition, ...)                               \
     do {                                                     \
         if (!(condition))                                    \
@@ -42,7 +42,7 @@ static void store(int dtype, void *p, double x)
     }
 }
 
-// ORDINARY: floats in [-1, 1). SPECIAL: mostly the values that break kernels. ANY_BITS: random bytes.
+// ORDINARY: floats in [-1, 1). SPECIAL: mostly special values. ANY_BITS: random bytes.
 // TINY: subnormals and their neighbors. HUGE_RANGE: both ends of the type. CONSTANT: all the same.
 enum fill { ORDINARY, SPECIAL, ANY_BITS, TINY, HUGE_RANGE, CONSTANT, FILLS };
 
@@ -83,7 +83,7 @@ static void fill_elements(int dtype, enum fill fill, void *data, size_t count)
     }
 }
 
-// `nbytes` bytes that end where the allocation ends and begin at an address with this remainder.
+// `nbytes` bytes that end with the allocation and start at an address with this remainder.
 struct source {
     char *memory, *data;
 };
@@ -96,7 +96,7 @@ static struct source source_create(size_t nbytes, size_t offset)
     return source;
 }
 
-// `nbytes` bytes with guards on both sides, for results; at an address that is a multiple of GUARD, plus `offset`.
+// `nbytes` bytes with guards on both sides, for results; the address is a multiple of GUARD, plus `offset`.
 struct result {
     unsigned char *memory, *data;
     size_t nbytes;
@@ -122,7 +122,7 @@ static int result_guards_hold(const struct result *result)
     return 1;
 }
 
-// Bit for bit; with any_nan, a NaN equals every NaN (which operand's payload survives a sum is the processor's choice).
+// Bit for bit; with any_nan all NaNs are equal (the processor decides which operand's payload a sum has).
 static int same_elements(int dtype, const void *a, const void *b, size_t count, int any_nan)
 {
     const size_t size = bhvd_dtype_size((bhvd_dtype)dtype);
@@ -146,7 +146,7 @@ struct setting {
     size_t count, offset;
 };
 
-// The setting in words, for reports.
+// Describes the setting, for reports.
 static const char *where(const struct setting *at)
 {
     static char text[128];

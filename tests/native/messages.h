@@ -1,4 +1,4 @@
-// Messages of an execution, in the order in which they are posted.
+// Messages of an execution, in posting order.
 #pragma once
 
 #include "transport/link.h"

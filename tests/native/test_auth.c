@@ -34,7 +34,7 @@ static void pair(int fds[2])
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
 }
 
-// Both ends with their own secrets and roles; each side closes as soon as it has finished, as the users do.
+// Runs both ends with their own secrets and roles; each side closes when it has finished, as users do.
 static void handshake(struct side sides[2])
 {
     int fds[2];
@@ -71,7 +71,7 @@ TEST(different_secrets_are_reported_to_both_sides)
     }
 }
 
-// A stranger that passes a handshake on, from a port that a rank takes for another's, convinces neither side.
+// A stranger that relays a handshake from a port that a rank takes for another one convinces neither side.
 TEST(a_handshake_for_another_purpose_rank_or_port_does_not_convince)
 {
     static const struct auth_binding others[] = {
@@ -85,7 +85,7 @@ TEST(a_handshake_for_another_purpose_rank_or_port_does_not_convince)
     }
 }
 
-// Whoever changes the caller's rank on the way convinces neither.
+// A relay that changes the caller's rank convinces neither side.
 TEST(another_callers_hello_does_not_convince)
 {
     struct auth a, b;
@@ -127,7 +127,7 @@ TEST(a_reflected_handshake_does_not_convince)
     close(fds[1]);
 }
 
-// The bytes are those of the head comment in auth.h: a change of them must be a new version.
+// The bytes are as documented at the top of auth.h: changing them requires a new version.
 TEST(the_proof_is_the_documented_one)
 {
     struct auth a, b;
@@ -193,7 +193,7 @@ TEST(a_peer_that_hangs_up_is_lost)
         CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, &ANY, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
         CHECK_STR_CONTAINS(error.message, "hung up");
         close(fds[1]);
-        // Neither does writing to nobody raise SIGPIPE.
+        // Writing to a closed socket does not raise SIGPIPE either.
         CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, &ANY, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
         close(fds[0]);
     }
@@ -206,7 +206,7 @@ TEST(addresses_are_of_either_family)
     CHECK_STATUS(socket_listen("::", 0, 0, &every, &port, &error), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", port, CLOCK_NEVER, &fd, &error), BHVD_OK);
     close(fd);
-    if (socket_listen("::1", 0, 0, &one, &one_port, &error) == BHVD_OK) {      // else a machine without IPv6
+    if (socket_listen("::1", 0, 0, &one, &one_port, &error) == BHVD_OK) {      // otherwise the machine has no IPv6
         CHECK_STATUS(socket_connect("::1", port, CLOCK_NEVER, &fd, &error), BHVD_OK);
         close(fd);
         CHECK_STATUS(socket_connect("::1", one_port, CLOCK_NEVER, &fd, &error), BHVD_OK);
@@ -228,7 +228,7 @@ static void check_self_connection(struct sockaddr *address, socklen_t size, cons
 {
     struct bhvd_error error;
     int fd = socket(address->sa_family, SOCK_STREAM, 0);
-    if (bind(fd, address, size)) {      // a machine without IPv6
+    if (bind(fd, address, size)) {      // no IPv6
         close(fd);
         return;
     }

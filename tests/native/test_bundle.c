@@ -1,5 +1,5 @@
-// Bundles of announcements: what all ranks say, however each cut it, is one item; each rank's order stays; what is
-// malformed is refused. And the sets of ranks that they name.
+// Bundles of announcements: an item that all ranks announce is merged, however each split it; each rank's order is kept;
+// malformed ones are rejected. Also the rank sets in them.
 #include "check.h"
 
 #include "core/message/bundle.h"
@@ -44,7 +44,7 @@ static bool add(struct bundle *bundle, int rank, struct bytes *items)
     return fine;
 }
 
-// "0-2:c7x3 c20x1 | 1:fhello": groups as text.
+// Groups as text, such as "0-2:c7x3 c20x1 | 1:fhello".
 static const char *text_of(struct bundle *bundle)
 {
     static char text[4096];
@@ -118,7 +118,7 @@ TEST(what_some_say_is_theirs)
     bundle_fini(&bundle);
 }
 
-// Every pair of runs in a small space, against the ids themselves.
+// Every pair of id ranges in a small space, compared with the sets of ids.
 TEST(any_two_runs)
 {
     enum { IDS = 7 };
@@ -187,14 +187,14 @@ TEST(malformed_items_are_refused)
     put_full(&items, "cut short");
     items.size--;
     CHECK(!add(&bundle, 0, &items));
-    inline_payload_put(&items, 1, "1234", 4);       // where there is a relay, nothing is inline
+    inline_payload_put(&items, 1, "1234", 4);       // with a relay there are no inline payloads
     CHECK(!add(&bundle, 0, &items));
     bytes_put_u8(&items, ITEM_PERSISTENT);
     CHECK(!add(&bundle, 0, &items));
     bundle_fini(&bundle);
 }
 
-// What one rank says, whole: it may carry values, and stays as it is.
+// A whole announcement of one rank may contain inline payloads, and is kept unchanged.
 TEST(whole_items_stay_as_they_are)
 {
     struct bundle bundle = {0};

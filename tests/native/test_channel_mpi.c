@@ -1,4 +1,4 @@
-// Connecting over an MPI whose ranks do not all come: what MPI may still write, when they do, is not this rank's any more.
+// MPI connection setup when not all ranks come: MPI may still write into memory later, so this rank must not reuse it.
 #include <stdlib.h>
 
 #include "check.h"
@@ -7,7 +7,7 @@
 static union mpi_handle *written_later;
 static int connects;
 
-// An MPI that never completes anything. It takes the place of mpi_api.c.
+// Replaces mpi_api.c by an MPI that never completes any request.
 bhvd_status mpi_check(int rank, int size, struct bhvd_error *error) { return (void)rank, (void)size, (void)error, BHVD_OK; }
 bool mpi_is_running(void) { return true; }
 int mpi_duplicate_world(union mpi_handle *communicator, union mpi_handle *request)
@@ -48,6 +48,6 @@ TEST(a_communicator_that_comes_too_late_is_written_to_memory_that_is_still_there
     mpi_disconnect(c);
     free(c->links);
     free(c);
-    written_later->integer = 7;         // a last rank has come: the address sanitizer looks
+    written_later->integer = 7;         // the last rank has come; AddressSanitizer checks this write
     CHECK_EQ(written_later->integer, 7);
 }

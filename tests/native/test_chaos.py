@@ -1,4 +1,4 @@
-"""The chaos test of test_loss.c, many times: a rank is killed among mixed operations, and the others begin anew."""
+"""Repeats the chaos test of test_loss.c: a rank is killed among mixed operations, and the others start a new job."""
 from pathlib import Path
 
 import pytest

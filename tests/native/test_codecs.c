@@ -1,8 +1,8 @@
-// Every codec of the kernel table, for every feature set this CPU runs, against its scalar definition, bit for bit; and
-// decoding whatever bytes arrive. The definitions themselves are tested in tests/kernels.
+// Every codec of the kernel table, for every feature set of this CPU, against its scalar definition, bit for bit; and decoding of
+// any bytes. tests/kernels tests the definitions themselves.
 #include "kernel_inputs.h"
 
-// Past the count from which results bypass the caches.
+// More elements than the count from which results bypass the caches.
 enum { LARGE = (4 << 20) + 5 };
 
 static const struct case_of_codec {
@@ -27,7 +27,7 @@ static const struct case_of_codec {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-// Decodes the bytes by the definition and by the table's kernels, both ways.
+// Decodes the bytes with the definition and with the table's kernels, by decode and decode_add.
 static void test_decoding(const struct setting *at, const struct case_of_codec *of, const void *bytes, size_t nbytes)
 {
     const struct kernel_codec *codec = &at->table->codecs[of->codec][at->dtype];
@@ -54,7 +54,7 @@ static void test_decoding(const struct setting *at, const struct case_of_codec *
     free(codes.memory), free(expected.memory), free(decoded.memory), free(sum_expected.memory), free(sum.memory);
 }
 
-// Adds the code's coefficients twice, once more scaled, and encodes them, and transforms them back.
+// Adds the code's coefficients twice, once scaled, encodes them, and transforms them back.
 static void test_transform(const struct setting *at, const struct case_of_codec *of, const void *code, size_t nbytes)
 {
     const struct kernel_transform *transform = &at->table->codecs[of->codec][at->dtype].transform;
@@ -91,7 +91,7 @@ static void test_transform(const struct setting *at, const struct case_of_codec 
     free(back_expected.memory), free(back.memory);
 }
 
-// As fill_elements; of a large source only the first elements are drawn, which then repeat.
+// Like fill_elements, but a large source repeats its first elements.
 static void fill_source(const struct setting *at, void *data)
 {
     enum { DRAWN = 4099 };
@@ -123,8 +123,7 @@ static void test_codec(const struct setting *at, const struct case_of_codec *of)
     free(src.memory), free(expected.memory), free(encoded.memory);
 }
 
-// Bytes that no encoder wrote: the sanitizers watch. minmax_uint8 is left out where it defines nothing: a NaN as one
-// bound.
+// Bytes that no encoder wrote; the sanitizers report errors. Skips minmax_uint8 with a NaN as one bound, which is undefined.
 static void test_hostile(const struct setting *at, const struct case_of_codec *of)
 {
     if (!dtype_is_floating(at->dtype) || of->codec == BHVD_CODEC_MINMAX_UINT8)
@@ -158,7 +157,7 @@ static void test_against_scalar(const char *isa, unsigned cpu)
     }
 }
 
-// Chunks that no cache holds are written by other stores, where their alignment allows it: not with an offset of 4.
+// Chunks larger than any cache use other stores if their alignment allows it: not with an offset of 4.
 TEST(large)
 {
     static const unsigned features[] = {CPU_AVX2, CPU_AVX2 | CPU_AVX512};
@@ -174,7 +173,7 @@ TEST(large)
     }
 }
 
-// decode_add adds exactly what decode gives, whatever the element type.
+// decode_add adds exactly the results of decode, for any element type.
 TEST(decode_add_is_decode)
 {
     enum { COUNT = 77 };
@@ -197,7 +196,7 @@ TEST(decode_add_is_decode)
         }
 }
 
-// The public functions, with what they refuse.
+// The public functions, and the arguments that they reject.
 TEST(public_functions)
 {
     char bytes[256] = {0};
@@ -232,7 +231,7 @@ TEST(public_functions)
     EXPECT(bhvd_encode(BHVD_CODEC_QSGD, BHVD_FLOAT32, bytes, &x, 1, &wrong) == BHVD_ERR_ARGUMENT, "levels");
     for (int codec = BHVD_CODEC_MINMAX_UINT8; codec < BHVD_CODEC_COUNT; codec++) {
         if (codec == BHVD_CODEC_SIGN_RMS + 1)
-            continue;                       // a number that is not used any more
+            continue;                       // an unused number
         const int has_header =
             codec != BHVD_CODEC_FLOAT16 && codec != BHVD_CODEC_BFLOAT16 && codec != BHVD_CODEC_FLOAT32;
         memset(bytes, 0, sizeof bytes);
@@ -254,7 +253,7 @@ TEST(public_functions)
     }
 }
 
-// The table against itself: in place, guard bytes, sanitizers.
+// The table's scalar kernels against themselves: in place, guard bytes, sanitizers.
 TEST(scalar)
 {
     test_against_scalar("scalar", 0);

@@ -1,4 +1,4 @@
-// A list of what has ended: everything once, whoever ends it and whenever it is added; lists outlive nothing.
+// A list of completed operations: each appears once, whichever thread completes it and whenever it is added.
 #include "job.h"
 
 enum { OPERATIONS = 200 };
@@ -91,7 +91,7 @@ static void destroy_early(struct job *job, int rank, bhvd_context *ctx)
     bhvd_handle *all = post(ctx, "all", x[1]);
     CHECK_STATUS(bhvd_completions_add(list, all, 3), BHVD_OK);
     CHECK_STATUS(bhvd_wait(all, -1, &error), BHVD_OK);
-    bhvd_completions_destroy(list);         // with one in it, or on its way, and one in progress
+    bhvd_completions_destroy(list);         // with one operation in it or in flight, and one in progress
     bhvd_context_shutdown(ctx);
     bhvd_handle_drop(all);
     bhvd_handle_drop(alone);

@@ -1,5 +1,5 @@
-// The whole engine with n ranks as threads: every kind of operation, posted asynchronously and in different orders, over
-// every transport. Values are checked; run under the sanitizers this is the test of ownership and of data races.
+// The whole engine with n ranks as threads: every kind of operation, posted asynchronously and in different orders, over every
+// transport. Checks values, and under the sanitizers ownership and data races.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,9 +66,9 @@ static void mixed_operations(struct job *job, int rank, bhvd_context *ctx)
     for (int round = 0; round < ROUNDS; round++) {
         bhvd_handle *handles[OPERATIONS];
         for (int k = 0; k < OPERATIONS; k++) {
-            int index = (k * 7 + rank * 5) % OPERATIONS;        // 7 is coprime to 24: another order on every rank
+            int index = (k * 7 + rank * 5) % OPERATIONS;        // 7 is coprime to 24: a different order on every rank
             char name[32];
-            snprintf(name, sizeof name, "op.%d.%d", index, round / 2);      // every name twice: once from the cache
+            snprintf(name, sizeof name, "op.%d.%d", index, round / 2);      // each name twice: the second time from the cache
             float *out = index % 5 == 1 ? NULL : dst + index * COUNT;
             handles[index] = post(ctx, kinds[index % 5], name, src, out, COUNT - index, BHVD_OK);
         }
@@ -85,7 +85,7 @@ static void mismatch_then_agreement(struct job *job, int rank, bhvd_context *ctx
     (void)job;
     finish(post(ctx, BHVD_ALLREDUCE, "a", x, x, rank == 1 ? 7 : 8, BHVD_OK), BHVD_ERR_MISMATCH);
     finish(post(ctx, rank == 2 ? BHVD_BROADCAST : BHVD_ALLREDUCE, "b", x, x, 8, BHVD_OK), BHVD_ERR_MISMATCH);
-    // The name is in progress on rank 0 until rank 1 posts it, which is after the barrier.
+    // The operation stays in progress on rank 0 until rank 1 posts it, after the barrier.
     bhvd_handle *first = rank == 1 ? NULL : post(ctx, BHVD_ALLREDUCE, "c", x, x, 8, BHVD_OK);
     if (rank == 0)
         post(ctx, BHVD_ALLREDUCE, "c", x, x, 8, BHVD_ERR_ARGUMENT);
@@ -110,7 +110,7 @@ static void joins(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
-// Rank 0 adds a process set of itself and rank 2, which its members alone ask for; rank 2 has joined, or joins meanwhile.
+// Rank 0 adds a process set of ranks 0 and 2, which only these request; rank 2 has joined, or joins at the same time.
 static void adds_a_set_with_a_joined_rank(struct job *job, int rank, bhvd_context *ctx)
 {
     const int32_t members[] = {0, 2};
@@ -133,7 +133,7 @@ static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_ALLREDUCE, "a", x, x, 8, BHVD_OK), BHVD_OK);
     if (rank == 2)
         return;
-    // Rank 1 may hear of it while it waits, or, when rank 0 heard of it and left as well, before it posts.
+    // Rank 1 learns of it while it waits, or, if rank 0 has learned of it and left, before it posts.
     bhvd_handle *handle;
     bhvd_status status = try_post(ctx, BHVD_ALLREDUCE, "b", x, x, 8, &handle);
     if (status == BHVD_OK)
@@ -149,7 +149,7 @@ static bhvd_handle *average(bhvd_context *ctx, const char *name, float *values, 
     return post(ctx, BHVD_D_FP_S, name, values, values, count, BHVD_OK);
 }
 
-// A name that is asked for in ever other ways is given back each time.
+// A persistent average with changing arguments is revoked each time.
 static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { CHANGES = 20, TIMES = 4 };
@@ -167,7 +167,7 @@ static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
 }
 
-// A join ends all agreements, so that new ones can be made.
+// A join revokes all persistent averages, so that new ones can be made.
 static void agrees_before_each_join(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[4] = {0};
@@ -186,7 +186,7 @@ static void agrees_before_each_join(struct job *job, int rank, bhvd_context *ctx
     }
 }
 
-// What starts alone does not wait until no average is under way.
+// Operations that start alone do not wait until no average is in flight.
 static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { NAMES = 4, LONG = 20000, LEAST = 30, MOST = 4000 };
@@ -204,7 +204,7 @@ static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ct
         handles[i] = average(ctx, name[i], x + i * LONG, LONG);
         if (turns == LEAST)
             barrier = post(ctx, BHVD_BARRIER, "alone", NULL, NULL, -1, BHVD_OK);
-        // All stop at the same turn, which is ahead of all of them.
+        // All stop at the same round, which none has reached.
         int stop = atomic_load(&job->ready);
         struct bhvd_error error;
         if (stop && turns == stop)
@@ -220,7 +220,7 @@ static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ct
     free(x);
 }
 
-// Rank 0 asks for a persistent average in another way. job->subject asks when the others have, or have been refused.
+// Rank 0 changes the arguments of a persistent average. job->subject posts after the others have posted or have been rejected.
 static void is_refused_once(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[4] = {0};
@@ -240,7 +240,7 @@ static void is_refused_once(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
-// Rank 2 has joined; ranks 0 and 1, one after the other, ask for a sum by the name of a persistent average.
+// Rank 2 has joined; ranks 0 and 1 request a sum, one after the other, with the name of a persistent average.
 static void sums_what_was_averaged(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[4] = {1};

@@ -1,15 +1,15 @@
-// Faults in a time that is computed: ranks on a network with delays and cuts, processes that are stopped or killed, programs that hang or
-// leave early, all drawn from a number.
+// Faults in simulated time: ranks on a network with delays and cuts, stopped or killed processes, and programs that hang or leave
+// early, all drawn from a schedule number.
 //
-// The ranks are contexts without threads, and the network is this file: a *line* carries the bytes of one direction of one
-// connection, each packet with the time at which it arrives. clock_gettime() is this file's too, so no test sleeps, and limits of
-// a minute pass in a millisecond. A rank takes a turn, as its progress thread would, when something arrives, when it is the
-// program's time to post, and at least once in every interval of heartbeats.
+// The ranks are contexts without threads, and this file simulates the network: a *line* carries the bytes of one direction of one
+// connection, each packet with its arrival time. It also replaces clock_gettime(), so no test sleeps, and a limit of a minute
+// passes in a millisecond. Like its progress thread, a rank takes a turn when data arrives, when the program's time to post has
+// come, and at least once in every heartbeat interval.
 //
-//     harmless     no fault as long as the shortest limit: every operation ends, with the right result
-//     otherwise    every operation ends within the limits: right, or with an error that blames a rank of the fault
+//     harmless     every fault is shorter than the shortest limit: each operation ends with the correct result
+//     otherwise    each operation ends within the limits: correctly, or with an error that blames a faulty rank
 //
-// BHVD_SCHEDULES: how many (default: below); BHVD_SCHEDULE: only this one, told step by step.
+// BHVD_SCHEDULES: how many (default: below); BHVD_SCHEDULE: run only this one, and print each step.
 #include <math.h>
 #include <poll.h>
 #include <sys/syscall.h>
@@ -33,14 +33,14 @@ enum {
     SCHEDULES = 3000,
     RANKS_MAX = 6, OPERATIONS_MAX = 10, FAULTS_MAX = 2, VALUES_MAX = 4096,
     HEARTBEAT_MS = 10000, TIMEOUT_MS = 20000, STALL_MS = 25000,
-    WORD_MS = 6000,                 // a few delays of the longest
-    HARMLESS_MS = 5000,             // a third of the heartbeats' limit is for what is on its way, and looked at late
-    KEEPALIVE_MS = 330000,          // as transport/socket.c asks the kernel for
+    WORD_MS = 6000,                 // a few times the longest delay
+    HARMLESS_MS = 5000,             // a third of the heartbeats' limit is left for packets in flight, and for reading them late
+    KEEPALIVE_MS = 330000,          // as set by transport/socket.c
     HORIZON_MS = 400000,
     TURNS_MAX = 100000
 };
 
-// ------------------------------------------------------------------------------------------------------ what is drawn
+// ------------------------------------------------------------------------------------------------------ random choices
 
 static uint64_t random_state, current;      // the number of the schedule
 
@@ -60,12 +60,12 @@ static bool one_in(uint64_t n) { return draw(n) == 0; }
 enum { SETS = 3 };
 
 enum fault_kind {
-    STOP,                           // of the process
-    HANG,                           // of the program: the engine goes on
+    STOP,                           // the process stops
+    HANG,                           // the program hangs: the engine continues
     KILL,
-    CUT,                            // from all others
+    CUT,                            // from all other ranks
     CUT_PAIR,
-    LEAVE,                          // before all is done
+    LEAVE,                          // before all operations are done
     FAULT_KINDS
 };
 
@@ -73,7 +73,7 @@ static const char *const FAULT_NAMES[] = {"stop", "hang", "kill", "cut", "cut of
 
 struct fault {
     enum fault_kind kind;
-    int rank, other;                // other: of a pair
+    int rank, other;                // other: the second one of a pair
     int64_t begin_ns, end_ns;
 };
 
@@ -81,21 +81,21 @@ struct operation {
     bhvd_kind kind;
     char name[8];
     int count, root;
-    int set;                        // 0: of all ranks; 1: of some; 2: of some, which is added and removed by operations
+    int set;                        // 0: all ranks; 1: some; 2: some, added and removed by operations
 };
 
-// What a number stands for.
+// The schedule drawn from a number.
 struct schedule_of_faults {
     int ranks, fanout, operations;
     const char *path;
-    struct operation list[OPERATIONS_MAX + 1];          // and nothing
-    int posts[RANKS_MAX];           // operations that a rank posts before it joins; all of them if there are no joins
+    struct operation list[OPERATIONS_MAX + 1];          // the last one stays empty
+    int posts[RANKS_MAX];           // operations that a rank posts before it joins; all of them without joins
     bool joins;
-    int host_of[RANKS_MAX];         // each its own; or two, whose ranks share memory
+    int host_of[RANKS_MAX];         // one host for each; or two, whose ranks share memory
     int32_t members[SETS][RANKS_MAX];
     int sizes[SETS];
-    int cache;                      // responses that a rank keeps
-    size_t room;                    // bytes of messages that a line takes before they are read
+    int cache;                      // capacity in responses
+    size_t room;                    // unread bytes of messages that fit into a line
     int64_t delay_ns[RANKS_MAX][RANKS_MAX];
     struct fault faults[FAULTS_MAX];
     int fault_count;
@@ -120,8 +120,8 @@ static void draw_faults(void)
     }
 }
 
-// Who is in fewer sets must not be done while others need the coordinator: what follows the last operation of all ranks are averages
-// with neighbors.
+// Ranks in fewer sets must not finish while others need the coordinator: only pairwise averages follow the last operation of all
+// ranks.
 static void end_together(void)
 {
     for (int i = now_drawn.operations - 1; i >= 0; i--) {
@@ -161,11 +161,11 @@ static void draw_all(uint64_t number)
     }
     for (int set = 1; set < SETS; set++)
         if (s->host_of[s->members[set][0]] == s->host_of[s->members[set][s->sizes[set] - 1]])
-            s->sizes[set] = s->ranks;       // there is none: within a host, operations run to their ends, and so does a removal
+            s->sizes[set] = s->ranks;       // no such set: on one host operations run to completion, and so does a removal
     const bool adds = !first && !s->joins && one_in(3) && s->sizes[2] < s->ranks &&
                       (s->sizes[1] != s->sizes[2] || memcmp(s->members[1], s->members[2], (size_t)s->sizes[1] * sizeof(int32_t)));
     const int added = adds ? (int)draw((uint64_t)s->operations) : s->operations, removed = added + 1 + (int)draw(OPERATIONS_MAX);
-    const int names = 1 + (int)draw(4);         // fewer than operations: later ones are known by a cached id
+    const int names = 1 + (int)draw(4);         // fewer than operations: later ones use a cached id
     for (int i = 0; i < s->operations; i++) {
         struct operation *op = &s->list[i];
         static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_ALLREDUCE, BHVD_D_FP_S, BHVD_C_LP_S, BHVD_REDUCESCATTER, BHVD_ALLTOALL,
@@ -173,7 +173,7 @@ static void draw_all(uint64_t number)
         const int kind = s->joins ? 0 : (int)draw(sizeof kinds / sizeof kinds[0]), name = (int)draw((uint64_t)names);
         const int sets[] = {0, s->sizes[1] < s->ranks, i > added && i < removed ? 2 : 0};
         *op = (struct operation){.kind = kinds[kind], .set = s->joins ? 0 : sets[draw(SETS)], .count = name == 3 ? VALUES_MAX : 1 + 37 * name};
-        op->count -= op->kind == BHVD_D_FP_S && one_in(8);      // what is persistent is asked for in another way
+        op->count -= op->kind == BHVD_D_FP_S && one_in(8);      // changes the arguments of a persistent operation
         op->root = s->members[op->set][name % s->sizes[op->set]];
         snprintf(op->name, sizeof op->name, "%c%d", "rrncsabg"[kind], name);
         if (i == added || i == removed)
@@ -192,7 +192,7 @@ static void draw_all(uint64_t number)
 // ------------------------------------------------------------------------------------------------------------- time
 
 static int64_t now_ns = -1;         // -1: no schedule runs
-static bool told;                   // step by step
+static bool told;                   // whether steps are printed
 
 int clock_gettime(clockid_t id, struct timespec *t)
 {
@@ -218,14 +218,14 @@ struct packet {
     unsigned char bytes[];
 };
 
-// One direction of one connection. A channel has it in the place of a ring, at which only its own functions look.
+// One direction of one connection. A channel points to it instead of a ring, which only the channel's own functions use.
 struct line {
     struct FIFO(struct packet) packets;
     int from, to;
-    size_t room;                    // bytes that it takes before they are read
-    size_t under_way;               // bytes that are not read
-    int64_t last_ns;                // when the last packet arrives: they keep their order
-    int64_t ends_ns;                // the sender's process has ended, and this has arrived; NEVER: it has not
+    size_t room;                    // capacity for unread bytes
+    size_t under_way;               // unread bytes
+    int64_t last_ns;                // when the last packet arrives; packets stay in order
+    int64_t ends_ns;                // when the end of the sender's process arrives; NEVER: it runs
 };
 
 enum { CONTROL, DATA, CHANNELS };
@@ -238,7 +238,7 @@ struct rank {
     bool gives_up;                  // after an error
     int64_t look_ns, program_ns, leaves_ns, failed_ns;
     int set_ids[SETS];
-    int posted, waits_for;          // operations; the one that is waited for before the next is posted, -1: none
+    int posted, waits_for;          // operations; the one to wait for before the next is posted, -1: none
     bool has_joined;
     bhvd_handle *handles[OPERATIONS_MAX + 1];
     struct bhvd_error errors[OPERATIONS_MAX + 1];
@@ -252,7 +252,7 @@ static struct rank ranks[RANKS_MAX];
 static struct line *line_out(const struct channel *channel) { return (struct line *)(void *)channel->tx; }
 static struct line *line_in(const struct channel *channel) { return (struct line *)(void *)channel->rx; }
 
-// Does the fault keep bytes from passing?
+// Whether the fault blocks bytes.
 static bool fault_cuts(const struct fault *f, int from, int to)
 {
     if (f->kind == CUT)
@@ -260,7 +260,7 @@ static bool fault_cuts(const struct fault *f, int from, int to)
     return f->kind == CUT_PAIR && ((f->rank == from && f->other == to) || (f->rank == to && f->other == from));
 }
 
-// What is on its way when a cut begins is lost, and sent again when it has ended.
+// Packets in flight when a cut begins are lost, and sent again when it ends.
 static int64_t arrival_ns(int from, int to)
 {
     const int64_t delay_ns = S->delay_ns[from][to] + (int64_t)draw((uint64_t)S->delay_ns[from][to]) + (one_in(300) ? (int64_t)draw(1500) * MS : 0);
@@ -301,7 +301,7 @@ static bhvd_status send_bytes(struct channel *channel, const struct iovec *parts
     return BHVD_OK;
 }
 
-// The kernel's probes are not answered.
+// Whether keep-alive probes have failed.
 static bool is_cut_for_good(const struct line *line)
 {
     for (int i = 0; i < S->fault_count; i++) {
@@ -330,7 +330,7 @@ static bhvd_status take_bytes(struct channel *channel, void *dst, size_t size, s
     return *moved == 0 && size && (is_at_end || is_cut_for_good(line)) ? BHVD_ERR_PEER_LOST : BHVD_OK;
 }
 
-// As the kernel tells: it answers for a process that is stopped.
+// Like TCP's data without acknowledgement: the kernel acknowledges even for a stopped process.
 static int64_t unanswered_ns(struct channel *channel, int64_t looked_ns)
 {
     for (const struct packet *packet = line_out(channel)->packets.head; packet; packet = packet->next)
@@ -339,7 +339,7 @@ static int64_t unanswered_ns(struct channel *channel, int64_t looked_ns)
     return -1;
 }
 
-// As a socket's: only a look tells what there is.
+// Like a socket's: readiness is known only by reading.
 static const struct channel_ops line_ops = {.name = "line", .send = send_bytes, .recv = take_bytes, .silence_ns = unanswered_ns};
 
 static void connect_lines(struct connections *c)
@@ -361,7 +361,7 @@ static void connect_lines(struct connections *c)
     c->host_of[c->rank] = S->host_of[c->rank];
 }
 
-// The process of a rank has ended: what it sent arrives, and then the end.
+// Ends a rank's process: its data arrives, followed by the end.
 static void end_process(int r)
 {
     ranks[r].over = true;
@@ -392,7 +392,7 @@ static bhvd_context *make_context(int rank, void *world)
 
 static float value_of(int rank, int number, int i) { return (float)((rank + 1) * (number + 2) + i % 7); }
 
-// Its position in the set of an operation; -1: it is no member.
+// The rank's position in the operation's set; -1: it is no member.
 static int position_of(int rank, const struct operation *op)
 {
     for (int i = 0; i < S->sizes[op->set]; i++)
@@ -425,7 +425,7 @@ static float expected_of(int rank, int number, int i)
 
 static bool is_of_sets(const struct operation *op) { return op->kind == BHVD_PROCESS_SET_ADD || op->kind == BHVD_PROCESS_SET_REMOVE; }
 
-// By the core, since its size is another one than the input's.
+// Whether the core allocates the result, since its size differs from the input's.
 static bool is_allocated(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL || kind == BHVD_REDUCESCATTER; }
 
 static int result_count(int rank, const struct operation *op)
@@ -503,7 +503,7 @@ static bool is_under(enum fault_kind kind, int r, bool for_good)
 
 static bool has_more(int r) { return !ranks[r].gives_up && (ranks[r].posted < S->posts[r] || (S->joins && !ranks[r].has_joined)); }
 
-// Its next operation is posted when its computation is done, and what it waits for; a name is used once at a time.
+// The next operation is posted after the computation and the operation to wait for; a name is in use once at a time.
 static bool may_post(int r)
 {
     const struct rank *rank = &ranks[r];
@@ -553,7 +553,7 @@ static bool has_unwritten(const bhvd_context *ctx)
     return false;
 }
 
-// As progress_stop does, one look at a time.
+// Like progress_stop, but one step at a time.
 static void leave(int r)
 {
     struct rank *rank = &ranks[r];
@@ -617,7 +617,7 @@ static void turn(int r)
 
 // --------------------------------------------------------------------------------------------------------------- job
 
-// Kills, and leaves before all is done, whose time has come.
+// Starts the kills and early departures that are due.
 static void begin_faults(void)
 {
     for (int i = 0; i < S->fault_count; i++) {
@@ -685,7 +685,7 @@ static bool is_due(int r)
     return !ranks[r].over && !is_under(STOP, r, false) && (ranks[r].due || now_ns >= ranks[r].look_ns || may_post(r));
 }
 
-// Nothing more is to come from it. While a program hangs, a relay waits for it to leave, and a join for it to join: neither has a limit.
+// Whether the rank is finished. While a program hangs, a relay waits for it to leave, and a join for it to join, without a limit.
 static bool is_over(int r)
 {
     bool one_hangs = false;
@@ -729,7 +729,7 @@ static void run_job(void)
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ what must be
+// ---------------------------------------------------------------------------------------------------------- invariants
 
 static bool is_harmless(void)
 {
@@ -742,7 +742,7 @@ static bool is_harmless(void)
     return sum_ns < HARMLESS_MS * MS;
 }
 
-// What was sent to it may not have found room.
+// Then senders to this rank may have run out of space.
 static bool was_stopped(int rank)
 {
     for (int i = 0; i < S->fault_count; i++)
@@ -751,7 +751,7 @@ static bool was_stopped(int rank)
     return false;
 }
 
-// Both sides of a cut take the other for lost, and tell whom they reach. Who failed itself says why, and is looked at too.
+// In a cut each side considers the other lost, and tells the ranks that it reaches. A rank's own failure may be a consequence, too.
 static bool may_be_blamed(const struct bhvd_error *error)
 {
     const int rank = error->rank;
@@ -766,7 +766,7 @@ static bool may_be_blamed(const struct bhvd_error *error)
     return false;
 }
 
-// Then neighbors of its neighbors may have begun what these no longer can (core/negotiation/pairwise.h).
+// Then neighbors of its neighbors may have started averages that these cannot finish (core/negotiation/pairwise.h).
 static bool leaves_somebody(void)
 {
     for (int i = 0; i < S->fault_count; i++)
@@ -777,7 +777,7 @@ static bool leaves_somebody(void)
 
 static int errors;
 
-// The limit holds from the fault itself; the word of who has noticed is on its way for a moment.
+// The limit counts from the fault itself, plus the time for the message from the rank that noticed it.
 static void check_limit(int r)
 {
     const struct fault *f = &S->faults[0];
@@ -852,7 +852,7 @@ static void run_schedule(uint64_t number)
     for (int r = 0; r < S->ranks; r++) {
         run_fail(&ranks[r].ctx->run, BHVD_ERR_SHUTDOWN, "the end of the test");
         executor_abort(&ranks[r].ctx->run);
-        atomic_store(&ranks[r].ctx->closed, true);      // nothing is to be waited for, in a time that stands still
+        atomic_store(&ranks[r].ctx->closed, true);      // simulated time stands still, so nothing may wait
         for (int i = 0; i < ranks[r].handle_count; i++)
             bhvd_handle_drop(ranks[r].handles[i]);
         bhvd_context_destroy(ranks[r].ctx);

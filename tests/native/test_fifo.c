@@ -1,4 +1,4 @@
-// A list gives back in order what was put into it, also where an expression that changes meanwhile says which list it is.
+// A list returns its elements in order, even if the expression for the list changes its value during the call.
 #include "check.h"
 
 #include <stddef.h>
@@ -34,7 +34,7 @@ TEST(the_last_can_be_removed)
     CHECK(fifo_take(&items, next) == &all[0] && fifo_take(&items, next) == &all[2] && !items.head);
 }
 
-// As a link takes urgent messages before others: taking the last urgent one changes what the expression stands for.
+// A link takes urgent messages first: taking the last urgent one changes the value of the expression.
 TEST(which_list_is_asked_once)
 {
     struct items urgent = {0}, others = {0};

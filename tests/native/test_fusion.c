@@ -1,4 +1,4 @@
-// Memory that operations work in: kept from one to the next, and given back when it has been idle.
+// Buffers for operations: reused from one to the next, and freed after a time without use.
 #include "check.h"
 
 #include "base/clock.h"
@@ -42,7 +42,7 @@ TEST(small_operations_do_not_keep_large_memory)
     CHECK(fusion_borrow(fusion, SMALL, &buffer));
     CHECK_EQ(buffer.size, SMALL);
     fusion_return(fusion, &buffer);
-    CHECK(fusion_borrow(fusion, LARGE / 2, &buffer));      // which is not far too large
+    CHECK(fusion_borrow(fusion, LARGE / 2, &buffer));      // not much too large
     CHECK_EQ(buffer.size, LARGE);
     fusion_return(fusion, &buffer);
     CHECK_EQ(kept(fusion), LARGE + SMALL);

@@ -1,4 +1,4 @@
-// Who is evicted when there are too many strangers: any that has not proven the secret, and no other; and who is let in at all.
+// Eviction when there are too many strangers: only peers that have not proven the secret; and which peers are accepted.
 #include "check.h"
 
 #include <sys/socket.h>
@@ -122,7 +122,7 @@ TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
     stop(&service);
 }
 
-// Only root may become another user, and so be refused.
+// Only root can become another user, and test the rejection.
 TEST(another_users_process_is_hung_up_on_at_a_unix_socket)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

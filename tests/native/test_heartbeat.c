@@ -1,6 +1,6 @@
-// Heartbeats: a rank that is stopped is found by all others, whether it has posted anything or not; one that only lets
-// others wait is not. A rank is stopped by holding its engine: nothing of it runs then, as in a stopped process. A connection
-// breaks by filters on its sockets that drop what comes: neither side is told.
+// Heartbeats: all others detect a stopped rank, whether it has posted anything or not, but not one that merely keeps others
+// waiting. Holding a rank's engine stops everything in it, like a stopped process. Filters on both sockets that drop incoming
+// packets break a connection without an error on either side.
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,7 +11,7 @@
 #include "core/context/operation.h"
 #include "job.h"
 
-// Impatient: that a rank is at an earlier operation is known after a second, when its next heartbeat has come.
+// IMPATIENT_MS: after its next heartbeat, within a second, a rank is known to be at an earlier operation.
 enum { LIMIT_MS = 6000, IMPATIENT_MS = 2500 };
 
 static pthread_barrier_t together;  // of the job that needs one
@@ -28,7 +28,7 @@ static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, in
                          int rank_count)
 {
     static const int64_t shape = 1;
-    static _Thread_local float values[8];       // by process set
+    static _Thread_local float values[8];       // one for each process set
     values[process_set] = 1;
     struct bhvd_tensor tensor = {.src = &values[process_set], .dst = &values[process_set], .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
     struct bhvd_args args = {
@@ -72,7 +72,7 @@ static void one_is_stopped(struct job *job, int rank, bhvd_context *ctx)
     while (atomic_load(&job->ready) < RANKS - 1)
         sleep_ms(10);
     pthread_mutex_unlock(&ctx->engine_lock);
-    struct bhvd_error error;            // it goes on, and hears what the others think of it
+    struct bhvd_error error;            // it continues, and learns what the others reported
     CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
     CHECK(error.cause == BHVD_CAUSE_SILENT && error.rank == rank);
 }
@@ -97,7 +97,7 @@ static void one_is_late(struct job *job, int rank, bhvd_context *ctx)
 
 // ----------------------------------------------------------------------------------- connections between two other ranks
 
-// Newer kernels ask for CAP_NET_ADMIN.
+// Newer kernels require CAP_NET_ADMIN.
 static bool drop_what_comes(int fd)
 {
     struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};
@@ -107,7 +107,7 @@ static bool drop_what_comes(int fd)
 
 static bool connections_can_break(void)
 {
-    // Emulators of one program (qemu-user) tell the first word alone, and nothing of acknowledgements.
+    // User-mode emulators (qemu-user) fill in only the first word, without acknowledgements.
     struct tcp_info info;
     socklen_t size = sizeof info;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -117,7 +117,7 @@ static bool connections_can_break(void)
     return can;
 }
 
-// Between ranks 1 and 2; both hear rank 0, and rank 0 them.
+// The connection between ranks 1 and 2 breaks; both keep theirs to rank 0.
 static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
@@ -137,7 +137,7 @@ static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
     bhvd_handle_drop(handle);
 }
 
-// ----------------------------------------------------------------------------- waiting for a rank that is busy elsewhere
+// ----------------------------------------------------------------- waiting for a rank that is busy with another operation
 
 static void rank_0_is_impatient(int rank, struct bhvd_context_options *options)
 {
@@ -164,7 +164,7 @@ static bool is_announced(bhvd_context *ctx, bhvd_handle *handle)
     return announced;
 }
 
-// Ranks 1 and 2 are in an operation that takes long, since rank 1 is held up in it; meanwhile rank 0 waits for rank 2.
+// Ranks 1 and 2 are in a long operation, in which rank 1 is delayed; at the same time rank 0 waits for rank 2.
 static void one_is_busy_elsewhere(struct job *job, int rank, bhvd_context *ctx)
 {
     (void)job;
@@ -193,9 +193,9 @@ static void one_is_busy_elsewhere(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
-// ------------------------------------------------------------------------------------------- frames that only tell of life
+// --------------------------------------------------------------------------------------------------------- heartbeats only
 
-// Rank 1's come twice as often as rank 0 looks by itself.
+// Rank 1 sends heartbeats twice as often as rank 0's own timer fires.
 static void rank_1_is_talkative(int rank, struct bhvd_context_options *options)
 {
     rank_0_is_impatient(rank, options);
@@ -203,7 +203,7 @@ static void rank_1_is_talkative(int rank, struct bhvd_context_options *options)
         options->heartbeat_timeout_ms = 4000;
 }
 
-// Rank 2 is held up in an operation: rank 0's limit passes, whatever comes from rank 1 meanwhile.
+// Rank 2 is delayed in an operation: rank 0's limit expires, whatever rank 1 sends in the meantime.
 static void one_is_held_up(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
@@ -234,7 +234,7 @@ static void *run_it(void *job)
     return NULL;
 }
 
-// All at once, since they wait for most of the time.
+// All run at once, since they mostly wait.
 TEST(who_is_lost_and_who_is_not)
 {
     struct job jobs[] = {
@@ -247,7 +247,7 @@ TEST(who_is_lost_and_who_is_not)
         {.transport = "tcp", .body = one_is_late, .adjust = short_limit, .subject = 1},
         {.transport = "tcp", .body = one_is_busy_elsewhere, .adjust = rank_0_is_impatient, .subject = 1},
         {.transport = "tcp", .hosts = "ABC", .body = one_is_held_up, .adjust = rank_1_is_talkative, .subject = 2},
-        {.transport = "tcp", .body = a_connection_breaks, .adjust = short_limit},       // the last, see below
+        {.transport = "tcp", .body = a_connection_breaks, .adjust = short_limit},       // the last one, see below
     };
     enum { JOBS = sizeof jobs / sizeof jobs[0] };
     const int count = JOBS - !connections_can_break();

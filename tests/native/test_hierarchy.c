@@ -1,5 +1,5 @@
-// Collectives in two levels, with ranks as threads on simulated hosts: who is where, and, under the sanitizers, memory
-// that the ranks of a host share while they drive sockets to the other hosts.
+// Two-level collectives with ranks as threads on simulated hosts: the placement of ranks, and, under the sanitizers, memory that
+// the ranks of a host share while they drive sockets to other hosts.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +83,7 @@ static void check_shape(bhvd_context *ctx, const struct rank *r)
     CHECK_EQ(total, 1000003 * sizeof(float));
 }
 
-// Sums and maxima in turns are not fused: more executions than may be on their way at once, and than a link has queues.
+// Alternating sums and maxima are not fused: this exceeds the executions that may be in flight, and a link's queues.
 static void check_many(bhvd_context *ctx, const struct rank *r, const float *src, float *dst, int64_t count)
 {
     enum { MANY = 24 };

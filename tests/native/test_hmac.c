@@ -38,7 +38,7 @@ TEST(sha256_of_a_million_a)
     check_hex(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// The padding takes a second block from 56 bytes on. Expected: Python's
+// From 56 bytes on, the padding needs a second block. Expected: Python's
 //     hashlib.sha256(b"".join(hashlib.sha256(bytes(range(n))).digest() for n in range(200))).hexdigest()
 TEST(sha256_of_every_length_around_a_block)
 {

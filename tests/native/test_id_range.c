@@ -1,4 +1,4 @@
-// Runs of cached ids: consecutive ones become one item, whatever else is in the frame; malformed runs are refused.
+// Ranges of cached ids: consecutive ids become one item, whatever else is in the frame; malformed ranges are rejected.
 #include "check.h"
 
 #include "core/message/id_range.h"
@@ -31,7 +31,7 @@ TEST(consecutive_ids_are_one_item)
     bytes_fini(&out);
 }
 
-// What was written in between ends a range: the order of the items stays.
+// Another item ends the current range, which keeps the order of the items.
 TEST(another_item_ends_the_run)
 {
     struct bytes out = {0};

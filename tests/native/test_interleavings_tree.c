@@ -1,4 +1,4 @@
-// Every interleaving of three and four ranks that negotiate in a tree, which here is a chain: each rank relays for the next.
+// Every interleaving of three and four ranks that negotiate in a tree, here a chain: each rank relays for the next.
 #include "interleavings.h"
 
 TEST(the_relay_and_the_last_join_early) { explore_all((struct scenario){{2, 1, 1}, .fanout = 1}); }
@@ -13,7 +13,7 @@ TEST(a_relay_leaves_while_others_need_it) { explore_all((struct scenario){{2, -2
 
 TEST(the_coordinator_leaves_while_others_need_it_and_a_relay) { explore_all((struct scenario){{-2, 1, 1}, .fanout = 1}); }
 
-// The ranks that go on need all that was on its way through the relay, each in its place.
+// The remaining ranks need every message that was in flight through the relay, in order.
 TEST(a_relay_leaves_and_others_go_on) { explore_all((struct scenario){{3, -1, 3}, .fanout = 1, .ends_only = true}); }
 
 TEST(two_relays_leave_and_others_go_on)

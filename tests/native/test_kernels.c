@@ -1,5 +1,5 @@
-// Every entry of the kernel table, for every feature set this CPU runs, against the scalar definitions; and these
-// against values worked out by hand. Codecs: test_codecs.c.
+// Every entry of the kernel table, for every feature set of this CPU, against the scalar definitions; and these against
+// hand-computed values. For codecs see test_codecs.c.
 #include "kernel/adam.h"
 #include "kernel_inputs.h"
 
@@ -13,7 +13,7 @@ static void test_reduce(const struct setting *at)
         const int any_nan = op == KERNEL_SUM || op == KERNEL_PRODUCT;
         struct result expected = result_create(nbytes, 0);
         at->scalar->reduce[op][at->dtype](expected.data, a.data, b.data, at->count);
-        for (int place = 0; place < 3; place++) {               // apart, dst == a, dst == b
+        for (int place = 0; place < 3; place++) {               // separate, dst == a, dst == b
             struct result dst = result_create(nbytes, at->offset * 3);
             if (place > 0 && nbytes > 0)
                 memcpy(dst.data, place == 1 ? a.data : b.data, nbytes);
@@ -94,7 +94,7 @@ static void test_cast(const struct setting *at)
     free(wide.memory), free(wide_expected.memory), free(narrow.memory), free(narrow_expected.memory);
 }
 
-// All three passes, of vectors and of what is left behind the last one: the loops of both are the same source.
+// All three passes, over vectors and over the remainder after the last vector: both loops come from the same source.
 static void test_adam(const struct setting *at, unsigned cpu)
 {
     static const struct bhvd_adam by = {0.9, 0.3, 1e-8, 0.8, 0.5, 0.1, 0.25};
@@ -159,7 +159,7 @@ static void test_against_scalar(const char *isa, unsigned cpu)
                 }
 }
 
-// What one kernel gives for one pair of elements.
+// A kernel's result for one pair of elements.
 #define REDUCE_CHECK(op, dtype, type, x, y, expected)                                                   \
     do {                                                                                                \
         const type a = (type)(x), b = (type)(y), want = (type)(expected);                               \
@@ -185,7 +185,7 @@ TEST(definitions)
         for (int op = 0; op < KERNEL_REDUCTION_COUNT; op++)
             EXPECT(scalar.reduce[op][dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
     }
-    // Means of whole numbers are whole, whatever the number of ranks: 49 * (1. / 49) < 1.
+    // Means of whole numbers are whole for any number of ranks: 49 * (1. / 49) < 1.
     for (int n = 2; n < 5000; n++) {
         SCALE_CHECK(BHVD_INT32, int32_t, n, 1.0 / n, 1);
         SCALE_CHECK(BHVD_INT32, int32_t, -7 * n - 1, 1.0 / n, -7);
@@ -281,7 +281,7 @@ TEST(half_conversions)
     EXPECT(float16_from_float(float_from_bits(0xff800001)) == 0xfe00, "a NaN never becomes an infinity");
     EXPECT(bfloat16_from_float(float_from_bits(0xff800001)) == 0xffc0, "a NaN never becomes an infinity");
     EXPECT(bits_from_float(float16_to_float(0xfd01)) == 0xffe02000, "a signalling NaN becomes quiet");
-    for (uint32_t h = 0; h < 0x10000; h++) {        // every number survives the way there and back
+    for (uint32_t h = 0; h < 0x10000; h++) {        // every number survives the conversion and back
         const uint16_t half = (uint16_t)h;
         if ((h & 0x7fff) <= 0x7c00)
             EXPECT(float16_from_float(float16_to_float(half)) == half, "float16 %04x", h);
@@ -297,7 +297,7 @@ TEST(facts)
     EXPECT(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
 }
 
-// Longer than what the settings of the other tests have: several pages, pieces of them, and either maker's way.
+// Longer than in the other tests: several pages and parts of pages, with each CPU vendor's implementation.
 TEST(long_copies)
 {
     static const struct {
@@ -319,7 +319,7 @@ TEST(long_copies)
     }
 }
 
-// The table against itself: in place, guard bytes, sanitizers.
+// The table's scalar kernels against themselves: in place, guard bytes, sanitizers.
 TEST(scalar)
 {
     test_against_scalar("scalar", 0);

@@ -1,4 +1,4 @@
-"""The folders of native/ are layers: what a file includes or calls lies in its own layer or below.
+"""The folders of native/ are layers: a file includes and calls only its own layer and those below.
 
 docs/decisions/engine.md says why.
 """
@@ -12,19 +12,19 @@ import pytest
 import native_programs
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-# From the ground up. The public header stands on nothing.
+# From the lowest layer up. The public header depends on none.
 LAYERS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu",
           "core/message", "core/telemetry", "core/context", "core/negotiation", "core/health", "core/execution",
           "core/api", "simulation"]
-# Loaded by TensorFlow: nothing of the engine can be reached from it. It may include the public header, and headers of
-# base that need no C file.
+# Loaded by TensorFlow, so it cannot reach the engine. It may include the public header, and headers of base that need
+# no C file.
 LIBRARIES = ["tensorflow"]
 SHARED_WITH_LIBRARIES = ["include", "base"]
 HEADER = "bagua_hvd.h"
 
 
 def layer_of(path):
-    """The layer of a file of native/, given by its path below that."""
+    """The layer of a file, by its path within native/."""
     path = str(path)
     return next((layer for layer in [*LAYERS, *LIBRARIES] if path.startswith(layer + "/")), path.partition("/")[0])
 
@@ -36,7 +36,7 @@ def includes(path):
 
 
 def all_includes():
-    """(the including file's folder, the included file's folder, what to say about it)"""
+    """(the including file's folder, the included file's folder, a description for the report)"""
     for path in sorted(NATIVE.rglob("*")):
         if path.suffix not in (".c", ".h", ".cu", ".cuh"):
             continue
@@ -46,7 +46,7 @@ def all_includes():
 
 
 def complaint(folder, included):
-    """Why a file in the one folder may not include a file of the other; None: it may."""
+    """Why a file in `folder` may not include a file in `included`; None: it may."""
     if folder == included or (folder in LIBRARIES and included in SHARED_WITH_LIBRARIES):
         return None
     if folder in LIBRARIES or included in LIBRARIES:
@@ -61,7 +61,7 @@ def test_every_folder_is_known():
 
 
 def test_every_include_names_an_existing_file():
-    """By its folder, so that a layer can be told: "../" and bare names would hide it."""
+    """Names include the folder, which shows the layer: "../" and bare names would hide it."""
     missing = [(path, name) for path in NATIVE.rglob("*.[ch]*") for _, name in includes(path)
                if name != HEADER and not (NATIVE / name).is_file()]
     assert not missing
@@ -69,18 +69,18 @@ def test_every_include_names_an_existing_file():
 
 def test_includes_point_down():
     found = list(all_includes())
-    assert len(found) > 500         # it reads them
+    assert len(found) > 500         # the search works
     wrong = [f"{what}: {why}" for folder, included, what in found if (why := complaint(folder, included))]
     assert not wrong, "\n".join(wrong)
 
 
 def module_of(path):
-    """A .c file and its header are one."""
+    """A .c file and its header form one module."""
     return str(Path(path).with_suffix(""))
 
 
 def test_no_cycles_between_modules():
-    """Nor within a layer: each module can be read after those that it includes."""
+    """This includes cycles within a layer: each module can be read after those that it includes."""
     graph = {}
     for path in sorted(NATIVE.rglob("*.[ch]*")):
         module = module_of(path.relative_to(NATIVE))
@@ -96,15 +96,15 @@ def test_no_cycles_between_modules():
 @pytest.mark.timeout(900)       # the first test of a configuration compiles the core
 @pytest.mark.skipif(not native_programs.COMPILER[0] or not shutil.which("nm"), reason="needs a C compiler and nm")
 def test_calls_point_down():
-    """Includes do not show everything: the public header declares what only the top layer defines."""
-    archive, errors = native_programs.core("asan")       # which test_native has compiled
+    """Includes do not show all calls: the public header declares functions that only the top layer defines."""
+    archive, errors = native_programs.core("asan")       # compiled by test_native
     assert not errors, errors
     folder = archive.parent / "native"
     defined, used = {}, []
     for path in sorted(folder.rglob("*.o")):
         layer = layer_of(path.relative_to(folder))
         if not (NATIVE / path.relative_to(folder)).with_suffix(".c").exists():
-            continue                # of a file that is not there any more
+            continue                # the object of a deleted file
         listing = subprocess.run(["nm", "--extern-only", path], capture_output=True, text=True, check=True).stdout
         for kind, name in re.findall(r"\b([A-Z]) (\S+)$", listing, re.MULTILINE):
             if kind == "U":

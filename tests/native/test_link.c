@@ -1,4 +1,4 @@
-// Messages of several executions over one link: whatever the order in which the two sides post them.
+// Messages of several executions over one link, in any posting order of the two sides.
 #include "check.h"
 #include "messages.h"
 
@@ -126,7 +126,7 @@ TEST(what_has_not_started_waits_and_so_does_what_is_behind_it)
     post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(!receives[1].done);
-    CHECK(!stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));      // nothing to wake up for
+    CHECK(!stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));      // no reason to wake up
     pair.b.started = 9;
     post_recv(&pair.b.link, 9, &receives[0], in[0], LENGTH);
     CHECK(stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));
@@ -151,7 +151,7 @@ TEST(what_is_early_lets_others_pass)
     pair_fini(&pair);
 }
 
-// A look that moves nothing says that nothing will come any more (run/links.c).
+// A read that returns nothing means that no more data will come (run/links.c).
 TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
 {
     struct pair pair;
@@ -174,7 +174,7 @@ TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
     pair_fini(&pair);
 }
 
-// Nobody is behind it, so it stays where it is: no memory, no copy.
+// Unexpected data with nothing behind it stays in its socket: no memory, no copy.
 TEST(what_is_early_alone_stays_in_its_socket)
 {
     struct pair pair;
@@ -269,7 +269,7 @@ TEST(numbers_go_on_beyond_32_bits)
     pair_fini(&pair);
 }
 
-// After a failure the executor has freed its transfers, and the link is freed later: with a message half received, expected or not.
+// After a failure the executor frees its transfers before the link, which has a half-received message, expected or not.
 TEST(a_link_is_freed_after_the_transfers_of_its_owner)
 {
     for (int is_expected = 0; is_expected < 2; is_expected++) {
@@ -299,7 +299,7 @@ TEST(a_link_is_freed_after_the_transfers_of_its_owner)
     }
 }
 
-// A message that nobody expected is complete when its lane belongs to a later execution: only a broken peer sends such.
+// An unexpected message must be complete before a later execution uses its lane; only a broken peer violates that.
 TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
 {
     struct pair pair;

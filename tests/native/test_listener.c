@@ -1,5 +1,5 @@
-// Links are opened when a message is first to go over them, from either side, and in small jobs at the start; and who is not there any
-// more, or is nobody.
+// Links are opened for their first message, from either side, and in small jobs at the start; also connections to ranks that are
+// gone, and from strangers.
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#define RANKS 9                         // of a job that is not small
+#define RANKS 9                         // more than in a small job
 
 #include "base/clock.h"
 #include "core/context/context.h"
@@ -55,7 +55,7 @@ static void sum_of_ones(bhvd_context *ctx)
     CHECK(value == RANKS);
 }
 
-// Both of its connections, and a firewall will not forget either.
+// Both connections are open, and have keep-alive set against firewalls.
 static void check_open(const struct link link)
 {
     CHECK(link.state == LINK_OPEN && !link.lacks_streams);
@@ -92,8 +92,8 @@ TEST(links_are_opened_when_they_are_needed)
     run_job("tcp", "ring", NULL, opens_when_needed);
 }
 
-// Rank 2 connects to it, rank 0 hears of the failure from rank 2, and rank 1 itself from rank 0: all name the pair, the address and
-// the system's reason, and rank 1 does not say that it has been lost.
+// Rank 2 cannot connect to rank 1; rank 0 learns of it from rank 2, and rank 1 from rank 0. All errors name the pair, the address
+// and the system's reason; rank 1's does not say that rank 1 has been lost.
 static void is_gone_when_needed(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
@@ -120,7 +120,7 @@ TEST(who_is_gone_when_a_link_is_opened_is_lost)
     run_job("tcp", "ring", NULL, is_gone_when_needed);
 }
 
-// Rank 1 cannot be connected to, and nobody needs that.
+// Connections to rank 1 fail, but no rank needs one.
 static void is_gone_when_nothing_is_to_be_sent(struct job *job, int rank, bhvd_context *ctx)
 {
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
@@ -144,7 +144,7 @@ TEST(a_link_that_nobody_needs_may_fail_to_open)
     run_job("tcp", "ring", NULL, is_gone_when_nothing_is_to_be_sent);
 }
 
-// Ranks but 0 have no link to rank 2, whose connections break: rank 0 tells them.
+// Only rank 0 has a link to rank 2, whose connections break: rank 0 tells the others.
 static void dies_unconnected(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
@@ -168,7 +168,7 @@ TEST(who_is_not_connected_to_a_rank_that_dies_is_told)
     run_job("tcp", "", NULL, dies_unconnected);
 }
 
-// Two that need each other at once: it is always the higher that connects.
+// Two ranks need each other at the same time: the higher one always connects.
 static void all_at_once(struct job *job, int rank, bhvd_context *ctx)
 {
     (void)rank;
@@ -182,7 +182,7 @@ TEST(links_are_opened_from_both_sides_at_once)
         run_job("tcp", "ring", NULL, all_at_once);
 }
 
-// Rank 1 connects to rank 0, which answers none of them.
+// Rank 1 connects to rank 0, which responds to none of the connections.
 TEST(streams_of_a_link_are_connected_at_the_same_time)
 {
     struct bhvd_error error;
@@ -333,10 +333,10 @@ TEST(a_link_that_is_opened_takes_no_thread)
 
 // --------------------------------------------------------------------------------------------------------------------- forks
 
-// One connects to this rank and says nothing, one has come in and nobody has taken it, and this one connects to one that says nothing.
+// Three connections: an incoming one that is silent, one that waits to be taken, and an outgoing one to a silent listener.
 TEST(a_forked_child_holds_no_connection_that_is_being_made)
 {
-    enum { TESTS = 3 };                     // descriptors, at their other ends
+    enum { TESTS = 3 };                     // descriptors at the other ends
     struct bhvd_error error;
     struct listener *listener;
     int own, own_port, silent, silent_port, fds[TESTS], doorbell = eventfd(0, EFD_CLOEXEC);
@@ -377,7 +377,7 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
 
 // ------------------------------------------------------------------------------------------------------------------ versions
 
-// Two ranks of this version and one of another, which has more to say.
+// Two ranks of this version and one of another, with a longer message.
 static void *create_and_fail(void *arg)
 {
     struct one_of_many *one = arg;
@@ -440,7 +440,7 @@ static int knock(int listener)
     return fd;
 }
 
-// Whoever listens there: a rank, or the rendezvous.
+// The listener is a rank or the rendezvous.
 static int prove_as(int listener, int caller)
 {
     for (int callee = AUTH_NO_RANK; callee < RANKS; callee++) {
@@ -472,7 +472,7 @@ static void bother_everyone(void)
         char garbage[64] = "GET / HTTP/1.0";
         CHECK_STATUS(socket_write_full(fd, garbage, sizeof garbage, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
         expect_hang_up(fd);
-        // It knows the secret, and says a name that nobody has whom this rank lets in.
+        // It knows the secret, but claims a name that this rank does not expect.
         static const struct {
             int rank;
             struct hello hello;

@@ -1,5 +1,5 @@
-// The queue of what the core says: nothing is lost but what is beyond its bound, and that is counted; each thread's records
-// come in its order; whoever waits is woken.
+// The core's log queue: only records beyond its bound are lost, and counted; each thread's records stay in order; waiting
+// readers are woken.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 enum { WRITERS = 4, RECORDS = 5000, BOUND = 256, LIMIT_MS = 60000 };
 
-static bhvd_context *context;           // its log alone is used
+static bhvd_context *context;           // only its log is used
 static _Atomic int put, taken, writing;
 
 static void begin(void)
@@ -28,7 +28,7 @@ static void end(void)
     free(context);
 }
 
-// The next record's text; NULL: there is none within this time.
+// The next record's text; NULL: none within this time.
 static const char *next(int timeout_ms)
 {
     static char text[200];
@@ -71,7 +71,7 @@ static void *fill(void *arg)
     return arg;
 }
 
-// What says that records were lost is not lost itself, whatever is put meanwhile.
+// The record with the number of lost records is never lost itself, whatever is added in the meantime.
 TEST(the_count_is_never_lost)
 {
     for (int round = 0; round < 200; round++) {
@@ -100,7 +100,7 @@ TEST(the_count_is_never_lost)
 
 struct writer {
     int number;
-    bool patient;               // goes on when there is room only
+    bool patient;               // continues only when there is room
 };
 
 static void *write_records(void *arg)
@@ -152,7 +152,7 @@ TEST(each_threads_records_come_in_its_order_and_the_lost_ones_are_counted) { sev
 
 static void *speak_then_close(void *arg)
 {
-    usleep(20000);              // the reader sleeps, mostly
+    usleep(20000);              // most of the time the reader sleeps
     log_say(context, BHVD_LOG_ERROR, "at last");
     usleep(20000);
     log_close(&context->log);

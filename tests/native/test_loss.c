@@ -1,4 +1,4 @@
-// Losing a rank, as processes do: survivors destroy their contexts, with messages half received, and begin anew.
+// Losing a rank, with real processes: survivors destroy their contexts, with half-received messages, and start a new job.
 // BHVD_CHAOS_RUNS: how many jobs the chaos test runs, each from its own seed; 1 by default.
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,13 +18,13 @@ enum { RANKS = 5, OPERATIONS = 8, LONGEST = 2 << 20, LIMIT_MS = 90000, HALF_RECE
 
 static const char SECRET[] = "a loss test's secret";
 
-// Between the test and the processes of its ranks.
+// Shared by the test and its ranks' processes.
 struct board {
-    _Atomic int port;                   // of the rendezvous; 0: not there yet
+    _Atomic int port;                   // of the rendezvous; 0: none yet
     _Atomic int generation;             // of the job
     _Atomic int alive[RANKS];
-    _Atomic int steps[RANKS];           // that the rank has finished in this generation
-    _Atomic int generations_left[RANKS];    // contexts that it has destroyed
+    _Atomic int steps[RANKS];           // completed by the rank in this generation
+    _Atomic int generations_left[RANKS];    // number of contexts that it has destroyed
 };
 
 static struct board *board;
@@ -43,7 +43,7 @@ static int await_port(void)
     return board->port;
 }
 
-// A process of a rank, which does not outlive the test.
+// Forks a rank's process, which ends with the test.
 static pid_t fork_rank(void)
 {
     const pid_t child = fork();
@@ -74,7 +74,7 @@ static bhvd_status reduce(bhvd_context *ctx, bhvd_op op, float *data, int64_t co
     return status;
 }
 
-// Stops the peer when an eighth has come, so that its next message is half received, and kills it when nothing moves any more.
+// Stops the peer when an eighth has arrived, so that its next message is half received, and kills it when no data moves any more.
 static void *stop_then_kill(void *arg)
 {
     struct bhvd_counters counters = {0};
@@ -126,9 +126,9 @@ TEST(a_context_is_destroyed_with_adasum_half_received) { lose_the_peer(BHVD_OP_A
 
 // ------------------------------------------------------------------------------------------------------- descriptors
 
-enum { MANY = 9 };                      // ranks of a job that is not small: links are opened when they are needed
+enum { MANY = 9 };                      // ranks of a job that is not small: links are opened when needed
 
-// Rank 1 has none left when rank 2 first connects to it, in the first allreduce.
+// Rank 1 has no descriptor left when rank 2 first connects to it, in the first allreduce.
 static void lack_descriptors(int rank, bhvd_rendezvous *rendezvous)
 {
     struct bhvd_error error;
@@ -254,7 +254,7 @@ static bhvd_status run_step(bhvd_context *ctx, int step, int rank, int size, flo
     return status;
 }
 
-// A rank, from generation to generation, until it is killed or alone.
+// A rank's loop over generations, until it is killed or the only one left.
 static void live(int me, const struct chaos *kind)
 {
     float *src = malloc(OPERATIONS * (size_t)LONGEST * sizeof *src), *dst = malloc(OPERATIONS * (size_t)LONGEST * sizeof *dst);
@@ -286,7 +286,7 @@ static void live(int me, const struct chaos *kind)
     exit(0);
 }
 
-// Until each rank that is alive has done so; a process that ends meanwhile is a failure.
+// Waits until each living rank has this progress; a process that ends during the wait is a failure.
 static void await(const _Atomic int *progress, int at_least, const pid_t *pids)
 {
     const int64_t deadline_ms = check_now_ms() + LIMIT_MS;

@@ -1,6 +1,6 @@
-"""Runs every tests/native/test_*.c, plain and under the sanitizers.
+"""Runs every tests/native/test_*.c, plain and with sanitizers.
 
-BHVD_NATIVE_CONFIGURATIONS chooses other configurations; `make asan`, `make tsan` and `make ubsan` do so.
+BHVD_NATIVE_CONFIGURATIONS selects other configurations, as `make asan`, `make tsan` and `make ubsan` do.
 """
 import os
 import subprocess
@@ -14,20 +14,20 @@ import native_programs
 HERE = Path(__file__).parent
 STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_nccl.c")]
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
-# These wait for limits most of the time: they run beside the others, and are last to be asked for.
+# These mostly wait for time limits: they run beside the others, and come last.
 WAITING = ["test_heartbeat", "test_reason", "test_rendezvous"]
-# Ten to thirty times as long under AddressSanitizer, under which `make test` runs all others. What these try, Python's
-# tests of primitives, codecs and two levels try there.
+# `make test` runs these without AddressSanitizer, which makes them ten to thirty times slower, and all others with it.
+# Python's tests of primitives, codecs and two levels cover the same code.
 SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_two_level",
         "test_primitives"]
-# A minute under TSan, which finds nothing where there is one thread; `make tsan` runs them all the same.
+# A minute under TSan, which finds nothing with one thread; `make tsan` still runs them.
 ONE_THREAD = ["test_codecs", "test_faults", "test_interleavings", "test_interleavings_tree", "test_kernels",
               "test_schedules"]
 TESTS = sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem))
 
 
 def configurations(test):
-    """pytest.params; all but one are for `make test-long`."""
+    """pytest.params; all but one are only for `make test-long`."""
     if CONFIGURATIONS:
         return [pytest.param(test, name, id=f"{test.stem}-{name}") for name in CONFIGURATIONS]
     short = "asan" if test.stem not in SLOW else None
@@ -36,7 +36,7 @@ def configurations(test):
 
 
 def run(test, configuration):
-    """The CompletedProcess; a sentence when the configuration is not available."""
+    """The CompletedProcess, or a sentence if the configuration is unavailable."""
     unavailable, prefix, environment = native_programs.runner(configuration)
     if unavailable:
         return unavailable
@@ -48,7 +48,7 @@ def run(test, configuration):
 
 @pytest.fixture(scope="module")
 def begun(request):
-    """By (test, configuration), of those that wait, a future of what run() returns: one after the other."""
+    """{(test, configuration): a future of run()'s result} for the waiting tests, which run one after the other."""
     chosen = [item.callspec.params for item in request.session.items if "begun" in getattr(item, "fixturenames", ())]
     with ThreadPoolExecutor(1) as pool:
         yield {(test, configuration): pool.submit(run, test, configuration)

@@ -1,6 +1,6 @@
-// Collectives of tensors on GPUs by NCCL (native/gpu/nccl.c, nccl_run.c, nccl_collectives.c), under the sanitizers too:
-// ranks are threads, each with a GPU of its own; driver and NCCL are stand-ins. More values: tests/device/test_nccl.py. Here it
-// is ownership, data races, and what a failure leaves behind.
+// NCCL collectives of tensors on GPUs (native/gpu/nccl.c, nccl_run.c, nccl_collectives.c), also under the sanitizers. Ranks are
+// threads, each with its own GPU; driver and NCCL are fakes. Tests ownership, data races, and the state after failures;
+// tests/device/test_nccl.py tests more values.
 #include "gpu_jobs.h"
 
 static void a_second_process_set(struct job *job, int rank, bhvd_context *ctx)
@@ -24,7 +24,7 @@ static void a_second_process_set(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
-// The others wait on the GPU for what one rank's GPU never does, and that rank is cut off.
+// The others' GPUs wait for an operation that one rank's GPU never runs, and that rank's connections are cut.
 static void a_rank_is_lost(struct job *job, int rank, bhvd_context *ctx)
 {
     static float memory[RANKS][COUNT];
@@ -41,7 +41,7 @@ static void a_rank_is_lost(struct job *job, int rank, bhvd_context *ctx)
             sched_yield();
         cut_off(ctx, rank);
     }
-    // All operations have ended well; what they enqueued has not.
+    // All operations have completed, but not their work on the GPU.
     CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_ERR_PEER_LOST);
     CHECK_STR_CONTAINS(error.message, "was lost");
     CHECK_STATUS(steps_until_failure(&p, BHVD_ALLREDUCE, memory[rank], &error), BHVD_ERR_PEER_LOST);
@@ -67,7 +67,7 @@ TEST(an_error_of_nccl)
 
 TEST(a_lost_rank_leaves_no_stream_hanging)
 {
-    fail_group(2 * RANKS + 1, "1");     // the broadcast and the first allreduce are those before
+    fail_group(2 * RANKS + 1, "1");     // after those of the broadcast and the first allreduce
     run_on_gpus((struct job){.transport = "tcp", .body = a_rank_is_lost, .subject = 2});
     fail_no_group();
 }

@@ -1,4 +1,4 @@
-// NCCL within hosts, the CPU transports between them (native/gpu/nccl_two_level.c), as test_nccl.c does for NCCL alone.
+// NCCL within hosts and the CPU transports between them (native/gpu/nccl_two_level.c), tested like NCCL alone in test_nccl.c.
 // Hosts are simulated by host ids.
 #include "gpu_jobs.h"
 
@@ -8,7 +8,7 @@ static void in_two_levels(int rank, struct bhvd_context_options *options)
     options->nccl_two_level = TWO_LEVEL_ONLY;
 }
 
-// An allreduce that is longer than several pieces with one shard.
+// An allreduce longer than several pieces, with one shard.
 static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { LONG = 2100001 };
@@ -33,7 +33,7 @@ static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
     free(sums);
 }
 
-// It is cut off while the others wait for it, on the GPU or on the wire.
+// The host is cut off while the others wait for it, on the GPU or on the network.
 static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
 {
     static float memory[RANKS][2][COUNT];
@@ -50,8 +50,8 @@ static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
             sched_yield();
         cut_off(ctx, rank);
     }
-    // What needs no sum of all ends where nobody that hangs is waited for; so does, when it is enqueued, that of a member
-    // without a shard, be that before or after the loss is known.
+    // Operations other than sums end if they wait for no hanging rank. So does an enqueued operation of a member without a
+    // shard, before or after the loss is known.
     const bool sums = job->kind == BHVD_ALLREDUCE, has_shard = rank != 1;
     bhvd_status status = bhvd_wait(handle, -1, &error);
     CHECK(status == BHVD_ERR_PEER_LOST || (status == BHVD_OK && !(sums && has_shard)));
@@ -88,7 +88,7 @@ TEST(an_error_of_nccl_within_a_host)
 TEST(a_lost_host_leaves_no_stream_hanging)
 {
     for (int k = 0; k < KINDS_TRIED; k++) {
-        fail_group(3 * RANKS + 1, "1");         // the broadcast's, and two of the first allreduce, are those before
+        fail_group(3 * RANKS + 1, "1");         // after the broadcast's and two of the first allreduce
         run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = a_host_is_lost, .adjust = in_two_levels, .subject = 2,
                                  .kind = kinds[k]});
     }

@@ -1,4 +1,4 @@
-// The schedule of the decentralized primitives: involution, coverage and period, and BAGUA's own numbers.
+// The peer schedule of the decentralized primitives: involution, coverage and period, and BAGUA's published numbers.
 #include "check.h"
 #include "primitive/peers.h"
 
@@ -62,7 +62,7 @@ TEST(other_pairs_are_involutions_too)
                 }
 }
 
-// What each has of everyone's value, in parts of n.
+// Each rank's share of every value, in units of 1 / n.
 TEST(exponential_of_a_power_of_two_is_the_mean)
 {
     for (int rounds = 0; rounds < 6; rounds++) {
@@ -95,7 +95,7 @@ TEST(in_a_round_robin_each_meets_each_once)
     }
 }
 
-// What i takes of p is what p takes of i, in ranks: so an average keeps the mean over all of them.
+// The weight of p for i equals that of i for p, scaled by their ranks, so an average keeps the mean over all ranks.
 TEST(shares_are_symmetric_and_leave_something)
 {
     for (int own = 1; own < 9; own++) {

@@ -1,4 +1,4 @@
-// Which links there is something to do for, and what an engine that sleeps is woken by.
+// Which links need work, and which events wake a sleeping engine.
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -10,7 +10,7 @@
 
 enum { PEERS = 3, LENGTH = 1000 };
 
-// This rank, 0, and the far ends of its links to the others.
+// This rank, 0, and the remote ends of its links.
 struct world {
     struct poller poller;
     struct link links[1 + PEERS];
@@ -61,7 +61,7 @@ static bool wakes(const struct world *world)
     return poll(&fd, 1, 0) == 1;
 }
 
-// As an engine does: looks, and advances what there is something to do for. Returns the ranks, as bits.
+// One engine turn: polls, and advances the links that need it. Returns their ranks, as bits.
 static unsigned turn(struct world *world)
 {
     struct link *gone[POLLER_EVENTS], *link;
@@ -102,7 +102,7 @@ TEST(only_links_with_something_to_do_are_looked_at)
     world_fini(&world);
 }
 
-// A computation must not be woken by what nobody waits for, and what is waited for must not be missed.
+// Unexpected data must not wake the engine again and again, and expected data must not be missed.
 TEST(what_nobody_expects_wakes_once)
 {
     struct world world;
@@ -118,7 +118,7 @@ TEST(what_nobody_expects_wakes_once)
     post_recv(&world.links[1], 1, &receive, in, LENGTH / 2);
     CHECK_EQ(turn(&world), 1u << 1);
     CHECK(receive.done);
-    // The next one's header may have been read already: it belongs to what has not started here.
+    // The next message's header may have been read: it belongs to an execution that has not started here.
     turn(&world);
     CHECK(!wakes(&world) && turn(&world) == 0);
     world.started = 2;
@@ -130,7 +130,7 @@ TEST(what_nobody_expects_wakes_once)
     world_fini(&world);
 }
 
-// Two looks, whatever wakes: what is early lets others pass.
+// Two polls, however it is woken: an unexpected message is read out, so that others can pass.
 TEST(what_has_started_and_is_early_is_taken_out_of_the_way)
 {
     struct world world;
@@ -166,7 +166,7 @@ TEST(who_sends_more_than_there_is_room_for_is_told_when_there_is)
     world_fini(&world);
 }
 
-// Else they would be noticed with the next heartbeat, up to a second later.
+// Otherwise they would be noticed with the next heartbeat, up to a second later.
 TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
 {
     struct world world;
@@ -184,7 +184,7 @@ TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
     CHECK(wakes(&world));
     CHECK_EQ(turn(&world), 1u << 1);
     CHECK(receive.done && !wakes(&world));
-    // Nothing more is to come: its end is no news.
+    // After the last message, the end of the connection is no event.
     link->state = LINK_LOST;
     CHECK_STATUS(poller_update(&world.poller, link), BHVD_OK);
     CHECK(!wakes(&world));

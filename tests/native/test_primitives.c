@@ -1,5 +1,5 @@
-// The primitives with n ranks as threads, several in progress at once and in another order on every rank, over every
-// transport: under the sanitizers the test of ownership and of data races. tests/primitives has the values in full.
+// The primitives with n ranks as threads, several in progress at once and in a different order on every rank, over every
+// transport: tests ownership and data races under the sanitizers. tests/primitives tests all values.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -48,7 +48,7 @@ static void memory_destroy(struct memory *m)
     }
 }
 
-// Kinds 0 to 3: C_LP_S by its two exchanges, D_FP_S, D_LP_S. 4 to 6: C_LP_S, D_FP_S, D_LP_S between hosts.
+// Kinds 0 to 3: C_LP_S with either method, D_FP_S, D_LP_S. 4 to 6: C_LP_S, D_FP_S, D_LP_S between hosts.
 static bhvd_handle *post(bhvd_context *ctx, struct memory *m, int kind, int round)
 {
     static const bhvd_kind kinds[KINDS] = {BHVD_C_LP_S, BHVD_C_LP_S, BHVD_D_FP_S, BHVD_D_LP_S,
@@ -130,7 +130,7 @@ TEST(flat_vectors)
     CHECK_STATUS(bhvd_unpack(tensors, 3, BHVD_FLOAT32, flat), BHVD_ERR_UNSUPPORTED);
 }
 
-// Where each reads and writes, past a block; tests/kernels/test_adam.py has the values.
+// The elements that it reads and writes, over more than one block; tests/kernels/test_adam.py tests the values.
 TEST(adam_on_tensors)
 {
     enum { LONG = 1500 };

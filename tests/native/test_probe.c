@@ -1,4 +1,4 @@
-// A line of a known rate, measured; what a peer may not say; and what all ranks hear of it.
+// Measuring a link of known rate; invalid messages of a peer; and the result on all ranks.
 #include <dlfcn.h>
 #include <sys/socket.h>
 
@@ -23,9 +23,9 @@ static void connect_pair(int fds[2])
     close(listener);
 }
 
-// The line's own clock, which recvmsg() shows as the kernel's: it advances with the bytes, so a busy machine changes nothing.
+// The link's own clock, which recvmsg() reports as the kernel's: it advances with the bytes, so a busy machine has no effect.
 static struct {
-    int64_t now_ns, pause_ns;       // before every second piece; now_ns of 0: no line
+    int64_t now_ns, pause_ns;       // before every second piece; now_ns of 0: no link
     int pieces;
 } line;
 
@@ -71,7 +71,7 @@ static uint32_t measured_line(int64_t round_trip_ns, int64_t pause_ns)
 TEST(a_line_is_measured)
 {
     CHECK_EQ(measured_line(0, 0), BYTE_PS);
-    // Of a distant peer, pauses do not count: of a near one they do.
+    // Pauses count for a near peer, but not for a distant one.
     CHECK_EQ(measured_line(20000000, 3000000), BYTE_PS);
     CHECK(measured_line(0, 3000000) > 2 * BYTE_PS);
 }
@@ -93,7 +93,7 @@ TEST(a_peer_that_hangs_up_or_sends_more_than_it_was_asked_for_is_lost)
     }
 }
 
-// A line to another host is measured, and all choose by the same figures.
+// A link to another host is measured, and all ranks use the same figures.
 static void hears_of_it(struct job *job, int rank, bhvd_context *ctx)
 {
     static struct bhvd_measured_network heard[RANKS];

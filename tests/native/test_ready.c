@@ -1,4 +1,4 @@
-// Which operations that are ready are fused: core/negotiation/ready.c.
+// Which ready operations are fused: core/negotiation/ready.c.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@ enum { MANY = 5000, THRESHOLD = 64 };
 
 static struct coordinator c;
 
-// As when the only member of a set asks for it.
+// Adds an operation as if a set's only member requested it.
 static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
 {
     static char names[MANY][8];
@@ -58,7 +58,7 @@ TEST(nothing_is_fused_without_a_threshold)
     ready_fini(&c);
 }
 
-// More kinds at once than are looked among: each operation is there once, behind one that it goes with.
+// More kinds than the search covers: each operation appears once, after one that it can be fused with.
 TEST(many_kinds_are_answered_once_each)
 {
     int seen = 0;

@@ -1,4 +1,4 @@
-// Whose failure it is, in fields for programs: as ranks tell each other, and as every rank of a job hears it.
+// The rank and cause of a failure, as fields for programs: in the ranks' messages, and in every rank's error.
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
@@ -45,7 +45,7 @@ static bhvd_status outcome_of_barrier(bhvd_context *ctx, struct bhvd_error *erro
     bhvd_handle *handle;
     bhvd_status status = bhvd_post(ctx, &args, &handle, error);
     if (!status)
-        status = bhvd_wait(handle, 300000, error);       // an emulated rank takes its time
+        status = bhvd_wait(handle, 300000, error);       // emulated ranks are slow
     bhvd_handle_drop(handle);
     return status;
 }
@@ -76,7 +76,7 @@ static void begin(struct job *job, bhvd_context *ctx)
     wait_until_ready(job, RANKS);
 }
 
-// What the subject did, of which so many ranks hear; nobody leaves before all of them have, some may be far behind.
+// Waits until this many ranks have the subject's failure; none leaves before that, and some may be far behind.
 static void expect_of_subject(struct job *job, bhvd_context *ctx, bhvd_status status, bhvd_cause cause, int hearing)
 {
     expect(ctx, status, cause, job->subject);
@@ -90,7 +90,7 @@ static void one_leaves(struct job *job, int rank, bhvd_context *ctx)
         expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, RANKS - 1);
 }
 
-// Its connections break without a goodbye, as at the end of its process.
+// Its connections break without a goodbye, as when its process ends.
 static void one_ends(struct job *job, int rank, bhvd_context *ctx)
 {
     begin(job, ctx);
@@ -119,7 +119,7 @@ static void one_fails(struct job *job, int rank, bhvd_context *ctx)
 static void impatient(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
-    options->stall_warning_ms = 3000;       // on a busy machine others are late, too, by a second
+    options->stall_warning_ms = 3000;       // on a busy machine others may be late, too, by a second
     options->stall_shutdown_ms = 3000;
 }
 
@@ -143,7 +143,7 @@ static bhvd_handle *post_sum(bhvd_context *ctx, float *values, int64_t count)
     return handle;
 }
 
-// Rank 1 stops when it and rank 0 have asked for a sum, so that rank 2 leaves in the middle of it: rank 0 waits for its values.
+// Rank 1 stops after it and rank 0 have requested a sum, so rank 2 leaves in the middle of it: rank 0 waits for its values.
 static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { COUNT = 9000 };
@@ -168,7 +168,7 @@ static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ct
             check_fail(__FILE__, __LINE__, "cause %d of rank %d: %s", error.cause, error.rank, error.message);
         atomic_fetch_add(&job->ready, 1);
     }
-    ctx->options.timeout_ms = 1;        // leaves what it cannot finish
+    ctx->options.timeout_ms = 1;        // it leaves with unfinished operations
     bhvd_handle_drop(sum);
 }
 
@@ -185,7 +185,7 @@ TEST(every_rank_hears_whose_failure_it_is)
     for (size_t t = 0; t < 3; t++) {
         for (size_t b = 0; b < 4; b++) {
             for (int subject = 0; subject < RANKS; subject += 2) {
-                // In one process there is nothing that breaks, and a word that nobody waits for is read when somebody does.
+                // In one process no connection breaks, and an unexpected message is read only when a rank waits for it.
                 if (bodies[b] == one_ends && t == 0)
                     continue;
                 struct job job = {.transport = transports[t], .body = bodies[b], .subject = subject,

@@ -18,7 +18,7 @@
 #include "transport/rendezvous_wire.h"
 #include "transport/socket.h"
 
-enum { LIMIT_MS = 20000, QUICK_MS = 4000 };     // quick: far below every limit of the server, far above a busy machine
+enum { LIMIT_MS = 20000, QUICK_MS = 4000 };     // QUICK_MS: far below every limit of the server, far above delays of a busy machine
 
 static const char secret[] = "the job's secret";
 
@@ -38,7 +38,7 @@ static bhvd_rendezvous *start(void)
 struct rank {
     int port, rank, size, timeout_ms;
     const char *scope, *secret;
-    uint32_t salt;              // makes the blobs of a job its own
+    uint32_t salt;              // makes a job's blobs unique
     uint32_t blob_size;
     bhvd_status status;
     struct bhvd_error error;
@@ -90,7 +90,7 @@ static int open_descriptors(void)
     return count;
 }
 
-// A rank may have its reply a moment before the server has closed the connection.
+// A rank may have its reply slightly before the server closes the connection.
 static int open_descriptors_settled(int expected_max)
 {
     int64_t begin = check_now_ms();
@@ -99,8 +99,8 @@ static int open_descriptors_settled(int expected_max)
     return open_descriptors();
 }
 
-// Starts ranks that others keep waiting; returns when the server has accepted them, and had time to hear them. before: how
-// many descriptors are open without any rank.
+// Starts ranks that must wait for others; returns when the server has accepted them, and had time to read their requests. before:
+// the number of descriptors that are open without ranks.
 static void ranks_start_waiting(struct rank *ranks, int count, int before)
 {
     CHECK_EQ(open_descriptors_settled(before), before);
@@ -123,7 +123,7 @@ static struct rank rank_of(const bhvd_rendezvous *server, const char *scope, int
                          .scope = scope, .secret = secret, .blob_size = 20};
 }
 
-// A whole correct job.
+// Runs a complete, correct job.
 static void run_job(const bhvd_rendezvous *server, const char *scope, int size, uint32_t blob_size)
 {
     enum { MAX = 64 };
@@ -144,7 +144,7 @@ static void run_job(const bhvd_rendezvous *server, const char *scope, int size, 
     }
 }
 
-// The same while others do nothing, or little: it does not wait until the server drops them.
+// The same while other peers are idle or slow: it does not wait until the server drops them.
 static void run_job_at_once(const bhvd_rendezvous *server, const char *scope, int size, uint32_t blob_size)
 {
     int64_t begin = check_now_ms();
@@ -209,7 +209,7 @@ TEST(ranks_may_come_before_the_server)
     bhvd_rendezvous_destroy(server);
 }
 
-// -------------------------------------------------------------------------------------------- what goes wrong ----
+// --------------------------------------------------------------------------------------------------- failures ----
 
 TEST(missing_ranks_are_named)
 {
@@ -242,7 +242,7 @@ TEST(the_first_that_ended_is_named)
 {
     bhvd_rendezvous *server = start();
     bhvd_rendezvous_rank_ended(server, "", 1, 0);
-    bhvd_rendezvous_rank_ended(server, "", 0, 1);       // had heard of rank 1
+    bhvd_rendezvous_rank_ended(server, "", 0, 1);       // had received rank 1's request
     struct rank late = rank_of(server, "init.1", 2, 3);
     run_rank(&late);
     CHECK_STATUS(late.status, BHVD_ERR_PEER_LOST);
@@ -317,7 +317,7 @@ TEST(nobody_listening_is_named_at_the_deadline)
     CHECK(check_now_ms() - begin >= 300 && check_now_ms() - begin < QUICK_MS);
 }
 
-// A listener that accepts and says nothing.
+// A listener that accepts and sends nothing.
 TEST(a_silent_server_ends_at_the_deadline)
 {
     int fd, port;
@@ -392,7 +392,7 @@ static int attach(const bhvd_rendezvous *server)
     return fd;
 }
 
-// What a rank means that connects to the server.
+// The binding that a connecting rank expects of the server.
 static struct auth_binding binding_to(const bhvd_rendezvous *server)
 {
     return (struct auth_binding){AUTH_RENDEZVOUS, 0, AUTH_NO_RANK, bhvd_rendezvous_port(server)};
@@ -406,7 +406,7 @@ static int attach_authenticated(const bhvd_rendezvous *server)
     return fd;
 }
 
-// What is sent to a connection that is being closed may fail; that is the point.
+// Sending to a connection that is being closed may fail, which is intended.
 static void send_what_goes(int fd, const void *data, size_t size)
 {
     socket_write_full(fd, data, size, clock_deadline_ns(QUICK_MS));
@@ -433,7 +433,7 @@ TEST(random_bytes_are_dropped)
         size_t size = (size_t)rand_r(&seed) % sizeof bytes;
         for (size_t k = 0; k < size; k++)
             bytes[k] = (unsigned char)rand_r(&seed);
-        if (i % 2)          // gets past the magic
+        if (i % 2)          // passes the check of the magic number
             memcpy(bytes, "BHVD\1\0\0\0", 8);
         send_what_goes(fd, bytes, size);
         if (size >= AUTH_HELLO_SIZE + AUTH_PROOF_SIZE)
@@ -447,7 +447,7 @@ TEST(random_bytes_are_dropped)
     bhvd_rendezvous_destroy(server);
 }
 
-// A correct message of an authenticated rank of size 1, cut off after every length.
+// A correct message of an authenticated rank of size 1, truncated at every length.
 TEST(truncated_requests_leave_nothing_behind)
 {
     bhvd_rendezvous *server = start();
@@ -457,7 +457,7 @@ TEST(truncated_requests_leave_nothing_behind)
     rendezvous_request_put(&message, &request);
     bytes_put(&message, "s", 1);
     bytes_put(&message, "hello", 5);
-    for (size_t cut = 0; cut <= message.size; cut++) {      // the last one is whole, waits, and breaks
+    for (size_t cut = 0; cut <= message.size; cut++) {      // the last one is complete, waits, and breaks
         int fd = attach_authenticated(server);
         send_what_goes(fd, message.data, cut);
         close(fd);
@@ -490,7 +490,7 @@ TEST(lengths_out_of_bounds_are_dropped)
         check_closed_within(fd, QUICK_MS);
     }
 
-    // Not a request at all; and a name that a C string cannot hold.
+    // Not a request; then a name that does not fit into a C string.
     int fd = attach_authenticated(server);
     unsigned char zeros[REQUEST_HEAD_SIZE] = {0};
     send_what_goes(fd, zeros, sizeof zeros);
@@ -506,7 +506,7 @@ TEST(lengths_out_of_bounds_are_dropped)
     bhvd_rendezvous_destroy(server);
 }
 
-// The client refuses such a rank itself, so only the bytes can say it.
+// The client rejects such a rank itself, so the test sends raw bytes.
 TEST(a_rank_beyond_the_size_is_a_disagreement)
 {
     bhvd_rendezvous *server = start();
@@ -533,7 +533,7 @@ TEST(a_replayed_handshake_is_dropped)
     uint8_t hello[AUTH_HELLO_SIZE], proof[AUTH_PROOF_SIZE];
     int64_t deadline_ns = clock_deadline_ns(QUICK_MS);
 
-    // What an observer of a good handshake has seen.
+    // The messages that an observer of a successful handshake has seen.
     int fd = attach(server);
     const struct auth_binding binding = binding_to(server);
     CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, &binding, NULL), BHVD_OK);
@@ -548,7 +548,7 @@ TEST(a_replayed_handshake_is_dropped)
     bytes_put(&request, "s", 1);
     CHECK_STATUS(socket_write_full(fd, request.data, request.size, deadline_ns), BHVD_OK);
     uint8_t reply[REPLY_HEAD_SIZE];
-    CHECK_STATUS(socket_read_full(fd, reply, sizeof reply, deadline_ns), BHVD_OK);      // so it was a good one
+    CHECK_STATUS(socket_read_full(fd, reply, sizeof reply, deadline_ns), BHVD_OK);      // so the handshake succeeded
     close(fd);
 
     fd = attach(server);
@@ -557,7 +557,7 @@ TEST(a_replayed_handshake_is_dropped)
     send_what_goes(fd, request.data, request.size);
     check_closed_within(fd, QUICK_MS);
 
-    // Its own bytes sent back.
+    // The server's own bytes, sent back to it.
     fd = attach(server);
     send_what_goes(fd, auth.hello, sizeof auth.hello);
     CHECK_STATUS(socket_read_full(fd, hello, sizeof hello, deadline_ns), BHVD_OK);
@@ -612,7 +612,7 @@ TEST(a_thousand_strangers_take_a_bounded_number_of_descriptors)
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-// With every descriptor of the process taken, strangers must make room for the ranks.
+// When the process has no free descriptors, strangers must make room for ranks.
 TEST(out_of_descriptors_strangers_are_evicted)
 {
     struct rlimit limit;
@@ -647,7 +647,7 @@ TEST(out_of_descriptors_strangers_are_evicted)
 struct relay {
     const bhvd_rendezvous *server;
     int listener;
-    bhvd_status ended;                  // how the server's side ended
+    bhvd_status ended;                  // the status on the server's side
     pthread_t thread;
 };
 
@@ -658,7 +658,7 @@ static void pass_on(int from, int to, size_t size)
     CHECK_STATUS(socket_write_full(to, bytes, size, clock_deadline_ns(QUICK_MS)), BHVD_OK);
 }
 
-// A stranger that has no secret, at a port that a rank takes for the rendezvous.
+// A stranger without the secret, at a port that a rank takes for the rendezvous.
 static void *run_relay(void *arg)
 {
     struct relay *relay = arg;
@@ -692,7 +692,7 @@ TEST(a_handshake_that_is_passed_on_convinces_neither_side)
     bhvd_rendezvous_destroy((bhvd_rendezvous *)relay.server);
 }
 
-// A byte now and then extends nothing: the limit counts from the connection.
+// Single bytes do not extend the limit, which counts from the connection.
 TEST(slow_bytes_delay_nobody_and_are_dropped)
 {
     enum { SLOW = 20 };
@@ -723,7 +723,7 @@ TEST(a_rank_that_waits_and_breaks_may_come_again)
 {
     bhvd_rendezvous *server = start();
     struct rank last = rank_of(server, "s", 1, 2);
-    for (int i = 0; i < 3; i++) {       // the last of them says more than it may
+    for (int i = 0; i < 3; i++) {       // the last one sends more than allowed
         int fd = attach_authenticated(server);
         struct bytes message = {0};
         rendezvous_request_put(&message, &(struct rendezvous_request){.rank = 0, .size = 2, .patience_ms = 60000,
@@ -747,7 +747,7 @@ TEST(a_rank_that_waits_and_breaks_may_come_again)
     bhvd_rendezvous_destroy(server);
 }
 
-// With small buffers on its way, so that a large reply does not fit into the kernel.
+// Connects with small receive buffers, so that a large reply does not fit into the kernel.
 static int attach_narrow(const bhvd_rendezvous *server)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(bhvd_rendezvous_port(server)),
@@ -796,7 +796,7 @@ TEST(ranks_that_do_not_read_delay_nobody)
         close(fds[i]);
 }
 
-// Everything at once, from several threads, while jobs run.
+// All attacks at once, from several threads, while jobs run.
 struct storm {
     const bhvd_rendezvous *server;
     atomic_bool over;
@@ -837,7 +837,7 @@ TEST(jobs_complete_in_a_storm)
     bhvd_rendezvous_destroy(server);
 }
 
-// It wakes for the rank, and for its end while it does so.
+// The server is destroyed while the report of an ended rank wakes it.
 TEST(it_ends_while_it_hears_of_a_rank)
 {
     for (int i = 0; i < 4000; i++) {

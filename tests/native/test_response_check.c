@@ -1,5 +1,5 @@
-// What the coordinator tells the members of an alltoall: each its own, so that the length grows with their number, not with
-// its square; and no frame is longer than a peer would read.
+// The coordinator's response to an alltoall: each member gets only its own part, so the length grows with the number of members,
+// not with its square; and no frame exceeds the size that a peer accepts.
 #include <stdlib.h>
 
 #include "check.h"
@@ -8,9 +8,9 @@
 #include "core/context/context.h"
 #include "core/message/frame.h"
 
-enum { MANY = 3000, COLUMNS = 2, ROW_BYTES = 12 };      // n * n numbers of 8 bytes are no frame from 2,897 ranks on
+enum { MANY = 3000, COLUMNS = 2, ROW_BYTES = 12 };      // n * n numbers of 8 bytes exceed a frame from 2,897 ranks on
 
-// What rank `from` sends to rank `to`.
+// The number of rows that rank `from` sends to rank `to`.
 static int32_t rows(int from, int to) { return (from * 7 + to * 3) % 5; }
 
 static struct request *make_request(int rank)
@@ -32,7 +32,7 @@ static struct request *make_request(int rank)
     return request;
 }
 
-// As that rank has it, when the answer comes.
+// The rank's operation when the response arrives.
 static struct bhvd_handle *make_operation(int rank)
 {
     struct bhvd_handle *op = calloc(1, sizeof *op + COLUMNS * sizeof op->tensors[0]);
@@ -67,12 +67,12 @@ static void check_response(const struct pending *pending, struct process_set *se
     set->group.rank = member;
     CHECK(response_agrees(set, op, agreed, count));
     CHECK(!response_agrees(set, op, agreed, count - 1));
-    agreed[MANY] = 2;                                   // less than what is sent
+    agreed[MANY] = 2;                                   // less than it sends
     CHECK(!response_agrees(set, op, agreed, count));
     agreed[MANY] = INT64_MAX;
     CHECK(!response_agrees(set, op, agreed, count));
     agreed[MANY] = 4;
-    agreed[member] = rows(member, member) ? 0 : 1;      // of what it sends to itself it knows better
+    agreed[member] = rows(member, member) ? 0 : 1;      // contradicts what it sends to itself
     CHECK(!response_agrees(set, op, agreed, count));
     free(agreed);
     free(op->splits);
@@ -102,7 +102,7 @@ TEST(each_member_of_an_alltoall_hears_what_it_receives)
     free(table.buckets);
 }
 
-// A group whose answer no frame holds is refused, on all ranks, and the job goes on.
+// A group whose response exceeds a frame is rejected on all ranks, and the job continues.
 TEST(a_group_that_is_too_large_to_agree_on)
 {
     enum { TENSORS = 70000, RANKS = 64 };

@@ -1,4 +1,4 @@
-// Memory of results: what is freed serves the next of its size, and no more than promised is kept.
+// Memory of results: freed memory is reused for the same size, and at most the documented amount is kept.
 #include "run/work.h"
 
 #include <pthread.h>
@@ -40,7 +40,7 @@ TEST(no_more_is_kept_than_promised)
     block_pool_release(&result_memory, small);
     char *too_large = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT + 1);
     CHECK(too_large);
-    block_pool_release(&result_memory, too_large);           // the sanitizer's leak check sees whether it is kept
+    block_pool_release(&result_memory, too_large);           // the leak check would report it if it were kept
     char *blocks[20];
     for (int i = 0; i < 20; i++) {
         blocks[i] = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT / 4);

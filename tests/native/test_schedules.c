@@ -1,15 +1,15 @@
-// The checker of schedules (run/schedule.h): writes down every rank's, and looks for what the textbook promises.
+// Verifies schedules (run/schedule.h): records the schedules of all ranks, and checks the invariants of a correct collective.
 //
 //     match      the k-th send of a to b has the size of the k-th receive of b from a; steps wait for earlier ones only;
-//                places lie within their spaces
-//     deadlock   a message moves only when its send and its receive have begun. Twice: in the order of the numbers, with any
-//                local step next; and in the order in which an executor posts them, over streams that do not overtake
+//                offsets lie within their buffers
+//     deadlock   a message moves only when its send and its receive have begun. Run twice: in the order of the numbers, with any
+//                local step next; and in the order in which an executor posts them, over streams that keep their order
 //     values     every element of every rank counted exactly once, prescaled and scaled once, in the same order on all ranks
-//     races      of two steps of a rank that touch the same bytes, one writing, one is over before the other begins, whatever
-//                the delays: by the waits, and by messages (what has come was sent before, and was read wholly)
+//     races      of two steps of a rank that touch the same bytes, one writing, one is over before the other begins, for any
+//                delays: ordered by waits, and by messages (received data has been sent before, and was read completely)
 //
-// Values are symbolic. One of `cell` bytes is a pair of hashes: the sum of what was added, and the tree of additions. So a
-// vector of many segments has few cells. The last tests are of the checker: it notices each of many mutations.
+// Values are symbolic. A value of `cell` bytes is a pair of hashes: the sum of the added values, and the tree of additions. So a
+// vector of many segments has few cells. The last tests check the verifier: it notices each of many mutations.
 #include "check.h"
 
 #include "collective/collective.h"
@@ -26,7 +26,7 @@ enum { IS_SANITIZED = false };
 
 // ---------------------------------------------------------------------------------------------------------------- cases
 
-// The last four are of primitives, whose codes are as long here as what they stand for. Peers: those of a ring.
+// The last four are primitives, whose codes are as long here as the values. Peers: those of a ring.
 enum kind { RING, DOUBLING, HALVING, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, OWNERS, EVERYONE,
             PEERS, PEERS_IN_PLACE };
 
@@ -37,14 +37,14 @@ static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "allgath
 struct job {
     enum kind kind;
     int n, root;
-    size_t cell;            // bytes; what the schedules take for an element
+    size_t cell;            // bytes; an element in the schedules
     size_t nbytes;          // allreduce, broadcast
     bool chain;             // broadcast
-    size_t *part;           // allgather, reducescatter: of each rank
+    size_t *part;           // allgather, reducescatter: each rank's size
     size_t *sent;           // alltoall: [from * n + to]
 };
 
-enum { IN_TENSORS = SPACE_COUNT, MEMORY_COUNT };        // where a load reads and a store writes
+enum { IN_TENSORS = SPACE_COUNT, MEMORY_COUNT };        // the memory that a load reads and a store writes
 
 static bool is_of_codes(const struct job *job) { return job->kind >= OWNERS; }
 static bool has_peers(const struct job *job) { return job->kind >= PEERS; }
@@ -140,7 +140,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
     CHECK(!schedule->failed);
 }
 
-// Bytes of a space as the definition has it. Scratch: whatever the schedule says.
+// The size in bytes of a buffer by definition; of scratch, as the schedule says.
 static size_t space_size(const struct job *job, const struct schedule *schedule, int space)
 {
     const int n = job->n, rank = schedule->rank;
@@ -175,17 +175,17 @@ struct world {
     const struct job *job;
     int n;
     struct schedule *schedules;
-    int *first;                             // of each rank's steps among all; [n]: how many there are
+    int *first;                             // index of each rank's first step among all; [n]: the number of steps
     int *rank_of;
-    int *mate;                              // of a message's send and receive: the other
-    size_t (*base)[MEMORY_COUNT];           // of each rank's spaces in its memory, in cells
+    int *mate;                              // a send's receive, and a receive's send
+    size_t (*base)[MEMORY_COUNT];           // start of each rank's buffers in its memory, in cells
     size_t (*size)[MEMORY_COUNT];           // cells
     struct value **memory;
-    int *order;                             // nodes (2 step: it begins to touch bytes, 2 step + 1: it has) as a run had them
+    int *order;                             // nodes in the order of a run: 2 step: it begins to touch bytes; 2 step + 1: it is over
     int ordered;
 };
 
-// The complaint; the same place is used again and again.
+// Formats a complaint, in one static buffer.
 __attribute__((format(printf, 1, 2)))
 static const char *complain(const char *format, ...)
 {
@@ -269,7 +269,7 @@ static void world_close(struct world *w)
     free(w->order);
 }
 
-// Spaces side by side in one memory, but for those that may be the same: the tests take it that they are.
+// Places buffers one after the other in one memory, except those that may overlap: the tests assume that they do.
 static const char *lay_out(struct world *w)
 {
     const struct job *job = w->job;
@@ -301,7 +301,7 @@ static const char *lay_out(struct world *w)
 
 // ---------------------------------------------------------------------------------------------------------------- match
 
-// What a step reads and writes, in cells of its rank's memory. How many.
+// A range that a step reads or writes, in cells of its rank's memory.
 struct touched {
     size_t begin, count;
     bool writes;
@@ -312,8 +312,8 @@ static struct touched touch(const struct world *w, int rank, int space, size_t a
     return (struct touched){w->base[rank][space] + at / w->job->cell, nbytes / w->job->cell, writes};
 }
 
-// How many codes a step reads from `from` on, one every so many bytes, of which that of rank `left_out` is none. Returns the bytes
-// from the first to the end of the last.
+// How many codes a step reads from `from` on, in constant distances; there is none for rank `left_out`. Returns the bytes from
+// the start of the first to the end of the last.
 static size_t codes_read(const struct world *w, int g, int *count, size_t *each, int *left_out)
 {
     const struct job *job = w->job;
@@ -353,7 +353,7 @@ static int touched_by(const struct world *w, int g, struct touched out[3])
         out[0] = touch(w, r, IN_TENSORS, step->from.at, step->nbytes, true);
         return 2;
     case STEP_COPY:
-        return to.begin == from.begin ? 0 : 2;          // it is there
+        return to.begin == from.begin ? 0 : 2;          // already in place
     case STEP_ENCODE:
         out[1] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, false);
         return 2;
@@ -446,7 +446,7 @@ static const char *check_match(struct world *w)
 
 // --------------------------------------------------------------------------------------------------------------- values
 
-static const uint64_t PRESCALE = 3, POSTSCALE = 5;      // odd: nothing is lost modulo 2^64
+static const uint64_t PRESCALE = 3, POSTSCALE = 5;      // odd: invertible modulo 2^64
 
 static struct value value_of(int rank, size_t index)
 {
@@ -472,7 +472,7 @@ static struct value *at(const struct world *w, int rank, int space, size_t nbyte
 static void fill(struct world *w)
 {
     for (int r = 0; r < w->n; r++) {
-        for (int s = 0; s < MEMORY_COUNT; s++)          // garbage, of which no two are alike
+        for (int s = 0; s < MEMORY_COUNT; s++)          // garbage, all values different
             for (size_t i = 0; i < w->size[r][s]; i++)
                 at(w, r, s, 0)[i] = value_of(-2 - r, i * MEMORY_COUNT + (size_t)s);
         const int source = is_allreduce(w->job) || is_of_codes(w->job) ? IN_TENSORS : IN_INPUT;
@@ -481,7 +481,7 @@ static void fill(struct world *w)
     }
 }
 
-// The sum of cell i of all codes that are read: in rank order, or the own one, then those of the peers.
+// The sum of cell i of all codes that the step reads: in rank order, or first its own, then those of the peers.
 static struct value sum_of_codes(const struct world *w, int g, size_t i)
 {
     const struct step *step = step_at(w, g);
@@ -528,7 +528,7 @@ static void act(const struct world *w, int g)
     }
 }
 
-// What element `index` of this rank's result should be; of sums only the sum.
+// The expected value of element `index` of this rank's result; for sums only the field `sum`.
 static struct value expected(const struct world *w, int rank, size_t index)
 {
     const struct job *job = w->job;
@@ -570,7 +570,7 @@ static const char *check_result(const struct world *w, const struct value *want,
     return NULL;
 }
 
-// The tensors have it; and the vector too, which is the tensor where there is only one.
+// Checks the tensors, and the vector, which is the tensor if there is only one.
 static const char *check_values(const struct world *w)
 {
     const char *complaint = NULL;
@@ -593,19 +593,19 @@ static const char *check_values(const struct world *w)
 
 // ------------------------------------------------------------------------------------------------------------------ run
 
-// One run of all schedules. Something that can be done is chosen again and again, until nothing can.
+// One run of all schedules: repeatedly chooses a possible action until there is none.
 struct execution {
     struct world *w;
-    int streams;                // of a pair of ranks; 0: messages move in the order of their numbers, local steps in any
-    int *waits;                 // of a step
-    int *edge, *next_edge;      // who waits for it: STEP_WAITS step + index
-    bool *begun, *is_planned;   // a send's: to move
-    int *behind;                // the next in its stream, or in its rank's ready ones
+    int streams;                // of a pair of ranks; 0: messages move in the order of their numbers, local steps in any order
+    int *waits;                 // number of waits left of a step
+    int *edge, *next_edge;      // the steps that wait for it: STEP_WAITS step + index
+    bool *begun, *is_planned;   // is_planned: the move of a send
+    int *behind;                // the next one in its stream, or in its rank's list of ready steps
     int *head, *tail;           // of streams: [(from * n + to) * streams + stream]
     int *posted;                // [from * n + to]
-    int *number, *moved;        // of a message; how many of a pair have moved
-    int *ready, *ready_tail;    // local steps of a rank, with streams: one after the other
-    int *agenda, planned;       // what could be done: a local step, a send; -1 - rank: the next of its ready ones
+    int *number, *moved;        // of a message; number of moved messages of a pair
+    int *ready, *ready_tail;    // ready local steps of a rank; with streams they run in order
+    int *agenda, planned;       // possible actions: a local step, a send; -1 - rank: the rank's next ready step
     int left;
 };
 
@@ -652,7 +652,7 @@ static void begin(struct execution *e, int g)
     e->begun[g] = true;
     if (step->kind == STEP_SEND) {
         w->order[w->ordered++] = 2 * g;
-        if (e->streams) {       // here the number is its stream's, which may be any: who had the least to do then
+        if (e->streams) {       // here the number is its stream, which may be any: the executor takes the least busy one
             e->number[g] = random_below(e->streams);
             const size_t stream = pair_of(e, g) * (size_t)e->streams + (size_t)e->number[g];
             append(&e->head[stream], &e->tail[stream], e->behind, g);
@@ -673,7 +673,7 @@ static void end(struct execution *e, int g)
 {
     e->left--;
     e->w->order[e->w->ordered++] = 2 * g + 1;
-    int edges[64], count = 0;           // in any order, as far as that is not too many
+    int edges[64], count = 0;           // in random order, up to the size of edges[]
     for (int edge = e->edge[g]; edge != STEP_NONE; edge = e->next_edge[edge]) {
         const int waiting = edge / STEP_WAITS;
         if (--e->waits[waiting])
@@ -824,9 +824,8 @@ static bool is_over_before(const struct past *past, int index, int node)
     return past->bits[(size_t)node * past->words + (size_t)index / 64] >> (index % 64) & 1;
 }
 
-// The run's order respects the edges, so one walk along it is enough. A receive touches bytes when the send has begun to,
-// at the earliest; it is over when the send has read the last, at the earliest. Not the other way: between them there is
-// room.
+// The run's order respects the edges, so one pass over it is enough. A receive touches bytes after the send has begun to, and is
+// over after the send has read the last byte. The send does not wait for the receive, since there are buffers between them.
 static struct past past_of(const struct world *w, int rank)
 {
     const int count = w->first[rank + 1] - w->first[rank];
@@ -884,7 +883,7 @@ static const char *check_races(const struct world *w, int rank)
 
 // ---------------------------------------------------------------------------------------------------------------- check
 
-enum { RANKS_LOOKED_AT = 8 };           // for races, where there are many
+enum { RANKS_LOOKED_AT = 8 };           // for races, if there are many
 
 static const char *check_world(struct world *w, int seeds)
 {
@@ -916,7 +915,7 @@ static void check_job(const struct job *job, int seeds)
     world_close(&world);
 }
 
-// Parts of some cells each: 0 to most, or all alike.
+// Parts of 0 to `most` cells each, or all equal.
 static void check_parts(enum kind kind, int n, size_t cell, int most, bool alike)
 {
     size_t *parts = malloc((size_t)n * (size_t)n * sizeof *parts);
@@ -928,7 +927,7 @@ static void check_parts(enum kind kind, int n, size_t cell, int most, bool alike
 
 static int many(void) { return IS_SANITIZED ? 14 : 33; }
 
-// Scratch is laid out in segments, so small cells make a large memory.
+// Scratch is organized in segments, so small cells would make a large memory.
 enum { CELL = SEGMENT / 4 };
 
 static void check_allreduce(enum kind kind)
@@ -975,7 +974,7 @@ TEST(parts)
     }
 }
 
-// Few of a thousand ranks have something.
+// Only few of a thousand ranks have data.
 TEST(few_have_parts)
 {
     const int n = IS_SANITIZED ? 200 : 1000;
@@ -1004,7 +1003,7 @@ static int messages_of_allgather(int n, uint32_t hop_ns, size_t nbytes)
     return sends;
 }
 
-// Few messages where messages are what it costs, one hop where hops are, and where bytes are.
+// Few messages if messages dominate the cost, one hop if hops or bytes do.
 TEST(a_small_allgather_among_many_takes_few_messages)
 {
     CHECK_EQ(messages_of_allgather(64, 0, 4), 6);
@@ -1027,7 +1026,7 @@ TEST(broadcast)
             check_job(&(struct job){.kind = BROADCAST, .n = n, .root = n / 3, .cell = SEGMENT, .nbytes = 3 * SEGMENT, .chain = chain}, 1);
 }
 
-// The line of a tree's root carries each byte log2 n times, that of a chain's once, and the last rank is n - 1 hops away.
+// The root's link carries each byte log2 n times in a tree, once in a chain, in which the last rank is n - 1 hops away.
 TEST(a_broadcast_takes_a_chain_where_bytes_are_what_it_costs)
 {
     const struct wire near = {0, 8000}, far = {20000000, 8000};       // 1 Gbit/s; 20 ms
@@ -1048,7 +1047,7 @@ TEST(codes)
             const size_t chunks = kind == OWNERS ? (size_t)n : 1;
             check_job(&(struct job){.kind = kind, .n = n, .cell = FEW, .nbytes = FEW * (chunks + 1)}, 2);
             check_job(&(struct job){.kind = kind, .n = n, .cell = FEW, .nbytes = FEW}, 1);
-            // More segments than slots, the last of which some chunks lack.
+            // More segments than slots; some chunks lack the last one.
             if (n < 8)
                 check_job(&(struct job){.kind = kind, .n = n, .cell = FEW, .nbytes = SEGMENT * chunks * 5 + FEW}, 3);
         }
@@ -1058,7 +1057,7 @@ TEST(codes)
 
 // --------------------------------------------------------------------------------------------------- of the checker itself
 
-// What a change does to it; undone afterwards.
+// The verifier's complaint about a changed step; the change is undone.
 static const char *check_changed(struct world *w, int g, struct step changed)
 {
     struct step *step = step_at(w, g), before = *step;
@@ -1068,7 +1067,7 @@ static const char *check_changed(struct world *w, int g, struct step changed)
     return complaint;
 }
 
-// Does a step still begin after another is over, one of its waits apart?
+// Whether a step begins after another one is over even without one of its waits.
 static bool is_waited_for_anyhow(struct world *w, int g, int wait)
 {
     struct step *step = step_at(w, g), before = *step;
@@ -1101,10 +1100,10 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 if (step.after[i] == STEP_NONE)
                     continue;
                 changed.after[i] = STEP_NONE;
-                CHECK(!check_world(w, 1));              // the order of an unspoilt run
-                // What halving takes back is an answer to what it gave: that wait is for nothing but tidiness. Some results of
-                // reducescatter lie where nothing is sent from. And a slot that is free because all of it was awaited is not
-                // always used again by all; and what lies in the input is not sent before it is expected, only for pace.
+                CHECK(!check_world(w, 1));              // the order of an unchanged run
+                // These waits may be redundant. In halving, a rank receives only in response to its own sends. Some results of
+                // reducescatter are where no data is sent from. A slot that is free because all of it was awaited may not be
+                // used again by all ranks; and input data is awaited before it is sent only for pacing.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
                     (is_of_codes(job) && step.kind == STEP_NOTHING && !check_changed(w, g, changed)) ||
@@ -1149,7 +1148,7 @@ TEST(every_mutation_is_noticed)
     size_t part[] = {8, 0, 4, 12, 8};
     const struct job jobs[] = {
         {.kind = RING, .n = 3, .cell = CELL, .nbytes = CELL * 7},
-        {.kind = RING, .n = 11, .cell = CELL, .nbytes = CELL * 11},                        // more arrive than the window holds
+        {.kind = RING, .n = 11, .cell = CELL, .nbytes = CELL * 11},                        // more messages than the window holds
         {.kind = DOUBLING, .n = 6, .cell = CELL, .nbytes = CELL * 2},
         {.kind = DOUBLING, .n = 3, .cell = SEGMENT, .nbytes = 10 * SEGMENT},
         {.kind = HALVING, .n = 6, .cell = 4, .nbytes = 4 * 9},
@@ -1171,7 +1170,7 @@ TEST(every_mutation_is_noticed)
     printf(" (%d noticed, %d waits for what is over anyhow)", noticed, needless);
 }
 
-// Everybody listens first.
+// Every rank receives first.
 TEST(a_deadlock_is_noticed)
 {
     const struct job job = {.kind = DOUBLING, .n = 2, .cell = CELL, .nbytes = CELL};

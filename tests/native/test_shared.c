@@ -1,4 +1,4 @@
-// Pipelines in shared memory (run/shared.h), of members that this one thread plays.
+// Pipelines in shared memory (run/shared.h); one thread plays all members.
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static void advance(struct member *m, struct pipeline *pipeline)
         ;
 }
 
-// The root's last count of a broadcast is stored at its end: who is to stage the next one may have gone to sleep before.
+// The root stores its last count of a broadcast at the end: the next rank that copies in may already be asleep.
 TEST(the_end_of_a_broadcast_wakes_who_waits_for_it)
 {
     struct host_memory memory = {.size = host_memory_size(MEMBERS), .ranks = MEMBERS};

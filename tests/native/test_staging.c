@@ -1,5 +1,5 @@
-// Operations on tensors of a device (native/gpu/staging.c), under the sanitizers too. The host's memory is the device
-// (host_device.h): results must come back, buffers are used again, what is dropped early leaves nothing behind.
+// Operations on tensors of a device (native/gpu/staging.c), also under the sanitizers. Host memory is the device (host_device.h):
+// results are copied back, buffers are reused, and operations that are dropped early leave nothing behind.
 #include "device/buffer.h"
 #include "host_device.h"
 #include "job.h"

@@ -1,4 +1,4 @@
-// Who stalls, as fields: rank 0 knows of operations that the others wait for a rank to ask for, until it has.
+// Stalls as fields: rank 0 reports operations for which the others wait, until the missing rank has requested them.
 #include "job.h"
 
 enum { LATE = 2, OPERATIONS = BHVD_STALLED_NAMES + 1 };

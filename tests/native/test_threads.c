@@ -1,4 +1,4 @@
-// What the core's threads leave to the process: its signals, and, when it forks, a child that frees nothing that they use.
+// Effects of the core's threads on the process: they leave its signals alone, and a forked child frees none of their memory.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -7,7 +7,7 @@
 #include "core/context/context.h"
 #include "job.h"
 
-// The signals that a thread blocks; false if the thread has ended since it was listed, as those do that only connect.
+// The signals that a thread blocks; false if it has ended since it was listed, as connecting threads do.
 static bool read_blocked(const char *thread, unsigned long long *blocked)
 {
     char path[300], line[200];
@@ -21,7 +21,7 @@ static bool read_blocked(const char *thread, unsigned long long *blocked)
     return found;
 }
 
-// Threads of this process, and those of them that block every signal but faults.
+// The number of threads of this process, and of those that block every signal except faults.
 static void count_threads(int *all, int *blocking)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
@@ -34,7 +34,7 @@ static void count_threads(int *all, int *blocking)
     for (struct dirent *entry; (entry = readdir(threads));)
         if (entry->d_name[0] != '.' && read_blocked(entry->d_name, &blocked)) {
             *all += 1;
-            // Of the real-time signals the first two are the C library's own.
+            // The first two real-time signals belong to the C library.
             *blocking += (blocked | spared | 3ull << 31) == ~0ull && !(blocked & 1ull << (SIGSEGV - 1));
         }
     closedir(threads);
@@ -47,7 +47,7 @@ static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
     while (rank == 0 && atomic_load(&job->ready) < RANKS)
         usleep(1000);
     if (rank == 0) {
-        // A thread that has not run yet blocks faults too; and a list of threads lacks some, where others end meanwhile.
+        // A thread that has not run yet blocks faults, too; and a list of threads may be incomplete while others end.
         const int expected = RANKS + (job->rendezvous ? 1 : 0);
         count_threads(&all, &blocking);
         for (int tries = 0; tries < 2000 && (blocking < expected || all < blocking + RANKS + 1); tries++) {
@@ -63,7 +63,7 @@ static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
     (void)ctx;
 }
 
-// Emulators of one program (qemu-user) need some of its signals for themselves.
+// User-mode emulators (qemu-user) need some of its signals.
 static bool kernel_tells_of_masks(void)
 {
     sigset_t every, before;
@@ -87,7 +87,7 @@ TEST(signals_are_for_the_programs_own_threads)
     run_job("inproc", "", NULL, look_at_masks);
 }
 
-// As a thread leaves it that is about to grow a buffer: the old one is freed, the new one not known yet.
+// The state left by a thread that is about to grow a buffer: the old one is freed, the new one not stored yet.
 static void fork_meanwhile(struct job *job, int rank, bhvd_context *ctx)
 {
     (void)job;
@@ -131,7 +131,7 @@ static long voluntary_switches(const char *thread)
     return count;
 }
 
-// Of all threads of this process that are not named here.
+// Context switches of all threads of this process except `callers`.
 static long switches_of_others(const _Atomic int *callers)
 {
     long sum = 0;
@@ -163,7 +163,7 @@ static void reduce_while_blocking(bhvd_context *ctx, int times)
     }
 }
 
-// Of the best round: where others have the cores, the caller may be away when a message comes, and the progress thread reads it.
+// Takes the best round: on busy cores the caller may not run when a message arrives, and the progress thread reads it.
 static void block_for_many(struct job *job, int rank, bhvd_context *ctx)
 {
     callers[rank] = (int)syscall(SYS_gettid);

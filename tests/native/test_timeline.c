@@ -1,4 +1,4 @@
-// What a timeline says of names is UTF-8, wherever they are cut and whatever they hold.
+// Names in a timeline are valid UTF-8, wherever they are truncated and whatever they contain.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ TEST(a_name_is_cut_between_two_characters)
         for (size_t at = (size_t)shift; at + 3 < sizeof name; at += 3)
             memcpy(name + at, "\xe2\x82\xac", 4);
         write_name(name, text, sizeof text);
-        const char *end = strstr(text, "\xe2\x82\xac\"}");        // the last is whole, and the string ends behind it
+        const char *end = strstr(text, "\xe2\x82\xac\"}");        // the last character is complete, and the string ends after it
         CHECK(end);
     }
 }

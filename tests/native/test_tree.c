@@ -1,5 +1,5 @@
-// The shape of the tree: every rank is below rank 0, by ways that parents and children agree on; no rank has more children
-// than the fan-out on its host and as many on others.
+// The shape of the tree: every rank is below rank 0, on paths that parents and children agree on; no rank has more children than
+// the fan-out on its own host, and as many on others.
 #include "check.h"
 
 #include "core/negotiation/tree.h"
@@ -35,7 +35,7 @@ static void check_shape(const int *host_of, int size, int fanout)
             remote += host_of[child->rank] != host_of[rank];
         }
         CHECK(local <= fanout && remote <= fanout);
-        // Down from rank 0, always to the child that the rank is below.
+        // Descends from rank 0 to the child above the rank.
         int at = 0, hops = 0;
         while (at != rank) {
             struct tree_child *next = tree_child_towards(&trees[at], rank);
@@ -57,14 +57,14 @@ TEST(every_rank_is_found_from_rank_0)
                 check_shape(host_of, size, fanout);
                 int hosts = (size + per_host - 1) / per_host;
                 for (int rank = 0; rank < size; rank++)
-                    host_of[rank] = rank % hosts;               // dealt to the hosts in turn
+                    host_of[rank] = rank % hosts;               // round-robin over the hosts
                 check_shape(host_of, size, fanout);
             }
         }
     }
 }
 
-// The position among the ranks of its host, and the rank at a position of a host, by looking at all ranks.
+// The position among the ranks of a host, and the rank at a position, by a search over all ranks.
 static int index_on_host(const int *host_of, int rank)
 {
     int before = 0;
@@ -114,7 +114,7 @@ TEST(parents_are_those_that_the_shape_says)
     unsigned seed = 1;
     for (int fanout = 0; fanout <= 16; fanout += fanout < 3 ? 1 : 13) {
         for (int size = 1; size <= 90; size += 1 + size / 8) {
-            for (int rank = 0, hosts = 0; rank < size; rank++) {        // a new host, or one of those before
+            for (int rank = 0, hosts = 0; rank < size; rank++) {        // a new host, or an earlier one
                 seed = seed * 1103515245 + 12345;
                 const int host = hosts && seed >> 16 & 3 ? (int)(seed >> 18) % hosts : hosts;
                 host_of[rank] = host;
@@ -140,7 +140,7 @@ TEST(a_star_is_a_tree_without_relays)
     }
 }
 
-// Whoever looks for a rank finds the child that it is below.
+// The search for a rank finds the child above it.
 static void check_found(struct tree *tree, int size)
 {
     for (int rank = 0; rank < size; rank++) {

@@ -1,4 +1,4 @@
-// A wait while something else makes progress without a pause, such as the requests of other ranks that reach the coordinator.
+// A wait while other work makes continuous progress, such as requests of other ranks to the coordinator.
 #include "core/execution/engine.h"
 
 static _Thread_local bool moves_without_end;

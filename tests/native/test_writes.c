@@ -1,4 +1,4 @@
-// What ranks write for each other in memory that they share goes through a core's caches or past them, whichever is quicker.
+// Writes to shared memory go through the caches or past them, whichever is faster.
 #include <stdlib.h>
 
 #include "core/context/context.h"
@@ -49,7 +49,7 @@ TEST(a_rank_writes_past_its_caches_while_that_is_quicker)
     free(run);
 }
 
-// Every rank's values are small whole numbers: any sum of them is exact.
+// Small whole numbers, so that all sums are exact.
 static float value_of(int rank, int64_t i) { return (float)(rank + i % 1000); }
 
 static void run_kind(struct job *job, bhvd_context *ctx, int rank, int64_t count, double prescale)
@@ -66,7 +66,7 @@ static void run_kind(struct job *job, bhvd_context *ctx, int rank, int64_t count
         .prescale_factor = prescale, .postscale_factor = 1.0, .device = -1};
     struct bhvd_error error;
     bhvd_handle *handle;
-    ctx->run.writes = (struct writes){.streamed = true, .count = 100};     // far from the next look at both ways
+    ctx->run.writes = (struct writes){.streamed = true, .count = 100};     // far from the next measurement of both methods
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
     finish(handle, BHVD_OK);
     const float total = (float)(RANKS * (RANKS - 1) / 2);
