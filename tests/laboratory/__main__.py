@@ -1,6 +1,6 @@
-"""The collectives as bagua_hvd.bench measures them, between emulated hosts; and what the machine itself gives.
+"""Runs the collectives of bagua_hvd.bench between emulated hosts, and measures the machine's own limits.
 
-Exit codes: 0; 1, a rank failed or a result was wrong; 2, a wrong command line; 128 + n, stopped by signal n.
+Exit codes: 0; 1, a rank failed or a result was wrong; 2, invalid arguments; 128 + n, stopped by signal n.
 """
 import argparse
 import re
@@ -21,7 +21,7 @@ def _delay(text):
 
 
 def add_hosts(parser, rate=None):
-    """The options of emulated hosts and of records."""
+    """Adds the options for emulated hosts and for records."""
     parser.add_argument("--hosts", type=bench.positive, metavar="H",
                         help="spread the ranks over H hosts: network namespaces of this machine, made for it (root)")
     parser.add_argument("--rate", metavar="RATE", default=rate,
@@ -43,7 +43,7 @@ def _build_parser():
 
 
 def check_hosts(options):
-    """Raises ValueError."""
+    """Checks them; raises ValueError."""
     if bench.job_size():
         raise ValueError("the laboratory starts ranks of its own: run it without baguarun")
     if options.hosts is None:
@@ -72,17 +72,17 @@ def _check(options):
 
 
 def parse_options(arguments=None):
-    """The options, checked. Wrong ones end the process with one sentence and exit code 2."""
+    """The checked options. Invalid ones end the process with one sentence and exit code 2."""
     return bench.parse_options(arguments, _build_parser(), _check)
 
 
 def emulated(options):
-    """A context manager: the hosts; None: none are asked for."""
+    """A context manager that yields the hosts, or None if the options have none."""
     return hosts.Hosts(options.hosts, options.rate, options.delay) if options.hosts else nullcontext()
 
 
 def guard(options):
-    """Repeats rounds on one host during which its cores were moved apart; see Nearness."""
+    """On one host, repeats rounds in which its cores were moved apart; see Nearness."""
     return None if options.hosts else Nearness()
 
 

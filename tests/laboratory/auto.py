@@ -1,11 +1,11 @@
-"""What `auto` chooses on a network, beside every plan that it may choose: is it the quickest, and never a loss?
+"""Compares the choice of `auto` on a network with every plan: is it the fastest, and never slower than full gradients?
 
     python -m tests.laboratory.auto --hosts 2 4 8 --rate 100mbit 1gbit --delay 0 5 20         as root
     python -m tests.laboratory.auto --hosts 1 --per-host 2                                    one host
 
-Ranks of step_times.py, whose computing is slept and whose communication is real. Every plan is pinned and timed,
-then `auto` itself when it has settled: alone, which may choose how gradients are cut into buckets, and up to E1, which
-may send codes without memory. Appends records "choice"; what has one that counts is not measured again.
+Uses the ranks of step_times.py: they sleep instead of computing, but their communication is real. Times each plan,
+pinned, and then `auto` after it has settled: alone, where it may change the buckets, and up to E1, where it may use
+codecs without error feedback. Appends records "choice"; cells with a valid record are not measured again.
 """
 import argparse
 import itertools
@@ -28,29 +28,29 @@ BOTH = {"auto": "E0", "auto, up to E1": UP_TO}
 
 
 def plans():
-    """{label: (algorithm, bytes of a bucket)} of all that may be chosen."""
+    """{label: (algorithm, bytes of a bucket)} of all plans."""
     return {name if size is None else f"{name}, {size // MIB} MiB": (name, size)
             for name in auto.Auto(up_to=UP_TO).algorithms for size in auto.BUCKET_BYTES}
 
 
 def ways():
-    """For step_times.run()."""
+    """The configurations for step_times.run()."""
     pinned = {label: ("auto", {"up_to": UP_TO, "plan": {"algorithm": name, "bucket_bytes": size}}, 1)
               for label, (name, size) in plans().items()}
-    # The exact one in default buckets as users have it, without auto.
+    # The exact algorithm with default buckets, as users have it without auto.
     return {**pinned, EXACT: (EXACT, {}, 1),
             **{label: ("auto", {"up_to": up_to, "window": WINDOW}, 1) for label, up_to in BOTH.items()}}
 
 
 def chosen(record):
-    """The label of the plan that was in use."""
+    """The label of the plan in use."""
     place, size = record.samples["plan"].values
     names = list(auto.Auto(up_to=BOTH[record.setting["way"]]).algorithms)
     return next(label for label, plan in plans().items() if plan == (names[int(place)], int(size) or None))
 
 
 def _cells(per_host=1):
-    """[((model, hosts, rate, delay), {way: record})] of everything that was measured."""
+    """[((model, hosts, rate, delay), {configuration: record})] of all measurements."""
     settings = dict.fromkeys(
         (record.setting["model"], record.setting["hosts"], record.setting["rate"], record.setting["delay_ms"])
         for record in records.read(EXPERIMENT, per_host=per_host))
@@ -59,9 +59,8 @@ def _cells(per_host=1):
 
 
 def _compared(per_host=1):
-    """(setting, way of auto, its record, the best plan allowed to it, its time to the best's, to gradient_allreduce's).
-
-    The last three are None where something does not count.
+    """(setting, configuration of auto, its record, its best permitted plan, auto's time relative to that plan's, to
+    gradient_allreduce's). The last three are None if a record does not count.
     """
     for setting, found in _cells(per_host):
         for label in BOTH:
@@ -80,12 +79,12 @@ def _compared(per_host=1):
 
 
 def _label(way):
-    """As pages write it, without spaces -> as records do."""
+    """Converts a label without spaces, as in pages, to that of the records."""
     return way.replace("+", ", ").replace("_", " ")
 
 
 def exceptions(way, per_host="1"):
-    """Where auto was not within its limit of the best plan that it may choose, or nothing could be measured."""
+    """Cells where auto exceeded its limit relative to its best permitted plan, or that could not be measured."""
     way = _label(way)
     lines = []
     for (model, hosts, rate, delay), label, mine, best, to_best, _ in _compared(int(per_host)):
@@ -98,7 +97,7 @@ def exceptions(way, per_host="1"):
 
 
 def counted(way, against="best", per_host="1"):
-    """In how many cells auto was within its limit, of those that count."""
+    """The number of cells in which auto was within its limit, of those that count."""
     way = _label(way)
     column, limit = (4, ALLOWED) if against == "best" else (5, SLOWER)
     ratios = [row[column] for row in _compared(int(per_host)) if row[1] == way and row[3] is not None]
@@ -106,14 +105,14 @@ def counted(way, against="best", per_host="1"):
 
 
 def worst(way, against="best", per_host="1"):
-    """The largest ratio of those that count."""
+    """The largest ratio of the cells that count."""
     way = _label(way)
     ratios = [row[4 if against == "best" else 5] for row in _compared(int(per_host)) if row[1] == way and row[3]]
     return f"{max(ratios):.2f}" if ratios else "?"
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.auto", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=profiles.MODELS)

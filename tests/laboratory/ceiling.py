@@ -1,7 +1,7 @@
-"""What the machine itself gives, with no collective in between: memcpy, and TCP between two processes.
+"""The machine's own limits, without collectives: memcpy, and TCP between two processes.
 
 As a program, `python -m tests.laboratory.ceiling listen|connect ADDRESS`: one end of a link between two hosts; the
-listening end writes the samples of the other's TCP_CASES to stdout, as JSON.
+listening end writes the samples of TCP_CASES to stdout as JSON.
 """
 import ctypes
 import json
@@ -26,7 +26,7 @@ TCP_CASES = ((4, 2000), (KIB, 2000), (MIB, 200), (16 * MIB, 20), (64 * MIB, 8)) 
 
 def _copy(nbytes, start, answers):
     source, target = bytearray(nbytes), bytearray(nbytes)
-    source[:], target[:] = b"1" * nbytes, b"0" * nbytes         # every page is there
+    source[:], target[:] = b"1" * nbytes, b"0" * nbytes         # touches every page
     to, of = (ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in (target, source))
     repeats = max(1, 16 * MIB // nbytes)
     start.wait(ANSWER_SECONDS)
@@ -40,7 +40,7 @@ def _copy(nbytes, start, answers):
 
 
 def _in_processes(count, target, *arguments):
-    """What `count` processes answer, each once."""
+    """The response of each of `count` processes."""
     answers = FORK.Queue()
     processes = [FORK.Process(target=target, args=(*arguments, answers), daemon=True) for _ in range(count)]
     for process in processes:
@@ -54,7 +54,7 @@ def _in_processes(count, target, *arguments):
 
 
 def exchange(connection, source, target):
-    """Sends and receives at once; the socket is non-blocking."""
+    """Sends and receives simultaneously on a non-blocking socket."""
     while len(source) or len(target):
         readable, writable, _ = select.select([connection] if len(target) else [], [connection] if len(source) else [],
                                               [])
@@ -80,7 +80,7 @@ def _exchanges(connection, nbytes, repeats):
 
 
 def _tcp(nbytes, repeats):
-    """Seconds in which two processes send each other `nbytes`, both at once."""
+    """Seconds in which two processes send each other `nbytes` simultaneously."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
@@ -96,7 +96,7 @@ def _tcp(nbytes, repeats):
 
 
 def _between(hosts):
-    """The samples of TCP_CASES between the first two hosts."""
+    """The samples of TCP_CASES for the link of the first two hosts."""
     ends = [subprocess.Popen(["ip", "netns", "exec", hosts.names[index], sys.executable, "-m", __spec__.name, role,
                               hosts.address_of(0)], stdout=subprocess.PIPE)
             for index, role in enumerate(("listen", "connect"))]
@@ -112,7 +112,7 @@ def _between(hosts):
 
 
 def measure(hosts=None):
-    """(what, bytes, [seconds]) for every line of the table: of the link between `hosts`, or else of this machine."""
+    """(name, bytes, [seconds]) for each line of the table: the link between `hosts`, or this machine."""
     if hosts:
         return [(LINK, nbytes, samples)
                 for (nbytes, _), samples in zip(TCP_CASES, _between(hosts), strict=True)]
@@ -128,7 +128,7 @@ def measure(hosts=None):
 
 
 def rows(lines):
-    """The table and the JSON of measure()."""
+    """The table and the JSON for measure()'s result."""
     found = []
     for what, nbytes, samples in lines:
         median = statistics.median(samples)
@@ -154,7 +154,7 @@ def _connect(address):
 
 
 def end_of_link(role, address):
-    """The socket between two hosts: `address` is that of the one whose role is "listen", the other's is "connect"."""
+    """The socket between two hosts. `address` is that of the one with the role "listen"; the other one connects."""
     if role == "listen":
         with socket.create_server((address, LINK_PORT)) as server:
             return server.accept()[0]

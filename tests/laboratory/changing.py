@@ -1,10 +1,10 @@
-"""What `auto` does when the line changes in mid-run: what it switches to, when, on which ranks, and what that is worth.
+"""How `auto` reacts when the network changes during a run: its new plan, when, on which ranks, and the gain.
 
     python -m tests.laboratory.changing --rates 1gbit 100mbit 1gbit         as root
 
-One job, whose ranks sleep for computing and communicate in truth (step_times.py), goes on training up to E1 while
-the rate of all links changes between two of its steps. Appends records "changing": every step of every rank, with the
-plan in use. What each rate's phase came to stands beside the quickest plan that bench.auto has pinned on such a line.
+One job, with the sleeping ranks of step_times.py and real communication, trains up to E1 while the rate of all links
+changes between two steps. Appends records "changing": every step of every rank, with the plan in use. The result of
+each rate's phase is compared with the fastest plan that bench.auto has pinned at that rate.
 """
 import argparse
 import statistics
@@ -17,8 +17,8 @@ from tests.laboratory.emulated import Ranks
 from tests.laboratory.hosts import Hosts, why_impossible
 
 EXPERIMENT = "changing"
-STEPS = 150                 # with each rate: more than hysteresis keeps a plan, from the second one's switch on
-SETTLED = 0.5               # of a phase's steps, the last ones: what it came to
+STEPS = 150                 # with each rate: from the second one on, longer than hysteresis keeps a plan
+SETTLED = 0.5               # the share of a phase's steps, at its end, that count as settled
 
 
 def measure(model, hosts_count, rates, delay, steps, window, folder=records.FOLDER):
@@ -45,7 +45,7 @@ def measure(model, hosts_count, rates, delay, steps, window, folder=records.FOLD
 
 
 def plans(record):
-    """The label of the plan in use in each step: on the first rank."""
+    """The first rank's label of the plan in use in each step."""
     labels = list(auto.plans())
     return [labels[int(place)] for place in record.samples["plan of rank 0"].values]
 
@@ -63,14 +63,14 @@ def switches(record):
 
 
 def settled_ms(record, phase):
-    """Median step of the slowest rank, in the last steps with one rate."""
+    """The median step of the slowest rank, over the last steps with one rate."""
     steps = record.setting["steps"]
     first = phase * steps + round((1 - SETTLED) * steps)
     return 1e3 * statistics.median(step_times.slowest(record)[first:(phase + 1) * steps])
 
 
 def _best(setting, rate):
-    """(milliseconds, label) of the quickest plan that was pinned on such a line; None: none counts."""
+    """(milliseconds, label) of the fastest plan pinned at this rate; None: none counts."""
     pinned = step_times.newest(auto.EXPERIMENT, per_host=1, model=setting["model"], hosts=setting["hosts"], rate=rate,
                                delay_ms=setting["delay_ms"])
     times = [(step_times.ms(pinned[label]), label) for label in auto.plans()
@@ -86,7 +86,7 @@ def _newest():
 
 
 def table():
-    """Rate by rate: switches, the plan at the end, what a step took, and the quickest pinned plan's."""
+    """For each rate: switches, the final plan, the time of a step, and that of the fastest pinned plan."""
     rows = []
     for record in _newest():
         said = record.setting
@@ -105,18 +105,18 @@ def table():
 
 
 def alike_on_all_ranks():
-    """In how many jobs all ranks switched in the same step."""
+    """The number of jobs in which all ranks switched in the same step."""
     found = _newest()
     return f"{sum(map(alike, found))} of {len(found)}"
 
 
 def most_switches():
-    """In one job."""
+    """The largest number of switches in one job."""
     return str(max((len(switches(record)) for record in _newest()), default=0))
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.changing", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(auto.MODELS), choices=profiles.MODELS)

@@ -1,10 +1,10 @@
-"""Measures the codecs on one core, beside a copy of as many bytes.
+"""Measures the codecs on one core, compared with a copy of the same size.
 
     python -m tests.laboratory.codecs            prints the speeds
     python -m tests.laboratory.codecs --record   and appends a record "codecs"
 
-A speed is bytes read plus bytes written by the CPU time of the thread, so that other processes count less; of all
-rounds the shortest time counts, for the copy too. Encoded is, as by the primitives, a segment after the other.
+The speed is bytes read plus bytes written, divided by the thread's CPU time, so that other processes count less. The
+shortest of all rounds counts, also for the copy. Data is encoded segment by segment, as in the primitives.
 """
 import argparse
 import statistics
@@ -18,7 +18,7 @@ from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
 from tests.laboratory import records
 
-# As the documentation writes them.
+# The names in the documentation.
 CODECS = {
     "minmax_uint8": codecs.minmax_uint8, "sign": codecs.sign, "sign_rms": codecs.sign_rms,
     "qsgd()": codecs.qsgd(), "float16": codecs.float16, "bfloat16": codecs.bfloat16, "topk()": codecs.topk(),
@@ -63,12 +63,12 @@ def measure(codec, values, rounds, segment):
 
 
 def _speeds(nbytes, times):
-    """GB/s, of each of TIMED."""
+    """GB/s for each of TIMED."""
     return [nbytes / min(each) / 1e9 for each in times]
 
 
 def speeds():
-    """Of the runs of the newest code: medians of the speeds, and of their shares of the copy's. Records "codecs"."""
+    """For the newest code: medians of the runs' speeds, and of their ratio to the copy's. Records "codecs"."""
     runs = records.read("codecs")
     runs = [run for run in runs if run.revision == runs[-1].revision]
     if not runs:

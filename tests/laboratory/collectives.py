@@ -1,10 +1,10 @@
-"""The records of the collectives and of training steps, and what docs/performance.md says.
+"""The records of the collectives and of training steps, and the parts of docs/performance.md made from them.
 
     python -m bagua_hvd.bench --record          appends a record "collectives" for each case and backend
-    python -m bagua_hvd.bench.train --record    a record "training" for each model and backend
+    python -m bagua_hvd.bench.train --record    appends a record "training" for each model and backend
 
-Of records with equal settings the newest counts. Times are medians of the samples of all rounds. Plain TCP (--ceiling)
-is the backend "tcp", whose op is "exchange": two processes send each other nbytes, both at once.
+The newest of the records with equal settings counts. Times are medians over all rounds' samples. Plain TCP (--ceiling)
+is the backend "tcp" with the op "exchange": two processes send each other nbytes simultaneously.
 """
 import statistics
 from typing import Any
@@ -13,9 +13,9 @@ from bagua_hvd.bench import report
 from bagua_hvd.bench.rank import ITEM_NBYTES, KIB, MIB, human_nbytes, resnet50_counts
 from tests.laboratory import ceiling, records
 
-# Cores that other programs may use in each round of a record that is not `shared`.
+# Maximum of the cores that other programs use in each round of a record that is not `shared`.
 QUIET = 0.1
-# What the tables' cases have, unless they say otherwise.
+# Default settings of the tables' cases.
 USUAL: dict[str, Any] = {
     "op": "allreduce", "dtype": "float32", "ranks": 2, "hosts": 0, "rate": None, "delay_ms": None, "in_place": True,
     "environment": {}}
@@ -28,7 +28,7 @@ TWO_HOSTS: dict[str, dict[str, Any]] = {
     shown: {"nbytes": 64 * MIB, "hosts": 2, "rate": rate}
     for shown, rate in (("1 Gbit/s", "1gbit"), ("10 Gbit/s", "10gbit"))}
 TCP: dict[str, Any] = {"op": "exchange", "dtype": None, "in_place": None}
-# Single figures in the text, most of them where MPICH is quicker, or was.
+# Single figures in the text, most of them cases where MPICH is or was faster.
 CASES: dict[str, dict[str, Any]] = {
     "64MiB": {"nbytes": 64 * MIB},
     "4B": {"nbytes": 4}, "1KiB": {"nbytes": KIB}, "4B-4-ranks": {"nbytes": 4, "ranks": 4},
@@ -44,7 +44,7 @@ NOTHING = "Nothing run yet."
 
 
 def _append(experiment, setting, name, rounds, others, folder):
-    """rounds: [round: [seconds]]. others: [round: cores that other programs used, None: not known]."""
+    """rounds: [round: [seconds]]. others: [round: cores used by other programs, None: unknown]."""
     known = [used for used in others if used is not None]
     quiet = bool(others) and len(known) == len(others) and max(known) < QUIET
     samples = {name: ("s", [sample for samples in rounds for sample in samples]),
@@ -64,8 +64,8 @@ def record(options, environment, cases, results, others):
     """Appends a record for each case and backend.
 
     Args:
-        options: of the program. environment: variables that change what is measured.
-        results, others: what rounds.interleaved() returns.
+        options: of the program. environment: variables that affect the measurement.
+        results, others: as returned by rounds.interleaved().
     """
     for case in cases:
         for backend, times in results.items():
@@ -74,10 +74,10 @@ def record(options, environment, cases, results, others):
 
 
 def record_ceiling(options, environment, lines, others):
-    """Appends a record for each line of ceiling.measure() that is TCP's, of the chosen sizes.
+    """Appends a record for each TCP line of ceiling.measure() with a selected size.
 
     Args:
-        others: cores that other programs used in all of it, or None.
+        others: cores used by other programs during the measurement, or None.
     """
     for what, nbytes, samples in lines:
         if what in (ceiling.LOOPBACK, ceiling.LINK) and nbytes in options.sizes:
@@ -86,10 +86,10 @@ def record_ceiling(options, environment, lines, others):
 
 
 def record_training(options, environment, results, others, ours):
-    """Appends a record for each model and backend; that without communication first, the others are compared with it.
+    """Appends a record for each model and backend; the one without communication comes first, as the reference.
 
     Args:
-        ours: backends that have the algorithm of the options; what else trains has None.
+        ours: backends with the algorithm of the options; for all others it is None.
     """
     for model in options.models:
         for backend in sorted(results, key=lambda backend: backend != "none"):
@@ -100,12 +100,12 @@ def record_training(options, environment, results, others, ours):
 
 
 def _newest(folder, **setting):
-    """A record, or None."""
+    """The newest record with this setting, or None."""
     return next(reversed(records.read("collectives", folder, **{**USUAL, **setting})), None)
 
 
 def _seconds(found):
-    """The median, or None."""
+    """The median time, or None."""
     return found and statistics.median(found.samples["call" if found.experiment == "collectives" else "step"].values)
 
 
@@ -135,12 +135,12 @@ def _between_two(folder):
 
 
 def one_host(folder=records.FOLDER):
-    """Allreduces in shared memory, beside gloo and MPICH."""
+    """Allreduces in shared memory, compared with gloo and MPICH."""
     return _table(("allreduce, float32", *SHOWN.values()), _on_one_host(folder))
 
 
 def two_hosts(folder=records.FOLDER):
-    """Allreduces of 64 MiB by the rate of the links, beside gloo and plain TCP."""
+    """Allreduces of 64 MiB by the rate of the links, compared with gloo and plain TCP."""
     return _table(("allreduce of 64 MiB", "bagua_hvd", "gloo", "plain TCP, both ways at once"), _between_two(folder))
 
 
@@ -149,13 +149,13 @@ def _speed(mine, theirs):
 
 
 def faster_than_gloo(folder=records.FOLDER):
-    """The least and the most times as fast, of the rows of one_host(): "9 to 73"."""
+    """The smallest and the largest speedup over gloo in the rows of one_host(): "9 to 73"."""
     speeds = [speed for ours, gloo, _ in _on_one_host(folder).values() if (speed := _speed(ours, gloo))]
     return " to ".join(dict.fromkeys(f"{speed:.0f}" for speed in (min(speeds), max(speeds)))) if speeds else "-"
 
 
 def tcp_to_gloo(rate, folder=records.FOLDER):
-    """How many times as fast as gloo's allreduce of 64 MiB between two hosts plain TCP is: what none can surpass."""
+    """Plain TCP's speedup over gloo's allreduce of 64 MiB between two hosts, the upper bound for any implementation."""
     case = {"nbytes": 64 * MIB, "hosts": 2, "rate": rate}
     speed = _speed(_newest(folder, backend="tcp", **case, **TCP), _newest(folder, backend="gloo", **case))
     return f"{speed:.1f}x" if speed else "-"
@@ -167,7 +167,7 @@ def ours(case, folder=records.FOLDER):
 
 
 def theirs(case, folder=records.FOLDER):
-    """MPICH's."""
+    """MPICH's time for one of CASES."""
     return _shown(_seconds(_newest(folder, backend="mpi", **CASES[case])))
 
 
@@ -198,7 +198,7 @@ def _trained(folder):
 
 
 def training(folder=records.FOLDER):
-    """Steps without communication, with ours and gloo's, and what of these is exposed: each by its own run."""
+    """Steps without communication, with ours and gloo's, and their exposed times: each relative to its own run."""
     rows = _trained(folder)
     if not any(found for row in rows.values() for found in row):
         return NOTHING
@@ -212,7 +212,7 @@ def training(folder=records.FOLDER):
 
 
 def exposed(model, hosts="0", rate=None, backend="bagua", folder=records.FOLDER):
-    """The part of a step that the step without communication does not need, in the newest run."""
+    """The share of a step beyond the step without communication, in the newest run."""
     runs = _runs(backend, folder, model=model, hosts=int(hosts), rate=rate)
     return f"{_exposed(*runs[-1]):.0%}" if runs else "-"
 
@@ -226,7 +226,7 @@ def _machine(found):
 
 
 def conditions(folder=records.FOLDER):
-    """A sentence: machines, revisions and days of all records from which the two pages are made."""
+    """A sentence with the machines, revisions and days of all records used for the two pages."""
     tables = _on_one_host(folder), _between_two(folder), _trained(folder)
     used = [found for rows in tables for row in rows.values() for found in row]
     used += [_newest(folder, backend=backend, **case) for case in CASES.values() for backend in ("bagua", "mpi")]

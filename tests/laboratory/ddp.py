@@ -1,11 +1,11 @@
-"""Steps per second of DistributedDataParallel over bagua_hvd and over gloo, in turns in the same processes.
+"""Steps per second of DistributedDataParallel over bagua_hvd and over gloo, alternating in the same processes.
 
     python -m tests.laboratory.ddp                               2 ranks on this host
     python -m tests.laboratory.ddp --hosts 2 --rate 1gbit        each on a host of its own (as root)
     python -m tests.laboratory.ddp --record                      and a line for docs/results/records/ddp.jsonl
 
-Every way has a model of its own, of equal weights, over groups of the same ranks; turns of --steps steps go round, so
-that what else the machine does meets all of them. The model is an MLP 784-2048-2048-10: 23 MB of gradients.
+Each configuration has its own model with equal weights, over groups of the same ranks. They take turns of --steps
+steps, so that other load on the machine affects all equally. The model is an MLP 784-2048-2048-10: 23 MB of gradients.
 """
 import argparse
 import json
@@ -29,11 +29,11 @@ WAYS = {
 
 
 def hooked(model, way):
-    """A model in DistributedDataParallel, over the default group. way: "ddp"; "ddp_fp16", "ddp_powersgd": PyTorch's."""
+    """A model in DistributedDataParallel, over the default group. way: "ddp"; PyTorch's "ddp_fp16", "ddp_powersgd"."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    # One bucket: PowerSGD's hook continues in callbacks, and gloo mixes up what two buckets post in another order.
+    # One bucket: PowerSGD's hook continues in callbacks, and gloo confuses operations of two buckets in another order.
     size = {"bucket_cap_mb": 1 << 20} if way == "ddp_powersgd" else {}
     wrapped = DistributedDataParallel(model, **size)
     if way == "ddp_fp16":
@@ -45,7 +45,7 @@ def hooked(model, way):
 
 
 def rank_main(steps, rounds, names, rows):
-    """One rank. Rank 0 writes the seconds of every step to the file `rows`, by way."""
+    """One rank. Rank 0 writes the seconds of every step, by configuration, to the file `rows`."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -86,7 +86,7 @@ def rank_main(steps, rounds, names, rows):
 
 
 def table(hosts, folder=records.FOLDER):
-    """Of all runs with so many hosts: each way's median step, and how many times gloo's steps per second it makes."""
+    """Over all runs with this number of hosts: each configuration's median step, and its speedup over gloo."""
     runs = [run for run in records.read("ddp", folder, hosts=int(hosts)) if run.samples.keys() >= WAYS.keys()]
     if not runs:
         return "Nothing run yet."
@@ -111,7 +111,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--ways", default=",".join(WAYS).replace(", ", " "), help=f"of: {'; '.join(WAYS)}")
     parser.add_argument("--record", action="store_true", help="append to docs/results/records/ddp.jsonl")
-    parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
+    parser.add_argument("--rows", help=argparse.SUPPRESS)       # set if this process is a rank
     arguments = parser.parse_args()
     names = [name for name in WAYS if name.replace(", ", " ") in arguments.ways.split(",")]
     if arguments.rows:

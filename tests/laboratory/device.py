@@ -1,9 +1,9 @@
-"""What a GPU does: copies, the kernels of native/device/kernels.cu beside them, and allreduces of its tensors.
+"""Measures a GPU: copies, the kernels of native/device/kernels.cu compared with them, and allreduces of its tensors.
 
-`python -m tests.laboratory.device`: the first two by itself; the last in a job (`baguarun -np 2 python -m
-tests.laboratory.device`), whose ranks may share a GPU. Bandwidths count all bytes read and written, the copy's
-too, and are the median of RUNS timings by the GPU's own events. Every result is checked against the C kernels.
-`--record` appends a record "device".
+`python -m tests.laboratory.device` measures the first two; a job (`baguarun -np 2 python -m tests.laboratory.device`)
+measures the last one; its ranks may share a GPU. Bandwidths count all bytes read and written, also for the copy, and
+are the median of RUNS timings by the GPU's own events. Every result is checked against the C kernels. `--record`
+appends a record "device".
 """
 import argparse
 import statistics
@@ -19,18 +19,18 @@ from bagua_hvd.core import device, device_kernels, native
 from bagua_hvd.core.native import ffi, lib
 from tests.laboratory import records
 
-NBYTES = 256 << 20              # unless --nbytes says otherwise, and --runs
+NBYTES = 256 << 20              # default of --nbytes and of --runs
 RUNS = 20
 THREADS = 256
-# Blocks of threads of a launch: several times what any GPU runs at once.
+# Thread blocks of a launch: several times as many as any GPU runs concurrently.
 BLOCKS = 4096
 SEGMENT = 1 << 18               # elements, as native/kernel/segments.h
-PER_SEGMENT = 64                # blocks of threads for one, as native/gpu/device_encoder.c
-SUMS_BLOCK = 512                # elements, as native/kernel/codec_sums.h
+PER_SEGMENT = 64                # thread blocks for one, as in native/gpu/device_encoder.c
+SUMS_BLOCK = 512                # elements, as in native/kernel/codec_sums.h
 
 
 def missing():
-    """Why nothing can be measured here; "" when it can."""
+    """The reason why this machine cannot measure; "" if it can."""
     _, count, reason = device.cuda_facts()
     if not count:
         return reason or "the driver finds no GPU"
@@ -38,7 +38,7 @@ def missing():
 
 
 def _times(run):
-    """Seconds of RUNS runs, after one that is not counted."""
+    """Seconds of RUNS runs, after one warm-up."""
     import cupy
 
     times = []
@@ -62,7 +62,7 @@ COPY = "copy by the driver"
 
 
 class _Table:
-    """Lines with a bandwidth and its share of the copy's, which is the first."""
+    """Lines with a bandwidth and its ratio to that of the copy, the first line."""
 
     def __init__(self):
         self.samples = {}
@@ -74,7 +74,7 @@ class _Table:
 
 
 def _bandwidth(samples, name):
-    """GB/s, and the share of the copy's. samples: name: (unit, values)."""
+    """GB/s, and the ratio to the copy's. samples: {name: (unit, values)}."""
     found, copied = (samples[f"{each}: bytes"][1][0] / statistics.median(samples[f"{each}: time"][1]) / 1e9
                      for each in (name, COPY))
     return found, found / copied
@@ -83,7 +83,7 @@ def _bandwidth(samples, name):
 def _measure_codec(table, kernels, name, codec, per_segment, option=0):
     """Encodes NBYTES of float32 in segments of SEGMENT elements, decodes them, and sums two ranks' codes.
 
-    per_segment: blocks of threads for each segment. option: what the kernels take besides.
+    per_segment: thread blocks for each segment. option: the kernels' extra argument.
     """
     import cupy
 
@@ -123,7 +123,7 @@ def _measure_codec(table, kernels, name, codec, per_segment, option=0):
 
 
 def _mix(h, v):
-    """kernel/segments.h: the seed of the segment at element v."""
+    """As kernel/segments.h: the seed of the segment at element v."""
     mask = (1 << 64) - 1
     h = (h + (v + 1) * 0x9E3779B97F4A7C15) & mask
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -132,7 +132,7 @@ def _mix(h, v):
 
 
 def _measure_feedback(table, kernels):
-    """Error feedback around a codec: what is added before, and what is kept afterwards."""
+    """Error feedback around a codec: adding the residual before, and updating it afterwards."""
     import cupy
 
     count = NBYTES // 4
@@ -151,7 +151,7 @@ def _check(what, got, expected):
 
 
 def _measure_pack(table, kernels):
-    """ResNet-50's gradients into one buffer, in one launch; each begins at a multiple of 64 bytes there."""
+    """Packs ResNet-50's gradients into one buffer in one launch, each aligned to 64 bytes."""
     import cupy
 
     gradients = [cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32) for count in resnet50_counts()]
@@ -189,7 +189,7 @@ def measure_kernels():
 
 
 def measure_job(sizes):
-    """Allreduces of CUDA tensors by the ranks of this job until the result is there, beside gloo's and the CPU's.
+    """Allreduces of CUDA tensors by the ranks of this job, including the wait, compared with gloo's and the CPU's.
 
     Prints a line for each size; returns samples for a record.
     """
@@ -258,7 +258,7 @@ def allreduces(ranks):
 
 
 def main(arguments=None):
-    """The program."""
+    """Runs the program."""
     global NBYTES, RUNS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nbytes", type=int, default=NBYTES, help="of the vector that is copied and encoded")

@@ -1,9 +1,9 @@
-"""Ranks whose computing is emulated: they sleep while a model would compute, and its gradients come when it has them.
+"""Ranks with emulated computation: they sleep as long as a model would compute, and release its gradients on schedule.
 
 Everything else is real: parameters and gradients of the model's shapes, torch's autograd and hooks, the optimizer of
-bagua_hvd.torch with its reducer and algorithms, or torch's DistributedDataParallel over gloo, and every byte on the
-network. So sixteen ranks share two cores while the network is what they wait for. Gradients are noise, another on each
-rank: compressors find in it what is hardest to compress. An optimizer's arithmetic is slept, too, unless it is Adam's.
+bagua_hvd.torch with its reducer and algorithms (or torch's DistributedDataParallel over gloo), and every byte on the
+network. So sixteen ranks can share two cores while the network remains the bottleneck. Gradients are noise, different
+on each rank, which is the hardest input for compressors. The optimizer's arithmetic is emulated, too, except Adam's.
 """
 import ctypes
 import gc
@@ -31,7 +31,7 @@ def _sleep_until(moment):
 
 
 def _queued():
-    """{thread: seconds in which it was ready to run, and no core was free}."""
+    """{thread: seconds for which it was ready to run, but had no core}."""
     found = {}
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -43,12 +43,12 @@ def _queued():
 
 
 class Pace:
-    """When this rank's gradients come. slowness: how many times as long as in the profile all its computing takes."""
+    """When this rank's gradients are ready. slowness: factor on all computation times of the profile."""
 
     def __init__(self, profile: Profile, slowness: float):
         self.profile, self.slowness = profile, slowness
         self.began = 0.0
-        self.late: list[float] = []         # seconds that the last gradient of a step came too late, processor lacking
+        self.late: list[float] = []         # by how many seconds a step's last gradient was late, for lack of CPU
 
     def sleep(self, seconds):
         time.sleep(seconds * self.slowness)
@@ -61,7 +61,7 @@ class Pace:
 
 
 def model_of(pace, noise):
-    """A torch module that computes nothing: forward() sleeps, backward() releases gradients, parts of `noise`."""
+    """A torch module that computes nothing: forward() sleeps, backward() releases parts of `noise` as gradients."""
     import torch
 
     profile = pace.profile
@@ -87,12 +87,12 @@ def model_of(pace, noise):
                 gradient = noise[offset:offset + parameter.numel()].view(shape)
                 self.released.append((parameter, index, gradient))
                 offset += parameter.numel()
-            self.start = torch.zeros((), requires_grad=True)        # no parameter: what autograd begins at
+            self.start = torch.zeros((), requires_grad=True)        # no parameter: autograd starts here
 
         def forward(self):
             pace.sleep(profile.forward_s)
             x = self.start * 1.0
-            for parameter, index, gradient in reversed(self.released):      # the backward pass goes the other way
+            for parameter, index, gradient in reversed(self.released):      # the backward pass is in reverse order
                 x = Release.apply(x, parameter, index, gradient)
             return x
 
@@ -112,7 +112,7 @@ def _optimizer(torch, model, pace, kind):
 
 
 class _Rank:
-    """In a child: one rank, which does what the parent says."""
+    """In a child process: one rank, which follows the parent's commands."""
 
     def __init__(self, rank, size, profile, variables):
         os.environ.update(variables)
@@ -121,7 +121,7 @@ class _Rank:
         import bagua_hvd.torch as hvd
 
         torch.set_num_threads(1)
-        os.environ["BAGUA_FULL_STEPS"] = "0"       # what is timed are relaxed steps
+        os.environ["BAGUA_FULL_STEPS"] = "0"       # relaxed steps are timed
         hvd.init()
         self._torch, self._hvd, self._rank, self._size, self._profile = torch, hvd, rank, size, profile
         torch.manual_seed(rank)
@@ -129,7 +129,7 @@ class _Rank:
         self._gloo = False
 
     def _distributed(self, way, model, pace, arguments):
-        """(what computes the loss, the optimizer) of one way to train."""
+        """(function that computes the loss, optimizer) of one configuration."""
         torch, hvd = self._torch, self._hvd
         if way == "none":
             return model, _optimizer(torch, model, pace, "sgd")
@@ -160,7 +160,7 @@ class _Rank:
         return ddp.hooked(model, way)
 
     def prepare(self, way, arguments, slowness, warmup):
-        """Builds one way to train and makes `warmup` steps. Returns the seconds of the last one."""
+        """Builds one configuration, and makes `warmup` steps. Returns the seconds of the last one."""
         self.drop()
         self._delay = 0
         pace = Pace(self._profile, slowness)
@@ -182,24 +182,24 @@ class _Rank:
         return time.perf_counter() - before
 
     def plan(self):
-        """Of Auto: (the place of what it uses among its algorithms, bytes of a bucket or 0: as set)."""
+        """For Auto: (index of the algorithm in use, bytes of a bucket or 0: as set)."""
         optimizer = self._cell[2]
         algorithm = optimizer.algorithm
         used = algorithm.plan(optimizer.reducer.model)
         return list(algorithm.algorithms).index(used["algorithm"]), used["bucket_bytes"] or 0
 
     def watch(self, steps):
-        """So many steps of Auto: their seconds, and plan() in each."""
+        """Makes this many steps of Auto: returns their seconds, and plan() in each."""
         self._hvd.barrier()
         return [(self.plan(), self._step()) for _ in range(steps)]
 
     def measure(self, steps, seconds):
-        """So many steps, or, with `seconds`, as many as fit in: their seconds, and what of the processor they took."""
+        """Makes `steps` steps, or as many as fit into `seconds`: returns their seconds, and their use of the CPU."""
         pace = self._cell[0]
         pace.late.clear()
         self._hvd.barrier()
         if self._delay:
-            self._step()            # what travelled has had the time of the barrier, too
+            self._step()            # operations in flight have had the barrier's time, too
         times: list[float] = []
         queued = _queued()
         used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -212,8 +212,8 @@ class _Rank:
                 "cpu": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime}
 
     def allreduces(self, nbytes, begun, every, count, warmup):
-        """Seconds from each moment, by time.monotonic(), on which all ranks begin, to this rank's result; and its
-        processor's seconds since the first of them."""
+        """Seconds from each start, by time.monotonic(), at which all ranks begin, to this rank's result; and its CPU
+        seconds since the first start."""
         tensor = self._torch.ones(nbytes // 4)
         times: list[float] = []
         used = 0.0
@@ -227,7 +227,7 @@ class _Rank:
         return times[warmup:], time.process_time() - used
 
     def drop(self):
-        """Forgets the last cell."""
+        """Deletes the last cell."""
         cell = self.__dict__.pop("_cell", None)
         algorithm: Any = getattr(cell[2], "algorithm", None) if cell else None
         if getattr(algorithm, "asynchronous", False):
@@ -245,7 +245,7 @@ class _Rank:
 
 def _child(link, rank, size, namespace, profile, variables):
     try:
-        # Or each step's gradients would be new pages: a price that a GPU's allocator does not ask for.
+        # Otherwise each step's gradients would need new pages, a cost that a GPU's allocator does not have.
         for option, value in KEEP_MEMORY.items():
             ctypes.CDLL(None).mallopt(option, value)
         enter(namespace)
@@ -264,10 +264,10 @@ def _child(link, rank, size, namespace, profile, variables):
 
 
 class Ranks:
-    """A job of emulated ranks over Hosts, `per_host` on each; a context manager.
+    """A job of emulated ranks over Hosts, with `per_host` on each; a context manager.
 
     Args:
-        profile: None: they will not train.
+        profile: None: they do not train.
         environment: variables for all ranks, such as BAGUA_OVERLAP.
     """
 
@@ -304,7 +304,7 @@ class Ranks:
         return answers
 
     def call(self, name, *arguments, each=None):
-        """What every rank returns from this method of _Rank; each: arguments by rank, before the others."""
+        """The results of this method of _Rank on all ranks; each: arguments by rank, before the others."""
         for rank, link in enumerate(self._links):
             link.send((name, (*(each[rank] if each else ()), *arguments)))
         return self._answers()

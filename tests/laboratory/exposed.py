@@ -1,7 +1,7 @@
-"""Exposed communication, from the timeline: the time of a step in which gradients travel and their rank has to wait.
+"""Exposed communication, from the timeline: the time of a step in which gradients are in flight and their rank waits.
 
-The timeline has when each bucket was negotiated and reduced; a Watch has when the front end did nothing but wait for
-them. What is in both is exposed: communication that nothing hides.
+The timeline has the times when each bucket was negotiated and reduced; a Watch has the times when the front end only
+waited for them. Their intersection is exposed: communication that no computation hides.
 """
 import json
 import time
@@ -12,7 +12,7 @@ from bagua_hvd.job import basics
 
 
 class Watch:
-    """Takes down when Reducers synchronize, on the clock of the timeline.
+    """Records when Reducers synchronize, on the clock of the timeline.
 
     Attributes:
         windows: (begin, end) in microseconds since the epoch.
@@ -35,7 +35,7 @@ class Watch:
 
 
 def bars(events):
-    """When buckets of gradients were negotiated or reduced, of a timeline: (begin, end) as Watch.windows."""
+    """When a timeline's gradient buckets were negotiated or reduced: (begin, end) as in Watch.windows."""
     origin = events[0]["args"]["start_time_since_epoch_in_micros"]
     buckets, found = set(), []
     open_bars: dict[int, list[float]] = {}
@@ -53,7 +53,7 @@ def bars(events):
 
 
 def union(intervals):
-    """The same points, as intervals in rising order that do not touch."""
+    """The union as disjoint intervals in rising order."""
     result: list[tuple[float, float]] = []
     for begin, end in sorted(intervals):
         if result and begin <= result[-1][1]:
@@ -64,7 +64,7 @@ def union(intervals):
 
 
 def overlap(a, b):
-    """How much of the time is in an interval of `a` and in one of `b`."""
+    """The total length of the intersection of `a` and `b`."""
     a, b, i, j, total = union(a), union(b), 0, 0, 0
     while i < len(a) and j < len(b):
         total += max(0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
@@ -77,9 +77,9 @@ def overlap(a, b):
 
 @contextmanager
 def timeline(path):
-    """A timeline of what happens within, on all ranks. Afterwards rank 0 finds its events in the list that this yields.
+    """Records a timeline on all ranks within this context. At its end, rank 0's list, which it yields, has the events.
 
-    Needs HOROVOD_TIMELINE=DYNAMIC in the environment of the ranks.
+    Needs HOROVOD_TIMELINE=DYNAMIC in the ranks' environment.
     """
     basics.start_timeline(str(path))
     events: list[dict] = []

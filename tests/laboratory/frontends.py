@@ -1,16 +1,16 @@
-"""What a step's communication costs in each front end, with the same gradients: `python -m tests.laboratory.frontends`.
+"""Measures a step's communication in each front end, with the same gradients: `python -m tests.laboratory.frontends`.
 
 The gradients are those of ResNet-50 (161 tensors, 97.5 MiB). The model is a chain of layers, each a product with a
-constant matrix, times the mean of the squares of one weight: a backward pass yields one gradient after the other, as
-those of networks do. (Were they independent, TensorFlow would compute them in another order in every step, and all
-buckets would fill at its end.) The matrix is small by default, so that little communication can hide behind the
-backward pass, and a step with it, less one without, is about its whole cost: copies, bridges and Python included.
-"exposed" is what of that the timeline shows: buckets are negotiated and reduced, and the front end does nothing but
-wait for them (exposed.py). "processor" is the difference in processor time, user and system, of all threads of a
-rank, which a busy machine disturbs less. Every way trains in the same job, in turn, in several rounds; seconds are the
-slowest rank's, the exposed ones rank 0's; medians.
+constant matrix, times the mean square of one weight, so that a backward pass yields gradients one by one, like a real
+network. (If they were independent, TensorFlow would compute them in a different order in every step, and all buckets
+would fill at its end.) The matrix is small by default, so the backward pass hides little communication, and the
+difference between steps with and without communication is about its whole cost, with copies, bridges and Python.
+"exposed" is the part of it in the timeline during which buckets are negotiated and reduced, and the front end only
+waits for them (exposed.py). "processor" is the difference in CPU time, user and system, of all threads of a rank, which
+is less sensitive to a busy machine. All configurations train in the same job, in turn, for several rounds; seconds are
+the slowest rank's, exposed ones rank 0's; all are medians.
 
-Ways: torch, and TensorFlow with an optimizer of Keras: eager, in a tf.function (graph), and that compiled by XLA.
+Configurations: torch, and TensorFlow with a Keras optimizer: eager, in a tf.function (graph), and compiled by XLA.
 """
 import argparse
 import json
@@ -86,7 +86,7 @@ class _TensorFlow:
 
 
 class _Training:
-    """A model that is trained in several rounds; it has been made, traced and compiled then. way: of WAYS."""
+    """A model for several rounds of training; it is already built, traced and compiled. way: of WAYS."""
 
     def __init__(self, way, distributed, options):
         counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
@@ -99,7 +99,7 @@ class _Training:
         self._watch = Watch(self._model.reducers() if distributed else [])
 
     def round(self):
-        """(seconds, seconds exposed on rank 0, seconds of processor time) of a step on this rank."""
+        """(seconds, exposed seconds on rank 0, seconds of CPU time) of a step on this rank."""
         import bagua_hvd.torch as hvd
 
         self._watch.windows.clear()
@@ -152,7 +152,7 @@ def _report(rows, ways):
 
 
 def main(arguments=None):
-    """The program."""
+    """Runs the program."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.frontends", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,7 +163,7 @@ def main(arguments=None):
     parser.add_argument("--divide", type=int, default=1, help="the gradients' sizes by this; default 1")
     parser.add_argument("--width", type=int, default=64,
                         help="of the constant matrix: a larger one hides more; default 64")
-    parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
+    parser.add_argument("--rows", help=argparse.SUPPRESS)       # set if this process is a rank
     options = parser.parse_args(arguments)
     if options.rows:
         _rank(options)

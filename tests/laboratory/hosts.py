@@ -1,12 +1,12 @@
-"""Several hosts on one Linux machine: network namespaces, both directions of each link shaped.
+"""Several hosts on one Linux machine: network namespaces, with traffic shaping in both directions of each link.
 
-Ranks in different namespaces cannot reach each other but through their links, and the core takes them for ranks of
-different hosts. Needs root and iproute2 (`ip`, `tc`). There are two ways to join them:
+Ranks in different namespaces can only reach each other over their links, and the core treats them as ranks of different
+hosts. Needs root and iproute2 (`ip`, `tc`). There are two kinds of links:
 
     rate                veth devices on a bridge, shaped by the kernel's tbf: up to 10 Gbit/s and beyond
     rate and delay      TUN devices and a process that carries the packets (network.py): some Gbit/s in all
 
-As a program, `python -m tests.laboratory.hosts COMMAND...`: becomes the command, in the namespace of its rank's host.
+As a program, `python -m tests.laboratory.hosts COMMAND...` runs the command in the namespace of its rank's host.
 """
 import base64
 import json
@@ -24,16 +24,16 @@ from tests.laboratory.network import Carrier, Link
 
 VARIABLE = "BAGUA_BENCH_HOSTS"
 PREFIX = "bagua-bench-"
-# tbf: what a burst may hold, and how long a packet may wait before it is dropped.
+# tbf: size of a burst, and how long a packet may wait before it is dropped.
 BURST, LATENCY = "256kb", "50ms"
-# Windows for 1 Gbit/s over 100 ms and more. Namespaces may not have cubic everywhere; as nothing is lost, reno does the
-# same. Connections do not learn from earlier ones.
+# Windows for 1 Gbit/s over 100 ms and more. Namespaces may lack cubic; without losses, reno behaves the same.
+# Connections do not reuse metrics of earlier ones.
 CARRIED = {"tcp_congestion_control": "reno", "tcp_rmem": "4096 131072 33554432", "tcp_wmem": "4096 65536 33554432",
            "tcp_no_metrics_save": 1}
 
 
 def why_impossible():
-    """Why there can be no hosts on this machine, or None."""
+    """The reason why hosts cannot be created on this machine, or None."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
         return f"--hosts needs {' and '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not installed: " \
@@ -51,14 +51,14 @@ def _run(*command):
 
 
 class Hosts:
-    """`count` hosts, from construction to close(); a context manager.
+    """`count` hosts, until close(); a context manager.
 
     Args:
-        rate: of every link, as tc writes it (100mbit, 1gbit, 10gbit), or "none": not shaped.
-        delay: milliseconds from one host to another, one way, 0 included: packets go through a process that delays
-            them; None: through the kernel alone, without delay.
+        rate: of every link, in tc's notation (100mbit, 1gbit, 10gbit), or "none": not shaped.
+        delay: one-way delay between hosts in milliseconds, which may be 0: a process delays packets; None: only the
+            kernel forwards them, without delay.
     Attributes:
-        carrier: that process, a network.Carrier; None: there is none.
+        carrier: that process, a network.Carrier, or None.
     """
 
     def __init__(self, count, rate, delay=None):
@@ -94,12 +94,12 @@ class Hosts:
     def _join_by_carrier(self):
         for name in self.names:
             _run("ip", "netns", "add", name)
-        # This process' own end, for the rendezvous, is one more host, whose link is not shaped.
+        # This process's own end, for the rendezvous, is one more host, without a shaped link.
         self.address = self.address_of(self.count)
         self.carrier = Carrier([*((name, "eth0") for name in self.names), ("", self._bridge)])
         for index, name in enumerate(self.names):
             self._address("eth0", self.address_of(index), name)
-            # Whatever this machine is set to.
+            # Independent of this machine's settings.
             for variable, value in CARRIED.items():
                 _run("ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.{variable}={value}")
         self._address(self._bridge, self.address)
@@ -112,10 +112,10 @@ class Hosts:
             _run("ip", *inside, "link", "set", "lo", "up")
 
     def change(self, host=None, **what):
-        """Changes the link of a host, or of all, while they run.
+        """Changes the link of a host, or of all hosts, at run time.
 
         Args:
-            what: rate, of both directions; up, down: of one; delay: milliseconds, where there was one from the start.
+            what: rate, of both directions; up, down: of one; delay: milliseconds, if there was one from the start.
         """
         if "rate" in what:
             what["up"] = what["down"] = what.pop("rate")
@@ -149,12 +149,12 @@ class Hosts:
         self.close()
 
     def command(self, rank):
-        """The command that becomes `rank`, a rank's command, in the namespace of its host."""
+        """The command that runs `rank`, a rank's command, in the namespace of its host."""
         return [sys.executable, "-m", "tests.laboratory.hosts", *rank]
 
     @contextmanager
     def job(self, size, backend="bagua"):
-        """The variables that spread the `size` ranks of one job evenly, block by block, over the hosts."""
+        """The variables that distribute a job's `size` ranks evenly, in blocks, over the hosts."""
         secret = secrets.token_bytes(32)
         with Rendezvous(secret, self.address) as rendezvous:
             yield {VARIABLE: json.dumps({
@@ -164,7 +164,7 @@ class Hosts:
 
 
 def _bridge_end(bridge, index):
-    """The name of a veth's end that is not in its host."""
+    """The name of a veth's end outside of its host."""
     return f"{bridge}v{index}"
 
 
@@ -176,9 +176,9 @@ def _shape(tc, device, rate):
 
 
 def _unused_net():
-    """A part of 198.18.0.0/15, which is reserved for measurements (RFC 2544): its first three numbers.
+    """The first three numbers of a free part of 198.18.0.0/15, which is reserved for measurements (RFC 2544).
 
-    Two processes that choose at the same moment begin to look at different ones.
+    Two processes that choose simultaneously start their search at different ones.
     """
     used = {int(number) for number in re.findall(r"\b198\.18\.(\d+)\.\d+/24", _run("ip", "-4", "address", "show"))}
     unused = [number % 256 for number in range(os.getpid(), os.getpid() + 256) if number % 256 not in used]
@@ -188,17 +188,17 @@ def _unused_net():
 
 
 def _remove(names, bridge):
-    """What exists of these namespaces, with the links into them, and the bridge."""
+    """Removes these namespaces as far as they exist, with the links into them, and the bridge."""
     for name in names:
-        # A namespace is there until the last process and socket in it are gone, with its devices and their other ends,
-        # whose names the next hosts want. A TUN device has no other end.
+        # A namespace exists until the last process and socket in it end, with its devices and their other ends, whose
+        # names the next hosts need. A TUN device has no other end.
         subprocess.run(["ip", "link", "delete", _bridge_end(bridge, name.rpartition("-")[2])], capture_output=True)
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     subprocess.run(["ip", "link", "delete", bridge], capture_output=True)
 
 
 def _remove_left_behind():
-    """What a measurement that was killed could not remove."""
+    """Removes the hosts of a measurement that was killed."""
     owners: dict[str, list[str]] = {}
     for name in re.findall(rf"^{PREFIX}\d+-\d+", _run("ip", "netns", "list"), re.MULTILINE):
         owners.setdefault(name[len(PREFIX):].split("-")[0], []).append(name)
@@ -208,7 +208,7 @@ def _remove_left_behind():
 
 
 def _environment(hosts, rank, size):
-    """What differs for a rank from the environment that its launcher, which knows one host only, gave it."""
+    """The variables of a rank that differ from those set by its launcher, which knows only one host."""
     per_host = hosts["per_host"]
     return {
         "HOROVOD_LOCAL_RANK": str(rank % per_host), "HOROVOD_LOCAL_SIZE": str(per_host),
@@ -220,13 +220,13 @@ def _environment(hosts, rank, size):
 
 
 def variables_of(job, rank, size):
-    """What one rank needs in its environment. job: what Hosts.job() gives."""
+    """One rank's variables. job: from Hosts.job()."""
     return {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
             **_environment(json.loads(job[VARIABLE]), rank, size)}
 
 
 def mpi_environment(hosts):
-    """Makes MPICH take the ranks of different namespaces for those of different hosts, and use their links."""
+    """Makes MPICH treat ranks of different namespaces as different hosts, and use their links."""
     return {
         "MPIR_CVAR_NUM_CLIQUES": str(hosts.count), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1",
         "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0",

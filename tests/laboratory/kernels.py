@@ -1,12 +1,12 @@
-"""What each kernel of native/device/kernels.cu does for one element of float32, counted without a GPU, in Markdown.
+"""The cost of each kernel of native/device/kernels.cu per float32 element, counted without a GPU, in Markdown.
 
     python -m tests.laboratory.kernels [--nvdisasm PATH]
 
-The code that NVRTC makes runs on the CPU (tests/support/ptx.py), on COUNT elements in segments as the core cuts them.
-Columns: instructions of PTX; bytes read and written; the bytes of the 32-byte sectors that warps touch for them, as a
-multiple (1.00: coalesced); and the least time on an H100, by memory (3.35 TB/s) and by instructions (132 processors,
-each 128 a cycle of 1.755 GHz). These are bounds, not measurements. With nvdisasm (package nvidia-cuda-nvdisasm), of the
-machine code for sm_90: instructions, and loads of single bytes among them.
+NVRTC's code runs on the CPU (tests/support/ptx.py), on COUNT elements in the core's segments. Columns: PTX
+instructions; bytes read and written; the bytes of the 32-byte sectors that warps touch for them, as a multiple (1.00:
+coalesced); and the minimum time on an H100, by memory (3.35 TB/s) and by instructions (132 processors, each 128 a cycle
+of 1.755 GHz). These are bounds, not measurements. With nvdisasm (package nvidia-cuda-nvdisasm) also, for the machine
+code for sm_90: instructions, and single-byte loads among them.
 """
 import argparse
 import re
@@ -31,7 +31,7 @@ MEMORY, ISSUED = 3.35e12, 132 * 128 * 1.755e9
 
 
 def _launches(codec):
-    """(kernel, arguments after which it is counted) of a codec: encode, decode, mean of RANKS ranks' codes, add."""
+    """(kernel, arguments for counting it) of a codec: encode, decode, mean of RANKS ranks' codes, add."""
     cut, src = Cut(codec, "f32", COUNT, 1, SEGMENT), values("f32", COUNT, "normal")
     name, (chunk, segment), option = kernel_of(codec), cut.strides, option_of(codec)
     codes, out = np.zeros(RANKS * chunk, np.uint8), np.zeros(COUNT, np.float32)
@@ -55,7 +55,7 @@ def _launches(codec):
 
 
 def _spans(src, dst):
-    """The elements in SPANS equal spans."""
+    """The elements in SPANS spans of equal size."""
     nbytes = src.nbytes // SPANS
     table = np.zeros((SPANS, 4), np.uint64)
     for i in range(SPANS):
@@ -74,7 +74,7 @@ def _others():
 
 
 def _machine_code(nvdisasm):
-    """By kernel: (instructions, loads of one byte) for sm_90."""
+    """By kernel: (instructions, single-byte loads) for sm_90."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(nvrtc.compiled(device_kernels.SOURCE.read_text(), "sm_90").cubin)
         file.flush()

@@ -1,4 +1,4 @@
-"""The C part of the laboratory: compiled when it is first needed, and again when a file of it has changed."""
+"""The C part of the laboratory: compiled at its first use, and again after a change of its files."""
 import ctypes
 import functools
 import os
@@ -13,11 +13,11 @@ LIBRARY = ROOT / "build" / "laboratory.so"
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises RuntimeError: no C compiler, or it failed."""
+    """Loads it. RuntimeError: no C compiler, or it failed."""
     files = [*FOLDER.glob("*.[ch]"), *(ROOT / "native" / "base").glob("*.h")]
     if not LIBRARY.exists() or LIBRARY.stat().st_mtime < max(file.stat().st_mtime for file in files):
         LIBRARY.parent.mkdir(exist_ok=True)
-        part = LIBRARY.with_name(f"laboratory.{os.getpid()}")       # others may compile it at the same moment
+        part = LIBRARY.with_name(f"laboratory.{os.getpid()}")       # others may compile it at the same time
         compiler = os.environ.get("CC") or (sysconfig.get_config_var("CC") or "cc").split()[0]
         command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O3", "-shared", "-fPIC", "-pthread", "-I", FOLDER, "-I",
                    ROOT / "native", "-I", ROOT / "native" / "include", "-o", part, *sorted(FOLDER.glob("*.c"))]

@@ -1,11 +1,11 @@
-"""What a step's communication would take on 8 to 4,096 hosts: the core's simulator of all ranks' schedules.
+"""Simulates a step's communication on 8 to 4,096 hosts, with the core's simulator of all ranks' schedules.
 
     python -m tests.laboratory.model                         # ResNet-50, 100 Mbit/s to 10 Gbit/s
-    python -m tests.laboratory.model --check FILES...        # of bench --hosts --json: measured beside simulated
-    python -m tests.laboratory.model --negotiation FILE      # of bench --negotiation --json: what rank 0 coordinates
+    python -m tests.laboratory.model --check FILES...        # of bench --hosts --json: measured and simulated times
+    python -m tests.laboratory.model --negotiation FILE      # of bench --negotiation --json: rank 0's coordination
 
-Hosts have one rank, one line and one core each. What the core costs is given by the options; without them only lines
-and latency count. What a backward pass would hide is not subtracted.
+Each host has one rank, one link and one core. The options set the core's own costs; without them only links and latency
+count. Overlap with the backward pass is not subtracted.
 """
 import argparse
 import json
@@ -32,15 +32,15 @@ ALGORITHMS = {
     "low_precision_decentralized": Operation(native.D_LP_S, 0, codec=native.lib.BHVD_CODEC_MINMAX_UINT8),
 }
 RATES = ("100mbit", "1gbit", "10gbit")
-# A rank 0 that coordinates for longer than this part of a step is a bottleneck; steps a second.
+# Rank 0 is a bottleneck if it coordinates for more than this share of the time; steps per second.
 BOTTLENECK, STEPS = 0.1, 10
 FANOUT = 16                     # native/core/negotiation/tree.h
 
 
 def seconds(algorithm: str, hosts: int, nbytes: list[int], network: Network) -> float | None:
-    """Until all hosts are done with buckets of so many bytes, posted at once.
+    """The time until all hosts have completed buckets of these sizes, posted together.
 
-    Where those are more steps than the simulator takes, one after the other; None where a single one is.
+    If the simulator cannot run their steps together, they run one after the other; None if it cannot run a single one.
     """
     posted = [replace(ALGORITHMS[algorithm], nbytes=each) for each in nbytes]
     try:
@@ -59,7 +59,7 @@ def step(algorithm: str, hosts: int, network: Network) -> float | None:
 
 
 def prediction_cells(hosts, latency_s, costs):
-    """The table of predictions: milliseconds of communication a step of ResNet-50."""
+    """The table of predictions: milliseconds of communication in a step of ResNet-50."""
     def cell(algorithm, count, rate):
         found = step(algorithm, count, replace(costs, latency_s=latency_s, bytes_per_s=bytes_per_s(rate)))
         return "-" if found is None else f"{found * 1e3:.0f}"
@@ -69,7 +69,7 @@ def prediction_cells(hosts, latency_s, costs):
 
 
 def check_cells(files, latency_s, costs):
-    """The table of measured beside simulated, from the benchmark's files. Raises ValueError: one without hosts."""
+    """The table of measured and simulated times, from the benchmark's files. ValueError: a file without hosts."""
     lines = []
     for file in files:
         with open(file) as stream:
@@ -82,7 +82,7 @@ def check_cells(files, latency_s, costs):
         for row in content["rows"]:
             if row["op"] != "allreduce" or not row["backend"].startswith("bagua") or algorithm not in ALGORITHMS:
                 continue
-            # The best counts: what other programs take of a machine only ever adds.
+            # The minimum counts: other programs can only add time.
             measured = row["min_us"] * 1e-3
             simulated = 1e3 * (seconds(algorithm, options["hosts"], [row["nbytes"]], network) or 0)
             lines.append((algorithm, str(options["hosts"]), options["rate"], str(row["nbytes"]), f"{measured:.2f}",
@@ -91,7 +91,7 @@ def check_cells(files, latency_s, costs):
 
 
 def coordinator_cost(file):
-    """Rank 0's seconds, (a tensor and rank, a message and child), of most ranks in `--negotiation's FILE`."""
+    """Rank 0's seconds, (per tensor and rank, per message and child), with the most ranks in `--negotiation's FILE`."""
     with open(file) as stream:
         rows = json.load(stream)["rows"]
     most = max(row["ranks"] for row in rows)
@@ -100,17 +100,17 @@ def coordinator_cost(file):
 
 
 def star_limit(tensor_s, message_s, messages):
-    """Ranks at which rank 0 of a star coordinates BOTTLENECK of its time, each in so many messages a step."""
+    """The number of ranks at which rank 0 of a star coordinates BOTTLENECK of its time, by messages a step and rank."""
     return int(BOTTLENECK / STEPS / (tensor_s * GRADIENTS + message_s * messages))
 
 
 def tree_limit(tensor_s, message_s, messages):
-    """The same in a tree, with so many messages a step from each of rank 0's children."""
+    """The same for a tree, by messages a step from each of rank 0's children."""
     return max(0, int((BOTTLENECK / STEPS - message_s * messages * FANOUT) / (tensor_s * GRADIENTS)))
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.model", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", nargs="+", type=int, default=[1 << exponent for exponent in range(3, 13)])

@@ -1,13 +1,13 @@
-"""What negotiation costs: many tiny allreduces posted at once by every rank, for a growing number of ranks.
+"""Measures the cost of negotiation: every rank posts many tiny allreduces, for a growing number of ranks.
 
-Ranks share the machine's few cores, so wall time says little. The coordinator (rank 0) therefore counts the processor
-time that it spends on coordinating: reading announcements, deciding, answering, the system calls of its answers
-included. Per tensor and rank that is what every further rank costs it. With the response cache ("cached": the names of
-a running training), with names that are new ("new"), and with every tensor waited for before the next is posted
-("single": cached, but each in messages of its own). It counts its messages too, both ways: in a tree
-(BAGUA_HVD_NEGOTIATION=tree) those are of its children only.
+Ranks share the machine's few cores, so wall time means little. So the coordinator (rank 0) counts its CPU time for
+coordination: reading announcements, deciding and responding, with the system calls of its responses. Per tensor and
+rank, that is the cost of each further rank. There are three cases: with the response cache ("cached": the names of a
+running training), with new names ("new"), and with a wait for each tensor before the next one is posted ("single":
+cached, but each in its own messages). It also counts its messages in both directions; in a tree
+(BAGUA_HVD_NEGOTIATION=tree) only its children's.
 
-As a program, `python -m tests.laboratory.negotiation BACKEND FOLDER OPTIONS`: one rank of one round, as bench.rank.
+As a program, `python -m tests.laboratory.negotiation BACKEND FOLDER OPTIONS`: one rank of one round, like bench.rank.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ from bagua_hvd.bench.results import WrongResult, leave
 from bagua_hvd.core import variables
 
 TENSORS = 500
-SINGLE_TENSORS = 50         # these take as many round trips
+SINGLE_TENSORS = 50         # each takes a round trip
 NAMES = ("cached", "new", "single")
 REPETITIONS = 10
 COLUMNS = ("ranks", "names", "coordinator ns / tensor / rank", "rank 0 messages / tensor", "rank 0 CPU us / tensor",
@@ -30,7 +30,7 @@ COLUMNS = ("ranks", "names", "coordinator ns / tensor / rank", "rank 0 messages 
 
 @dataclass
 class Row:
-    """One line of the table. Times are medians over the repetitions, and the median of those over the rounds."""
+    """One line of the table. Times are medians over the rounds of medians over the repetitions."""
 
     ranks: int
     names: str
@@ -48,10 +48,10 @@ class Row:
 
 
 def rows(ranks, rounds):
-    """The Rows of a number of ranks.
+    """The Rows for a number of ranks.
 
     Args:
-        rounds: for each round what run_round() returned: by rank, {names: {quantity: [repetition]}}.
+        rounds: for each round run_round()'s result: by rank, {names: {quantity: [repetition]}}.
     """
     found = []
     for names in NAMES:
@@ -76,7 +76,7 @@ def _now(context):
 
 
 def measure(context, size):
-    """{names: {quantity: [repetition: mean over the tensors]}} of this rank. Raises when a sum is wrong."""
+    """This rank's {names: {quantity: [repetition: mean over the tensors]}}. Raises if a sum is wrong."""
     from bagua_hvd.core import native
 
     values: np.ndarray = np.empty((TENSORS, 1), np.float32)
@@ -114,7 +114,7 @@ def measure(context, size):
 
 
 def main(name, folder, options):
-    """One rank of one round. Returns the exit code."""
+    """Runs one rank of one round. Returns the exit code."""
     from bagua_hvd.job import basics
 
     def work():

@@ -15,7 +15,7 @@ from tests.laboratory.library import library
 
 
 class Link(NamedTuple):
-    """A host's: rates as tc writes them, or "none"; delay: milliseconds between two hosts that both have it."""
+    """A host's link: rates in tc's notation, or "none"; delay: milliseconds between two hosts that both have it."""
 
     up: str
     down: str
@@ -23,12 +23,12 @@ class Link(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the process did between two moments.
+    """The process's activity between two times.
 
     Attributes:
-        share: of a core that it used, the kernel's work for receivers included: near 1, it was the bottleneck.
-        nbytes: carried, with what TCP, IP and Ethernet add.
-        late_s, latest_s: packets were given to their receivers so much too late, on average, and at most.
+        share: of a core, including the kernel's work for receivers: near 1, the process was the bottleneck.
+        nbytes: carried, with the overhead of TCP, IP and Ethernet.
+        late_s, latest_s: how late packets were delivered, on average and at most.
     """
 
     share: float
@@ -40,11 +40,11 @@ class Report(NamedTuple):
 
 
 class Carrier:
-    """The process, from construction to close().
+    """The process, until close().
 
     Args:
-        devices: (namespace, name) of a TUN device to make for each host; namespace: a name, a path, or "": this
-            process' own. The last byte of a device's address must be its index here, plus 1.
+        devices: (namespace, name) of a TUN device to create for each host; namespace: a name, a path, or "": this
+            process's own. The last byte of a device's address must be its index here, plus 1.
     """
 
     def __init__(self, devices: list[tuple[str, str]]) -> None:
@@ -70,12 +70,12 @@ class Carrier:
             return self._read()
 
     def set(self, host: int, link: Link) -> None:
-        """Shapes a host's link; a packet that is on the line already is not changed."""
+        """Shapes a host's link; packets already on the line are not affected."""
         delay = link.delay / 2e3
         self._command(f"{host} {bytes_per_s(link.up)!r} {delay!r} {bytes_per_s(link.down)!r} {delay!r}")
 
     def report(self) -> Report:
-        """Since the last report, or the start."""
+        """The Report since the last one, or since the start."""
         old, new = self._begin, self._command("report")
         self._begin = new
         took = {key: new[key] - old[key] for key in new}
@@ -83,12 +83,12 @@ class Carrier:
                       took["late_s"] / max(took["packets"], 1), new["latest_s"])
 
     def close(self) -> None:
-        """Ends it, and the devices with it. Idempotent."""
+        """Ends the process, and removes its devices. Idempotent."""
         self._process.communicate()
 
 
 def main(arguments: list[str]) -> int:
-    """The process. Ends with its stdin."""
+    """Runs the process, until stdin is closed."""
     count, texts = int(arguments[0]), arguments[1:]
     run = library().network_run
     kind = ctypes.c_char_p * count

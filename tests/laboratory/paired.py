@@ -1,11 +1,11 @@
-"""Is `auto` ever slower than exact averages? Both in turns, many times, in one job: where differences are small.
+"""Is `auto` ever slower than exact averages? Alternates both in one job, often enough to show small differences.
 
     python -m tests.laboratory.paired                                               as root: two ranks of one host
     python -m tests.laboratory.paired --hosts 2 --per-host 1 --rate 1gbit           another network
 
-Ranks of step_times.py, whose computing is slept and whose communication is real. Each turn makes an optimizer
-anew, lets it settle as bench.auto does, and times some steps; every other turn goes the other way round. Appends
-records "paired": of each turn the median step.
+Uses the ranks of step_times.py: they sleep instead of computing, but their communication is real. Each turn makes a new
+optimizer, lets it settle as bench.auto does, and times some steps; every other turn has the opposite order. Appends
+records "paired": the median step of each turn.
 """
 import argparse
 import statistics
@@ -38,7 +38,7 @@ def measure(model, hosts_count, per_host, rate, turns, steps, folder=records.FOL
 
 
 def ratios(record, way):
-    """A way's time to that of exact averages, in each turn."""
+    """A configuration's time relative to exact averages, in each turn."""
     return [mine / exact for mine, exact in zip(record.samples[way].values, record.samples[auto.EXACT].values,
                                                 strict=True)]
 
@@ -55,7 +55,7 @@ def _quarters(values):
 
 
 def table(hosts="1"):
-    """Medians, and the middle half of the turns; of exact averages against themselves what two turns differ by."""
+    """Medians, and the middle half of the turns; exact averages against themselves show the noise between two turns."""
     rows = []
     for (model, per_host, _), record in _newest(int(hosts)).items():
         exact = record.samples[auto.EXACT].values
@@ -75,7 +75,7 @@ def worst(hosts="1"):
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.paired", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(auto.MODELS), choices=profiles.MODELS)

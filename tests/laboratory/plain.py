@@ -1,4 +1,4 @@
-"""What plain TCP gets through the links of hosts: the bound for whoever sends more than the time of a round trip."""
+"""Plain TCP's throughput over the links of hosts: the bound for transfers much longer than a round trip."""
 import ctypes
 import os
 import select
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(namespace):
-    """This thread, and what it starts, is in the network namespace from here on."""
+    """Moves this thread, and everything it starts, into the network namespace."""
     file = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.setns(file, CLONE_NEWNET):
@@ -35,7 +35,7 @@ def _connect(address):
 
 
 def _host(namespace, address, other, seconds, warm, answers, together):
-    """Sends to the one host and receives from another, for so long after the start; answers bytes per second."""
+    """Sends to one host and receives from another; puts bytes per second, over `seconds` after the warm-up."""
     enter(namespace)
     with socket.create_server((address, PORT)) as server, _connect(other) as to, server.accept()[0] as source:
         to.setblocking(False)
@@ -51,7 +51,7 @@ def _host(namespace, address, other, seconds, warm, answers, together):
             if not before[0] and now > began + warm:
                 before = now, received
         answers.put((received - before[1]) / (time.monotonic() - before[0]))
-        together.wait(START_SECONDS)            # who is late still sends
+        together.wait(START_SECONDS)            # a late one still sends
 
 
 def _echo(namespace, address, other, times, answers, together):
@@ -93,14 +93,14 @@ def _run(count, target, arguments, answers_expected, seconds):
 
 
 def throughput(hosts, seconds=2.0, warm=1.0):
-    """Bytes of data per second that each host receives while all send, each to the next."""
+    """Bytes of data per second that each host receives while every host sends to the next one."""
     return _run(hosts.count, _host, lambda index: (
         hosts.names[index], hosts.address_of(index), hosts.address_of((index + 1) % hosts.count), seconds, warm),
         hosts.count, seconds + warm)
 
 
 def round_trip(hosts, times=50):
-    """Seconds that a byte from host 1 to host 0 and back takes: the median."""
+    """The median seconds of a byte from host 1 to host 0 and back."""
     answers, = _run(2, _echo, lambda index: (
         hosts.names[index], hosts.address_of(index), hosts.address_of(0) if index else None, times), 1, 60.0)
     return statistics.median(answers)

@@ -1,9 +1,9 @@
-"""When the gradients of a real model are ready: measured in a real backward pass, kept as records, released by timers.
+"""When the gradients of a real model are ready: measured in a real backward pass, recorded, and replayed by timers.
 
     python -m tests.laboratory.profiles resnet18 vgg11 lstm transformer mobilenet gru transformer256
 
 A record "profile": setting: model, batch and shapes; samples: seconds of the forward pass, of the backward pass, of the
-optimizer's step (SGD with momentum), and, by parameter, from the beginning of the backward pass to its gradient.
+optimizer's step (SGD with momentum), and, by parameter, from the start of the backward pass to its gradient.
 """
 import argparse
 import statistics
@@ -151,7 +151,7 @@ def measure(model):
 
 
 def load(model: str) -> Profile:
-    """From the newest record. Raises ValueError: there is none."""
+    """Loads the newest record. ValueError: there is none."""
     found = records.read("profile", model=model)
     if not found:
         raise ValueError(f"no profile of {model!r}: run `python -m tests.laboratory.profiles {model}`")
@@ -166,7 +166,7 @@ def load(model: str) -> Profile:
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.profiles", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", choices=MODELS)

@@ -1,14 +1,14 @@
-"""What was measured: a line of JSON for each run, and what the documentation makes of them.
+"""Measurements, one line of JSON for each run, and the parts of the documentation made from them.
 
-    docs/results/records/EXPERIMENT.jsonl       a Record a line, appended to, never edited
+    docs/results/records/EXPERIMENT.jsonl       one Record a line; lines are appended, and never edited
 
-    python -m tests.laboratory.records           writes every generated part of the documentation anew
-    python -m tests.laboratory.records --check   exit code 1, and their names, where it would differ
+    python -m tests.laboratory.records           regenerates every generated part of the documentation
+    python -m tests.laboratory.records --check   exit code 1, and their names, if any would change
 
-A page, or a script of the site, says what a part is made by: `<!-- from MODULE.FUNCTION KEY=VALUE ... -->` before it,
-`<!-- end -->` after it.
+Each part of a page, or of a script of the site, names its source: `<!-- from MODULE.FUNCTION KEY=VALUE ... -->` before
+it, `<!-- end -->` after it.
 tests.laboratory.MODULE has the function. It takes these texts as keyword arguments and returns the part: a table, a
-sentence, or a figure within one. It reads records and nothing else.
+sentence, or a figure within one. It reads only records.
 """
 import argparse
 import functools
@@ -29,14 +29,14 @@ from bagua_hvd.bench import report
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results" / "records"
-# What was measured under a name counts as of the one that it has now, by field of a setting.
+# Old names in records, mapped to the current ones, by field of a setting.
 RENAMED = {"algorithm": {"streaming_diloco": "diloco"}, "way": {"streaming_diloco, 8": "diloco"}}
 _PART = re.compile(r"(<!-- from (\w+)\.(\w+)((?: [\w-]+=\S+)*) -->)(.*?)((?:// )?<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """All values of one quantity, in the order in which they were measured. unit: s, bytes, 1 (a ratio), ..."""
+    """All values of one quantity, in measurement order. unit: s, bytes, 1 (a ratio), ..."""
 
     unit: str
     values: list[float]
@@ -48,11 +48,11 @@ class Record:
 
     Attributes:
         experiment: names the file.
-        setting: what the experimenter chose; two records of equal settings measured the same.
+        setting: chosen by the experimenter; two records with equal settings measured the same.
         samples: by name.
-        revision: of the code: git's short hash, "+changes" if files differed from it; None: not from a checkout.
-        machine: cores, cpu, memory_gib, system, versions, load, environment (variables that change what is measured).
-        shared: whether other programs ran on the machine meanwhile.
+        revision: of the code: git's short hash, "+changes" if files differed from it; None: not a checkout.
+        machine: cores, cpu, memory_gib, system, versions, load, environment (variables that affect the measurement).
+        shared: whether other programs ran on the machine at the same time.
     """
 
     experiment: str
@@ -71,7 +71,7 @@ def _git(*arguments):
 
 
 def revision() -> str | None:
-    """Of this checkout. Records themselves are no change of it."""
+    """The revision of this checkout. Changed records do not count as changes."""
     try:
         commit = _git("rev-parse", "--short=10", "HEAD")
     except FileNotFoundError:
@@ -95,13 +95,13 @@ def _command():
 
 def append(experiment: str, setting: Mapping, samples: Mapping[str, tuple[str, Sequence[float]]], shared: bool = True,
            folder: str | os.PathLike = FOLDER, command: str | None = None) -> Record:
-    """Writes one run down; whole, whoever else appends meanwhile.
+    """Writes one run atomically, even if others append at the same time.
 
     Args:
-        setting: values that JSON has.
-        samples: name: (unit, all values), none left out, none averaged.
+        setting: JSON values.
+        samples: name: (unit, all values), without omissions or averages.
         shared: False if nothing else ran on this machine.
-        command: that repeats it; None: this process' own.
+        command: repeats it; None: this process's own.
     """
     record = Record(experiment, dict(setting), {name: Samples(unit, list(map(float, values)))
                                                 for name, (unit, values) in samples.items()},
@@ -118,7 +118,7 @@ def append(experiment: str, setting: Mapping, samples: Mapping[str, tuple[str, S
 
 @functools.lru_cache(maxsize=8)
 def _parsed(path, mtime_ns, nbytes):
-    """The lines of a file in this state: the parts of the documentation ask for the same ones a hundred times."""
+    """The lines of a file in this state; cached, because the documentation asks for the same ones a hundred times."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
     for setting, (field, names) in itertools.product((fields["setting"] for fields in found), RENAMED.items()):
         if setting.get(field) in names:
@@ -145,12 +145,12 @@ def _made(match):
     begin, module, function, arguments, old, end = match.groups()
     keywords = dict(argument.split("=", 1) for argument in arguments.split())
     part = getattr(importlib.import_module(f"tests.laboratory.{module}"), function)(**keywords)
-    # A block has its lines to itself; what stands within a sentence stays there.
+    # A block is on lines of its own; a part within a sentence stays there.
     return f"{begin}\n{part}\n{end}" if "\n" in old or "\n" in part else begin + part + end
 
 
 def pages(folder: str | os.PathLike = ROOT) -> dict[Path, tuple[str, str]]:
-    """The pages and scripts with generated parts: (what stands there, what the records give)."""
+    """{page or script: (current text, text with newly generated parts)}."""
     found = {}
     docs = Path(folder, "docs")
     for path in sorted([*Path(folder).glob("*.md"), *docs.rglob("*.md"), *docs.glob("*.js")]):
@@ -161,7 +161,7 @@ def pages(folder: str | os.PathLike = ROOT) -> dict[Path, tuple[str, str]]:
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.records", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")

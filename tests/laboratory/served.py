@@ -1,4 +1,4 @@
-"""What works with which algorithm: the table of docs/algorithms.md, by what each algorithm declares."""
+"""Which features work with which algorithm: the table of docs/algorithms.md, from the algorithms' declarations."""
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm, Safety
 from bagua_hvd.bench import report
@@ -33,7 +33,7 @@ def _row(name):
 
 
 def table():
-    """Menu first, the mildest first; then the others by name."""
+    """The table: algorithms of the menu, the least relaxed first; then the others by name."""
     menu = algorithms.menu()
     ours = {name for name in algorithms.names() if type(algorithms.get(name)).__module__.startswith("bagua_hvd.")}
     return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted(ours - {*menu})]],

@@ -1,9 +1,9 @@
-"""What allreduces between hosts would take: the core simulates all ranks' schedules (native/simulation).
+"""Predicts allreduces between hosts: the core simulates all ranks' schedules (native/simulation).
 
     python -m tests.laboratory.simulator --hosts 2 4 --rate 100mbit 1gbit --latency 0 5 20 --sizes 4 65536 1048576
 
-Times are one operation's, agreed on first. --measure takes them, too, on hosts of this machine with such a network
-(root), and appends a record "allreduce" for each cell; the page of results shows both.
+A time includes one operation and its negotiation. --measure also measures them on this machine's emulated hosts with
+such a network (root), and appends a record "allreduce" for each cell; the page of results shows both.
 """
 import argparse
 import os
@@ -26,13 +26,13 @@ APART_SECONDS = 0.05
 
 
 def _simulated(hosts, rate, latency, nbytes, message_us=0.0, path="chosen"):
-    """Seconds, of the slowest rank."""
+    """The slowest rank's seconds."""
     network = Network(latency * 1e-3, bytes_per_s(rate), message_s=message_us * 1e-6)
     return max(allreduces(hosts, [nbytes], network, path))
 
 
 def measure(hosts, rate, latency, sizes, folder=records.FOLDER):
-    """Yields a record for each size. All ranks begin an allreduce on a moment of the machine's clock."""
+    """Yields a record for each size. All ranks start an allreduce at a given time of the machine's clock."""
     with Hosts(hosts, rate, latency) as where, Ranks(where, None) as ranks:
         for nbytes in sizes:
             expected = _simulated(hosts, rate, latency, nbytes)
@@ -57,7 +57,7 @@ def _middle(record, name):
 
 
 def is_near(record):
-    """Whether the simulator is right within a quarter; None: the processor, or lost packets, were the limit."""
+    """Whether the simulation is within a quarter of the measurement; None: limited by the CPU, or by lost packets."""
     if record.samples["processor"].values[0] > BUSY or record.samples["dropped"].values[0]:
         return None
     return abs(_middle(record, "simulated") / _middle(record, "measured") - 1) <= NEAR
@@ -71,7 +71,7 @@ def _newest():
 
 
 def beside(hosts="8"):
-    """A table: measured / simulated milliseconds of the newest records, a line a network, a column a size."""
+    """A table: measured / simulated milliseconds of the newest records, by network (rows) and size (columns)."""
     newest = {key: record for key, record in _newest().items() if record.setting["hosts"] == int(hosts)}
     sizes = sorted({record.setting["nbytes"] for record in newest.values()})
     lines: dict[tuple, dict] = {}
@@ -88,13 +88,13 @@ def beside(hosts="8"):
 
 
 def counted():
-    """A sentence: how many cells are near."""
+    """A sentence with the number of cells that are near."""
     verdicts = [is_near(record) for record in _newest().values()]
     return f"{verdicts.count(True)} of {len(verdicts) - verdicts.count(None)}"
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.simulator", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 4])

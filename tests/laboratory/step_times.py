@@ -1,12 +1,12 @@
-"""Time and bytes of a training step, by algorithm and network: real communication of ranks that sleep for computing.
+"""Time and bytes of a training step, by algorithm and network: ranks sleep instead of computing, but communicate.
 
     python -m tests.laboratory.step_times --hosts 2 4 8 --rate 100mbit 1gbit --delay 0 --ways bytegrad ddp
 
-Appends a record "step" for each cell; needs root, /dev/net/tun and a profile of the model (profiles.py). A cell
-counts where the machine did not matter: processor and the carrier of the packets were busy for less than 70 % of the
-time, no thread stood in the processor's queue for more than half of it, plain TCP had just reached 95 % of what such a
-line can carry, and the median step, of the slowest rank in each, was at most 1.25 times the shortest. The others are
-tried again; what remains is said to be not measurable.
+Appends a record "step" for each cell; needs root, /dev/net/tun and a profile of the model (profiles.py). A cell counts
+if the machine did not affect it: CPU and packet carrier were busy for less than 70 % of the time, no thread waited for
+the CPU for more than half of it, plain TCP had just reached 95 % of the link's capacity, and the median step, of the
+slowest rank in each, was at most 1.25 times the shortest. Other cells are tried again, and are reported as not
+measurable if they still do not count.
 """
 import argparse
 import itertools
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-# Before anything loads a library that reads it, for all ranks are children of this process.
+# Set before any library reads it; all ranks are children of this process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd.bench.predict import bytes_per_s  # noqa: E402
@@ -26,13 +26,13 @@ from tests.laboratory.emulated import Ranks  # noqa: E402
 from tests.laboratory.hosts import Hosts, why_impossible  # noqa: E402
 
 BUSY, QUEUED, REACHED, STEADY = 0.7, 0.5, 0.95, 1.25
-SETTLES = 60                    # steps that `auto` has to choose, and to see whether it was right, with a window of 4
+SETTLES = 60                    # steps for `auto` to choose a plan and to confirm it, with a window of 4
 TRIES = 2
-DATA = 1448 / 1514              # of a full frame
+DATA = 1448 / 1514              # share in a full frame
 WARM = {"warmup_steps": 1}
-# label: (what trains, its arguments, steps in a period). Warm-ups last for one step, which is not measured. A label
-# without an argument that it names here has what was the default when it was first measured; a codec: its function in
-# codecs, and the arguments.
+# label: (algorithm, its arguments, steps in a period). Warm-ups last for one step, which is not measured. A missing
+# argument in a label has the default at the time of its first measurement; a codec: its function in codecs, and its
+# arguments.
 Ways = Mapping[str, tuple[str, dict, int]]
 WAYS: dict[str, tuple[str, dict, int]] = {
     "none": ("none", {}, 1), "ddp": ("ddp", {}, 1), "ddp, fp16 hook": ("ddp_fp16", {}, 1),
@@ -56,17 +56,17 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "local_sgd, 2": ("local_sgd", {"communication_interval": 2, **WARM}, 2),
     "local_sgd": ("local_sgd", {"communication_interval": 4, **WARM}, 4),
     "diloco": ("diloco", WARM, 8),
-    # As first published: all of the model at once, in full precision.
+    # As first published: the whole model at once, in full precision.
     **{f"diloco, {steps}": ("diloco", {"communication_interval": steps, "fragments": 1, "overlap_steps": 0,
                                        "codec": None, **WARM}, steps) for steps in (8, 16)},
-    # Which have no period; but steps differ, by what arrives in them.
+    # Without a period; but steps differ, depending on arrivals.
     "async": ("async", {"sync_interval_ms": 100, **WARM}, 4),
-    "async, at once": ("async", {"sync_interval_ms": 0, **WARM}, 4),        # one round follows the other: the default
+    "async, at once": ("async", {"sync_interval_ms": 0, **WARM}, 4),        # without pauses: the default
 }
 
 
 def _cell(ranks, hosts, way, arguments, period, slowness, seconds):
-    """The samples of one cell."""
+    """Measures one cell; returns its samples."""
     in_rounds = way.startswith("async")
     each = [(way, arguments, slow) for slow in slowness]
     warmup = SETTLES if way == "auto" and "plan" not in arguments else max(2, period)
@@ -99,10 +99,10 @@ def run(hosts_count, rate, delay, ways, model="resnet18", per_host=1, slow=1.0, 
     """Measures the cells of one network; yields the records.
 
     Args:
-        ways: as WAYS. delay: milliseconds, one way. slow: how much longer the last rank computes. environment:
-            variables of the ranks. tries: of a cell, until it counts.
-        ranks, where: those of an earlier call, whose network is changed; else they are made.
-        profile: instead of the model's. pace: so many times faster all ranks compute, as with an accelerator.
+        ways: as WAYS. delay: one-way, in milliseconds. slow: factor on the last rank's computation time. environment:
+            variables of the ranks. tries: maximum for a cell, until it counts.
+        ranks, where: from an earlier call, with a changed network; otherwise they are created.
+        profile: instead of the model's. pace: speedup of all ranks' computation, as with an accelerator.
     """
     if where is None:
         with Hosts(hosts_count, rate, delay) as where:
@@ -133,9 +133,9 @@ def _period(record):
 
 
 def ms(record, steps=slice(None)):
-    """Of a step, or of some: by the mean of the ranks' rates, of which each has its own pace.
+    """Milliseconds of a step, or of some steps, by the mean of the ranks' rates, which may differ.
 
-    A rank's is of its median step, since a machine that others use stops now and then; of the mean, where steps differ.
+    A rank's rate is that of its median step, because a shared machine sometimes stalls; of its mean if steps differ.
     """
     middle = statistics.median if _period(record) == 1 else statistics.fmean
     rates = [1 / middle(samples.values[steps]) for name, samples in record.samples.items()
@@ -144,13 +144,13 @@ def ms(record, steps=slice(None)):
 
 
 def slowest(record):
-    """Step by step the slowest rank's seconds: one that was late in a step makes the next one short on itself alone."""
+    """The slowest rank's seconds in each step: after a late step, only the late rank's next step is short."""
     return list(map(max, zip(*(samples.values for name, samples in record.samples.items()
                                if name.startswith("step of rank")), strict=False)))
 
 
 def spread(record):
-    """(shortest, longest) step of the slowest rank, in ms; where steps differ, of periods, as ms() has them."""
+    """(shortest, longest) step of the slowest rank in ms; of periods if steps differ, as in ms()."""
     period, steps = _period(record), [1e3 * seconds for seconds in slowest(record)]
     if period > 1:
         steps = [ms(record, slice(at, at + period)) for at in range(0, len(steps), period)]
@@ -158,12 +158,12 @@ def spread(record):
 
 
 def nbytes(record):
-    """On the wire, for each rank and step."""
+    """Bytes on the wire for each rank and step."""
     return record.samples["bytes on the wire per rank and step"].values[0]
 
 
 def why_not(record):
-    """Why a record does not count, or ""."""
+    """The reason why a record does not count, or ""."""
     if record.samples["processor"].values[0] > BUSY:
         return "processor"
     if max(record.samples["queued"].values) > QUEUED:
@@ -177,7 +177,7 @@ def why_not(record):
 
 
 def newest(experiment="step", folder=records.FOLDER, pace=1.0, per_host=1, **setting):
-    """{way: its newest record that counts, else its newest} of one setting."""
+    """{configuration: its newest record that counts, otherwise its newest} of one setting."""
     found: dict[str, records.Record] = {}
     for record in records.read(experiment, folder, per_host=per_host, **setting):
         if record.setting.get("pace", 1.0) != pace:
@@ -189,7 +189,7 @@ def newest(experiment="step", folder=records.FOLDER, pace=1.0, per_host=1, **set
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.step_times", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet18", choices=profiles.MODELS)
@@ -222,7 +222,7 @@ def main(arguments=None):
                             print(f"{count} hosts, {rate}, {delay:g} ms, {json.dumps(environment)}, "
                                   f"{record.setting['way']:36}{ms(record):9.1f} ms a step "
                                   f"{nbytes(record) / 1e6:8.2f} MB  {why_not(record)}", flush=True)
-                        time.sleep(1)           # others run on this machine, too
+                        time.sleep(1)           # other programs run on this machine, too
     return 0
 
 

@@ -1,9 +1,9 @@
-"""What tensor parallelism waits for in every layer: all_reduce of bfloat16, over bagua_hvd and over gloo, in turns.
+"""The communication of tensor parallelism in every layer: all_reduce of bfloat16, alternating bagua_hvd and gloo.
 
     torchrun --standalone --nproc-per-node 2 -m tests.laboratory.tensor_parallel
     torchrun --standalone --nproc-per-node 2 -m tests.laboratory.tensor_parallel --record
 
-A time is the median of a turn's calls on rank 0; ranks meet at a barrier before each turn.
+A time is the median of a turn's calls on rank 0; a barrier precedes each turn.
 """
 import argparse
 import statistics
@@ -17,7 +17,7 @@ SIZES = {"32 KiB": 32 << 10, "128 KiB": 128 << 10, "512 KiB": 512 << 10}
 
 
 def measure(turns, calls):
-    """{"backend size": seconds of each turn}, of this rank."""
+    """{"backend size": seconds of each turn} on this rank."""
     import torch
     import torch.distributed as dist
 
@@ -55,7 +55,7 @@ def lines(seconds):
 
 
 def table(folder=records.FOLDER):
-    """The newest record's."""
+    """The table of the newest record."""
     found = records.read("tensor_parallel", folder)
     if not found:
         return "Nothing run yet."

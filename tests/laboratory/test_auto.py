@@ -1,4 +1,4 @@
-"""bench.auto: a real pair of emulated hosts, and what the page makes of its records."""
+"""bench.auto: a real pair of emulated hosts, and the page's results from its records."""
 import pytest
 
 from tests.laboratory import auto, records, step_times
@@ -25,11 +25,11 @@ def test_every_plan_can_be_pinned_and_is_found_again():
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(why_impossible()), reason=str(why_impossible()))
 def test_two_hosts(tmp_path, capsys):
-    """At 50 Mbit/s a GRU's 11 MB take 1.7 s as they are: all that may, sends codes."""
+    """At 50 Mbit/s a GRU's 11 MB take 1.7 s uncompressed, so every configuration that may uses codecs."""
     command = ["--models", "gru", "--hosts", "2", "--rate", "50mbit", "--ways", auto.EXACT, "auto, up to E1",
                "--seconds", "0.5", "--folder", str(tmp_path)]
     assert auto.main(command) == 0
-    found = step_times.newest(auto.EXPERIMENT, tmp_path)        # what does not count is tried once more
+    found = step_times.newest(auto.EXPERIMENT, tmp_path)        # cells that do not count are tried again
     assert found.keys() == {auto.EXACT, "auto, up to E1"}
     exact, relaxed = found[auto.EXACT], found["auto, up to E1"]
     assert auto.chosen(relaxed).startswith("rotated(2)")

@@ -1,4 +1,4 @@
-"""bench.changing and bench.paired: what is read off their records, and both on real emulated hosts."""
+"""bench.changing and bench.paired: the evaluation of their records, and both on real emulated hosts."""
 import statistics
 
 import pytest

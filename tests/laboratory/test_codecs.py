@@ -1,4 +1,4 @@
-"""The benchmark of the codecs runs, for every codec, and writes down what it printed; its figures are the machine's."""
+"""The benchmark of the codecs runs for every codec, and records its output; the figures depend on the machine."""
 import subprocess
 import sys
 

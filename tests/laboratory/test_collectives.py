@@ -1,4 +1,4 @@
-"""tests.laboratory.collectives: programs write records of what they measured, and the tables are made from these."""
+"""tests.laboratory.collectives: programs write records of their measurements, and tables are made from these."""
 import os
 import subprocess
 import sys
@@ -11,33 +11,33 @@ from tests.laboratory import ceiling, collectives, records
 
 pytestmark = pytest.mark.timeout(500)
 
-# The tables are of what was measured without variables that change it.
+# The tables use only measurements without variables that affect them.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_"))}
 QUIET, BUSY = [0.0, 0.09], [0.0, 0.11]
 
 
 def cells(table):
-    """Of a Markdown table, without its rule."""
+    """The cells of a Markdown table, without its rule."""
     header, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
     return [header, *lines]
 
 
 def options(folder, **changed):
-    """Of a program: what is changed, on one host otherwise."""
+    """A program's options: `changed`, on one host otherwise."""
     return Namespace(**{"dtype": "float32", "np": 2, "hosts": None, "rate": None, "delay": None,
                         "sizes": [4, 64 * MIB], "models": ["mlp"], "algorithm": "gradient_allreduce",
                         "folder": str(folder), **changed})
 
 
 def measured(folder, nbytes, seconds, op="allreduce", environment=None, others=QUIET, **changed):
-    """Records of an operation. seconds: {backend: a median, between two samples that are not}."""
+    """Writes records of an operation. seconds: {backend: a median, put between two other samples}."""
     case = Case(op, nbytes // 4, nbytes)
     results = {backend: {case.key: [[0.0, median], [median, 9.0]]} for backend, median in seconds.items()}
     collectives.record(options(folder, **changed), environment or {}, [case], results, dict.fromkeys(seconds, others))
 
 
 def trained(folder, seconds, command, others=QUIET, **changed):
-    """Records of a training. seconds: {backend: the median step}."""
+    """Writes records of a training. seconds: {backend: the median step}."""
     results = {backend: {"mlp": [[median]]} for backend, median in seconds.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "_command", lambda: command)
@@ -90,7 +90,7 @@ def test_nothing_run(tmp_path):
 
 
 def test_one_host(tmp_path):
-    measured(tmp_path, 4, {"bagua": 1.0, "gloo": 1.0, "mpi": 1.0})                      # which a newer one replaces
+    measured(tmp_path, 4, {"bagua": 1.0, "gloo": 1.0, "mpi": 1.0})                      # replaced by a newer one
     measured(tmp_path, 4, {"bagua": 4.62e-6, "gloo": 151.4e-6, "mpi": 2.2e-6})
     measured(tmp_path, 64 * MIB, {"bagua": 6.004e-3, "gloo": 46.04e-3})
     measured(tmp_path, collectives.MANY, {"bagua": 1e-3}, op="many")
@@ -121,7 +121,7 @@ def test_two_hosts(tmp_path):
 def test_exposed_is_by_the_run_it_was_measured_in(tmp_path):
     trained(tmp_path, {"bagua": 0.1, "none": 0.09, "gloo": 0.2}, "first")
     trained(tmp_path, {"none": 0.08, "bagua": 0.1}, "second")
-    trained(tmp_path, {"gloo": 0.3}, "alone")                                           # with nothing to compare it to
+    trained(tmp_path, {"gloo": 0.3}, "alone")                                           # without one to compare it to
     trained(tmp_path, {"none": 0.08, "bagua": 0.01}, "third", algorithm="bytegrad")
     trained(tmp_path, {"none": 0.05, "bagua": 0.1, "tcp": 0.04}, "hosts", hosts=2)
     table = cells(collectives.training(tmp_path))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_a_round_trip_takes_as_long_as_caches_and_schedulers_let_it():
     allowed = os.sched_getaffinity(0)
     assert 5 < cores.round_trip_ns() < 1e9
-    assert os.sched_getaffinity(0) == allowed       # only the threads that measured stay on a core
+    assert os.sched_getaffinity(0) == allowed       # only the measuring threads stay on a core
 
 
 def test_one_core_has_no_distance(monkeypatch):
@@ -45,7 +45,7 @@ def test_cores_that_stay_apart_do_not_stop_a_measurement(monkeypatch):
 
 @pytest.mark.parametrize("hosts", [None, 2])
 def test_rounds_are_repeated_on_one_host_alone(monkeypatch, hosts):
-    """Not in a running job either, whose ranks measure together: the laboratory refuses to be one (test_hosts.py)."""
+    """They are not repeated in a job, whose ranks measure together: the laboratory rejects that (test_hosts.py)."""
     distances = iter([50] * 5 + [300] * 5)
     monkeypatch.setattr(cores, "round_trip_ns", lambda: next(distances, 50))
     monkeypatch.setattr(cores, "PATIENCE_SECONDS", 0)

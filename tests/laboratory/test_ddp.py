@@ -1,4 +1,4 @@
-"""The benchmark of DistributedDataParallel measures every way."""
+"""The benchmark of DistributedDataParallel measures every configuration."""
 import subprocess
 import sys
 

@@ -1,4 +1,4 @@
-"""What the page of results says of a GPU, from a record; the measurement itself runs in tests/device/gpu_check.sh."""
+"""The GPU results on the page, from a record; the measurement itself runs in tests/device/gpu_check.sh."""
 from tests.laboratory import device, records
 
 

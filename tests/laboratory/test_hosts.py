@@ -1,4 +1,4 @@
-"""python -m tests.laboratory: hosts that are network namespaces, and options that name none that can be made."""
+"""python -m tests.laboratory: hosts that are network namespaces, and options for hosts that cannot be created."""
 import re
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_hosts_that_cannot_be_made(user, tools, sentence, capsys, monkeypatch):
 
 
 def _orphans():
-    """Namespaces whose makers have ended. Those of other tests, which run now, are theirs."""
+    """Namespaces whose creators have ended. Those of other running tests are not among them."""
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     return [name for name in names if (maker := re.match(rf"{hosts.PREFIX}(\d+)-", name))
             and not Path("/proc", maker[1]).exists()]
@@ -73,7 +73,7 @@ def _can_make_hosts():
 @pytest.mark.long
 @pytest.mark.parametrize(("backends", "delay"), [("bagua", ["--delay", 1]), ("bagua", []), ("bagua,gloo", [])])
 def test_ranks_on_hosts_of_their_own(backends, delay):
-    """Real namespaces: the ranks of one share memory, those of two meet over the shaped link, and nothing is left."""
+    """Real namespaces: ranks of one host share memory, those of two use the shaped link, and nothing is left behind."""
     command = [sys.executable, "-m", "tests.laboratory", "--hosts", "2", "-n", "4", "--rate", "1gbit", "--sizes",
                "4,64K", "--backends", backends, "--rounds", "1", "--iterations", "2", *map(str, delay)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)

@@ -1,4 +1,4 @@
-"""python -m tests.laboratory.model, by the simulator; and bench --negotiation."""
+"""python -m tests.laboratory.model, with the simulator; and bench --negotiation."""
 import json
 import os
 import subprocess
@@ -24,7 +24,7 @@ def test_what_travels_as_codes_takes_a_quarter():
     exact, coded, both = (model.seconds(name, 8, [8 << 20], NETWORK)
                           for name in ("gradient_allreduce", "bytegrad", "low_precision_decentralized"))
     assert coded == pytest.approx(exact / 4, rel=0.15)
-    # To both neighbours of a ring the whole vector goes once.
+    # To the two neighbours of a ring the whole vector is sent once each.
     assert both == pytest.approx(2 * (8 << 20) / 4 / 125e6 * 1514 / 1448, rel=0.1)
 
 
@@ -66,7 +66,7 @@ def test_predictions(capsys):
 
 
 def test_limits_of_the_coordinator():
-    # 161 tensors of 100 ns and 10 messages of 1000 ns: 26.1 us a rank and step; a tenth of 100 ms is 10 ms.
+    # 161 tensors of 100 ns and 10 messages of 1000 ns: 26.1 us for each rank and step; a tenth of 100 ms is 10 ms.
     assert model.star_limit(100e-9, 1000e-9, 10) == 383
     assert model.tree_limit(100e-9, 1000e-9, 10) == 611
 
@@ -83,7 +83,7 @@ def test_negotiation_is_measured(tmp_path):
     assert all(column in ended.stdout for column in negotiation.COLUMNS)
     rows = json.loads(file.read_text())["rows"]
     assert [(row["ranks"], row["names"]) for row in rows] == [(n, names) for n in (2, 3) for names in negotiation.NAMES]
-    # Cached, a tensor is an id, in a message of its own at worst; a new one is announced in full, by name and shape.
+    # A cached tensor is an id, at worst in its own message; a new one is announced in full, with name and shape.
     cached, new, _ = rows[:3]
     assert 0 < cached["control_bytes"] < new["control_bytes"] - 40
     assert all(row["coordinator_ns"] > 0 for row in rows)

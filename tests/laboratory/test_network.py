@@ -1,4 +1,4 @@
-"""The network of the benchmarks: rates and delays, changed while it runs. Upper bounds hold on a busy machine, too."""
+"""The emulated network: rates and delays, changed at run time. Upper bounds hold on a busy machine, too."""
 import os
 import re
 import subprocess
@@ -17,11 +17,11 @@ pytestmark = [
                        reason="needs root, iproute2 and /dev/net/tun"),
 ]
 RATE = bytes_per_s("100mbit")
-BURST = 1.1         # what was under way when the clock began
+BURST = 1.1         # data in flight when the measurement began
 
 
 def test_hosts_follow_hosts():
-    """A process that is still in a namespace keeps it, but not the names that the next hosts want."""
+    """A process that is still in a namespace keeps it, but not the names that the next hosts need."""
     with Hosts(2, "1gbit") as hosts:
         inside = subprocess.Popen(["ip", "netns", "exec", hosts.names[0], "sleep", "60"])
         while not subprocess.run(["ip", "netns", "pids", hosts.names[0]], capture_output=True, check=True).stdout:
@@ -43,7 +43,7 @@ def test_rates_and_delays():
         assert report.dropped == 0 and report.packets > 1000 and 0 < report.share < 1
         assert report.nbytes > 3 * 0.3 * RATE
 
-        hosts.change(host=0, up="10mbit")       # it receives as fast as ever
+        hosts.change(host=0, up="10mbit")       # its receiving rate is unchanged
         slow = [rate <= 0.2 * RATE for rate in plain.throughput(hosts, seconds=1)]
         assert sorted(slow) == [False, False, True]
         hosts.change(delay=20)

@@ -1,4 +1,4 @@
-"""Every program of the benchmarks says what it can do."""
+"""Every program of the laboratory has a --help."""
 import re
 import subprocess
 import sys

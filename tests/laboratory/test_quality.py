@@ -1,4 +1,4 @@
-"""tests.laboratory.quality: what it judges, what it leaves out because it is there, and a training of each task."""
+"""tests.laboratory.quality: verdicts, skipping of recorded trainings, and a training of each task."""
 import math
 
 import pytest
@@ -13,7 +13,7 @@ from tests.laboratory.quality.training import OPTIMIZERS, UNITS, train
 
 
 @pytest.mark.parametrize("ratios, word", [
-    ([1.01, 1.02, 1.0, 1.015, 0.99], "within"), ([0.9, 0.91, 0.905], "within"),      # a lower loss is no harm
+    ([1.01, 1.02, 1.0, 1.015, 0.99], "within"), ([0.9, 0.91, 0.905], "within"),      # a lower loss is fine
     ([1.10, 1.11, 1.12, 1.10, 1.105], "outside"), ([1.0, 1.2, 0.9, 1.1, 1.05], "open"),
     ([1.0, 1.0], "open"), ([1.0, 1.0, 1.0], "within"), ([1.0, math.nan, 1.0], "diverged"),
 ])
@@ -22,7 +22,7 @@ def test_verdicts(ratios, word):
 
 
 def test_p_is_of_two_one_sided_tests():
-    """By hand: the mean of the logarithms is 0.02, their deviation 0.01, of 4: t = (0.02 - ln 1.05) / 0.005."""
+    """By hand: the mean of the logarithms is 0.02, their deviation 0.01, with 4: t = (0.02 - ln 1.05) / 0.005."""
     logs = [0.02 + 0.01 * math.sqrt(3) / 2 * sign for sign in (-1, -1, 1, 1)]
     verdict = judge([math.exp(each) for each in logs], 0.05, 0.05)
     assert verdict.spread == pytest.approx(0.01) and verdict.change == pytest.approx(math.expm1(0.02))
@@ -50,14 +50,14 @@ def test_goes_on_where_it_was(tmp_path):
     assert len(wanted) == 12 and wanted[0].rate == 0.1      # qadam has no SGD
     record = append(tmp_path, wanted[0], 0.8)
     assert grid.missing(wanted, grid.recorded(tmp_path)) == wanted[1:]
-    # Another default is another training.
+    # A different default makes it another training.
     record.setting["defaults"]["average"] = False
     assert wanted[0].setting() != record.setting
     assert "object at" not in str(grid.defaults("auto")), "an address: no training would be found again"
-    assert grid.defaults("topk")["empties_errors"]          # what it does unasked is part of what was trained
-    # Of one rate there is nothing to choose.
+    assert grid.defaults("topk")["empties_errors"]          # default behaviour is part of the training
+    # A single rate needs no tuning.
     assert not grid.tuning(["code"]) and grid.cells(["code"], ["bytegrad"], 4, ["iid"], [0], [])[0].task == "code"
-    # A task of its own is for its rows only, and these are for no other.
+    # A task of OWN is for its rows only, and these are for no other.
     every = list(grid.rows())
     own = grid.cells(["long"], every, 4, ["iid"], [0], [])
     assert {"bytegrad", "diloco"} < {cell.algorithm for cell in own} and len(own) == len(grid.OWN["long"])
@@ -93,7 +93,7 @@ def test_accuracy(tmp_path, monkeypatch):
 
 
 def test_a_form_stays_what_it_is(tmp_path, monkeypatch):
-    """Whether it is said or the default; and what was the default, and is a row by its arguments now, counts for it."""
+    """By arguments or by default; a former default that is now a row with arguments counts for that row."""
     cell = grid.Cell("tabular", "adam", 0.016, "topk", {}, 4, "iid", 0)
     append(tmp_path, cell, 1.0)
     then = grid.defaults("topk")
@@ -106,7 +106,7 @@ def test_a_form_stays_what_it_is(tmp_path, monkeypatch):
 
 
 def test_optimizers_of_their_own(tmp_path, monkeypatch):
-    """Muon has rates of its own, and is compared with Adam; what trains with it, with Muon."""
+    """Muon has its own rates, and is compared with Adam; algorithms with Muon are compared with Muon."""
     assert grid.optimizers("tabular").keys() == {"sgd", "adam", "muon"}
     assert grid.optimizers("code").keys() == {"adam", "muon"} and len(grid.optimizers("code")["muon"]) == 1
     found = grid.cells(["code"], ["gradient_allreduce", "diloco"], 4, ["iid"], [0], [])
@@ -136,7 +136,7 @@ def muon():
         mine.step()
         adam.step()
         momentum = 0.95 * momentum + y[0].grad.reshape(12, 27)
-        # The nearest orthonormal matrix: M (M^T M)^(-1/2), by eigenvalues, of the smaller side.
+        # The nearest orthonormal matrix: M (M^T M)^(-1/2), by eigenvalues, on the smaller side.
         values, vectors = torch.linalg.eigh(momentum @ momentum.T)
         nearest = vectors @ torch.diag(values.rsqrt()) @ vectors.T @ momentum
         y[0].data -= 0.1 * 0.2 * math.sqrt(27) * nearest.reshape(y[0].shape).float()
@@ -165,7 +165,7 @@ def test_who_missed_the_margin(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
     assert page.missed("code") == "in the mean of the seeds: `topk`; in any one seed: `bytegrad`, `topk`"
     assert page.missed("aside") == "in the mean of the seeds: none; in any one seed: none"
-    assert page.worst("topk") == "within on 0 of 1, at worst +5 % (code, adam)"          # two seeds: open
+    assert page.worst("topk") == "within on 0 of 1, at worst +5 % (code, adam)"          # two seeds: undecided
     assert page.worst("topk+10+%") == "not trained yet"
 
 
@@ -204,11 +204,11 @@ def trainings():
     hvd.init()
     for name, make in TASKS.items():
         if name in ("tabular", "mnist1d", "book"):
-            continue        # they need packages that the suite does not
+            continue        # their packages are not among the suite's
         task = make()
         for skewed in (False, True) if task.classes else (False,):
             shares = [torch.cat([y for (_, y), _ in zip(task.batches(rank, 4, 0, skewed), range(20), strict=False)])
-                      for rank in (0, 2)]           # of four, whose favoured labels are others
+                      for rank in (0, 2)]           # of four; they have different favoured labels
             counts = [torch.bincount(share.flatten(), minlength=400).float() for share in shares]
             alike = torch.nn.functional.cosine_similarity(counts[0], counts[1], dim=0)
             assert (alike < 0.8) == skewed, (name, skewed, alike)
@@ -249,5 +249,5 @@ def told():
 
 
 def test_told_when_to_switch(run_ranks):
-    """A third of the steps by each plan; the weights are those of exact averages, but for codes."""
+    """Each plan is used for a third of the steps; the weights are those of exact averages, up to the codecs' errors."""
     run_ranks(2, told)

@@ -1,4 +1,4 @@
-"""tests.laboratory.records: what is appended is read back, and the documentation says what the records give."""
+"""tests.laboratory.records: appended records can be read, and the documentation agrees with the records."""
 import re
 import sys
 import types
@@ -21,7 +21,7 @@ def test_what_was_measured_under_an_earlier_name_counts(tmp_path):
     records.append("trial", {"algorithm": "streaming_diloco", "way": "streaming_diloco"}, {}, folder=tmp_path)
     record, = records.read("trial", tmp_path, algorithm="diloco")
     assert record.setting == {"algorithm": "diloco", "way": "streaming_diloco"}
-    assert "streaming_diloco" in (tmp_path / "trial.jsonl").read_text()         # which is never edited
+    assert "streaming_diloco" in (tmp_path / "trial.jsonl").read_text()         # the file is never edited
 
 
 def test_a_part_is_made_from_records(tmp_path, monkeypatch):

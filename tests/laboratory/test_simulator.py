@@ -1,4 +1,4 @@
-"""bagua_hvd.core.simulator against what is computed by hand. Wire: 16 bytes of header, 66 a packet of 1448."""
+"""bagua_hvd.core.simulator against hand computations. Wire: 16 bytes of header, 66 a packet of 1448."""
 import math
 import os
 
@@ -34,7 +34,7 @@ def test_segments_of_doubling_share_the_line():
 
 @pytest.mark.parametrize("hosts", [2, 3, 5, 8])
 def test_a_ring(hosts):
-    """One segment a chunk: 2 (n-1) hops one after the other."""
+    """One segment for each chunk: 2 (n-1) sequential hops."""
     chunk = 4096
     found = allreduces(hosts, [chunk * hosts], Network(LATENCY, RATE), "ring", agrees=False)
     assert found == pytest.approx([2 * (hosts - 1) * (LATENCY + wire(chunk))] * hosts)
@@ -50,7 +50,7 @@ def test_halving_of_four():
 def test_one_slow_line():
     slow = Network(LATENCY, RATE, slow_rank=1, slow_latency_s=4 * LATENCY, slow_bytes_per_s=RATE / 10)
     found = allreduces(2, [1 << 16], slow, "doubling", agrees=False)
-    # What rank 1 sends fills its line for long; what it receives, too.
+    # Rank 1's sends occupy its link for long; so do its receives.
     assert found == pytest.approx([4 * LATENCY + wire(1 << 16, RATE / 10)] * 2)
     ring = allreduces(4, [4 << 16], slow, "ring", agrees=False)
     assert max(ring) > 3 * max(allreduces(4, [4 << 16], Network(LATENCY, RATE), "ring", agrees=False))
@@ -58,7 +58,7 @@ def test_one_slow_line():
 
 def test_agreeing_takes_a_round_trip():
     found = allreduces(2, [], Network(LATENCY, RATE))
-    # Rank 0 is done when its answer has left.
+    # Rank 0 is done when its response has left.
     assert found == pytest.approx([LATENCY + 2 * wire(32), 2 * (LATENCY + wire(32))])
     carried = allreduces(2, [4], Network(LATENCY, RATE))
     assert carried == pytest.approx(found)
@@ -67,18 +67,18 @@ def test_agreeing_takes_a_round_trip():
 
 
 def test_allreduces_overlap_within_the_window():
-    """Small ones do not wait for each other; 8 at once."""
+    """Small ones do not wait for each other, up to 8 at once."""
     one, many = (max(allreduces(2, [4] * count, Network(LATENCY, RATE), agrees=False)) for count in (1, 8))
     assert many < 1.01 * one
     assert max(allreduces(2, [4] * 16, Network(LATENCY, RATE), agrees=False)) == pytest.approx(2 * one, rel=0.01)
-    # 128 MiB at once: none goes beside such a one, but what is small.
+    # 128 MiB each: nothing runs beside such an operation except small ones.
     large = max(allreduces(2, [128 << 20], Network(LATENCY, RATE), agrees=False))
     assert max(allreduces(2, [128 << 20, 1 << 17], Network(LATENCY, RATE), agrees=False)) > large + 0.9 * LATENCY
     assert max(allreduces(2, [128 << 20, 4], Network(LATENCY, RATE), agrees=False)) < large + 0.1 * LATENCY
 
 
 def test_the_chosen_path_is_one_of_them():
-    """By latency: many hosts and few bytes do not take the ring, few hosts and many bytes do."""
+    """It depends on the sizes: many hosts and few bytes do not take the ring, few hosts and many bytes do."""
     for hosts, nbytes, path in ((8, 4, "doubling"), (4, 1 << 24, "ring"), (64, 1 << 20, "halving")):
         chosen, forced = (allreduces(hosts, [nbytes], Network(1e-6, RATE), by, agrees=False) for by in ("chosen", path))
         assert chosen == forced
@@ -103,13 +103,13 @@ def test_the_table(capsys):
 
 
 def coded(kind, **how):
-    """One operation over 1,000 floats as they are, or as one byte each with a header of 16."""
+    """One operation over 1,000 floats, unencoded, or as one byte each with a header of 16."""
     codec = native.lib.BHVD_CODEC_MINMAX_UINT8 if kind != native.D_FP_S else 0
     return Operation(kind, 4000, codec=codec, **how)
 
 
 def test_primitives():
-    """Everyone with its neighbours; by owners, to each its chunk, and back."""
+    """Peers with their neighbours; owners: each gets its chunk, and sends it back."""
     network = Network(LATENCY, RATE)
     pair = operations(4, [coded(native.D_FP_S)], network, agrees=False)
     assert pair == pytest.approx([LATENCY + wire(4000)] * 4)
@@ -127,7 +127,7 @@ def test_what_coding_costs():
     network = Network(LATENCY, RATE, encode_s_per_byte=1e-8, decode_s_per_byte=2e-8)
     free = operations(2, [coded(native.D_LP_S)], Network(LATENCY, RATE), agrees=False)
     found = operations(2, [coded(native.D_LP_S)], network, agrees=False)
-    # Encoded once, and two codes are added: the own one and the peer's.
+    # Encoded once, and two codes are added: its own and the peer's.
     assert found == pytest.approx([free[0] + 4000 * (1e-8 + 2 * 2e-8)] * 2)
 
 
@@ -141,7 +141,7 @@ def test_wrong_operations(wrong):
 @pytest.mark.skipif(why_impossible() is not None or not os.path.exists("/dev/net/tun"),
                     reason="hosts need root, iproute2 and TUN")
 def test_measured_beside_simulated(tmp_path, capsys):
-    """Real ranks on hosts that are 2 ms apart."""
+    """Real ranks on hosts with a delay of 2 ms."""
     assert simulator.main(["--measure", "--hosts", "2", "--rate", "1gbit", "--latency", "2", "--sizes", "4", "65536",
                            "--folder", str(tmp_path)]) == 0
     found = records.read("allreduce", tmp_path)

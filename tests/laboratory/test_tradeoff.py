@@ -1,4 +1,4 @@
-"""tests.laboratory.tradeoff: predictions against what is computed by hand; the small form measures and draws."""
+"""tests.laboratory.tradeoff: predictions against hand computations; the small mode measures and draws."""
 import importlib.util
 import json
 import math
@@ -19,16 +19,16 @@ from tests.laboratory.tradeoff import page, predicted, to_quality
 from tests.laboratory.tradeoff.__main__ import SMALL
 from tests.laboratory.tradeoff.winners import winner
 
-# Two gradients of 4 MB each, a bucket each with BUCKET_NBYTES of 5 MB.
+# Two gradients of 4 MB, each in its own bucket since BUCKET_NBYTES is 5 MB.
 PROFILE = Profile("two", 0.010, 0.040, 0.005, [("b", (1000, 1000), 0.010), ("a", (1000, 1000), 0.040)])
 
 
 def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
     monkeypatch.setattr(predict, "BUCKET_NBYTES", 5 << 20)
     predict._buckets.cache_clear()
-    one = 4e6 * FRAMING / 125e6 * 2         # both ways of the allreduce of two: 2 (n-1)/n
+    one = 4e6 * FRAMING / 125e6 * 2         # an allreduce of two sends 2 (n-1)/n
     found = predicted.step_s("gradient_allreduce", PROFILE, Network(2, 125e6, 1e-3))
-    assert one > 0.030                      # the second waits for the line
+    assert one > 0.030                      # the second one waits for the link
     assert found == pytest.approx(0.010 + 0.010 + 2 * one / 2 * 1 + (2 + 2) * 1e-3 + 0.005)
     assert predicted.step_s("async", PROFILE, Network(2, 1.0)) == pytest.approx(0.055)
     assert predicted.step_s("gradient_allreduce, delay", PROFILE, Network(2, 125e6)) == pytest.approx(2 * one / 2)
@@ -62,7 +62,7 @@ def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
 
 
 def test_steps_to_quality_are_of_the_same_arguments(monkeypatch):
-    """local_sgd is measured with H = 4: trainings with 2 say nothing of it, those of when 4 was the default do."""
+    """local_sgd is timed with H = 4: trainings with 2 do not count for it, those from when 4 was the default do."""
     def curve(algorithm, arguments, losses, task="tokens", **defaults):
         setting = {"algorithm": algorithm, "arguments": arguments, "defaults": defaults, "task": task,
                    "optimizer": "adam", "rate": 0.1, "ranks": 4, "split": "iid", "seed": 0}
@@ -79,7 +79,7 @@ def test_steps_to_quality_are_of_the_same_arguments(monkeypatch):
     grid = importlib.import_module("tests.laboratory.quality.grid")
     monkeypatch.setattr(grid, "defaults", lambda algorithm: {"communication_interval": 2, **full_steps})
     to_quality.trainings.cache_clear()
-    # 30 steps, where gradient_allreduce took 20; of them 0 to 3, 5, 7, 9, 11, 15, 19, 23 and 27 are exact.
+    # 30 steps, where gradient_allreduce needed 20; of these 0 to 3, 5, 7, 9, 11, 15, 19, 23 and 27 are exact.
     assert to_quality.trainings("local_sgd") == [(12 / 20, 18 / 20), (math.inf, 0.0)]
     assert to_quality.trainings("local_sgd", "images") == [] == to_quality.trainings("none")
     to_quality.trainings.cache_clear()
@@ -152,7 +152,7 @@ def test_the_small_form(tmp_path):
     assert "| way" in done.stdout and "the least relaxed within 10 % of the quickest, predicted: " in done.stdout
     found = step_times.newest("tradeoff", tmp_path)
     assert set(found) == set(SMALL)
-    # Sleeping cannot be quicker than it was told; bytes are what the formulas say, whatever else the machine does.
+    # A sleep is never shorter than requested; bytes follow the formulas, whatever else the machine does.
     assert all(step_times.ms(record) >= 20 for record in found.values())
     for way in ("gradient_allreduce", "bytegrad"):
         said = predicted.sends(way, 2, 1e6).nbytes * FRAMING

@@ -1,4 +1,4 @@
-"""tests.laboratory.versions: the table has the last run of each job, by versions as numbers; equal ones in one row."""
+"""tests.laboratory.versions: the table has each job's last run, sorted by version; equal versions share a row."""
 from tests.laboratory import records, versions
 
 

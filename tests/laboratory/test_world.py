@@ -1,4 +1,4 @@
-"""python -m tests.laboratory.world: it starts what it says, and prints what it found."""
+"""python -m tests.laboratory.world starts the given ranks, and prints its results."""
 import re
 
 import pytest

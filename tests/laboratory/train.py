@@ -1,4 +1,4 @@
-"""What communication adds to a training step (bagua_hvd.bench.train), between emulated hosts; and its records."""
+"""bagua_hvd.bench.train, the communication time of a training step, between emulated hosts; and its records."""
 import sys
 
 from bagua_hvd.bench import report, train

@@ -1,4 +1,4 @@
-"""How the tests went with other versions of Python, PyTorch and TensorFlow: the table of docs/support.md.
+"""Test results with other versions of Python, PyTorch and TensorFlow: the table of docs/support.md.
 
 `.ci/versions` runs them, and writes a record for each run.
 """
@@ -7,14 +7,14 @@ from tests.laboratory import records
 
 
 def _newest(folder):
-    """The last record of each job, by versions."""
+    """Each job's last record, by versions."""
     found = {record.setting["job"]: record for record in records.read("versions", folder)}
     return [found[job] for job in sorted(found, key=lambda job: [
         tuple(map(int, part.split("."))) if part[0].isdigit() else part for part in job.split("-")])]
 
 
 def table(folder=records.FOLDER):
-    """How many tests passed, failed and were skipped, and when the last of them ran; a row for versions that agree."""
+    """How many tests passed, failed and were skipped, and when they last ran; one row for equal versions."""
     rows: dict[tuple, list[tuple[str, str]]] = {}
     for record in _newest(folder):
         said = record.setting

@@ -1,10 +1,10 @@
-"""What a steady step of a small model costs in Python: files, functions and calls of bagua_hvd.
+"""The cost of a steady step of a small model in Python: files, functions and calls of bagua_hvd.
 
     baguarun -np 2 python -m tests.laboratory.walk torch
     KERAS_BACKEND=torch baguarun -np 2 python -m tests.laboratory.walk keras
 
-torch: backward() and step() of a model of two parameters. keras: the eager apply_gradients() of the same model.
-tests/common/test_walk.py holds the files that are handed a gradient; here every function of the package counts.
+torch: backward() and step() of a model with two parameters. keras: the eager apply_gradients() of the same model.
+tests/common/test_walk.py limits the files that receive a gradient; here every function of the package counts.
 """
 import argparse
 import os
@@ -16,12 +16,12 @@ from pathlib import Path
 import bagua_hvd
 
 PACKAGE = f"{Path(bagua_hvd.__file__).parent}{os.sep}"
-STEADY = 5      # steps before the one that is counted
+STEADY = 5      # steps before the counted one
 
 
 @contextmanager
 def counted(calls: Counter):
-    """Within it, on this thread: counts calls by (file, function)."""
+    """Counts this thread's calls within the context by (file, function)."""
     def see(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             calls[frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_code.co_qualname] += 1
@@ -34,7 +34,7 @@ def counted(calls: Counter):
 
 
 def torch_step():
-    """By phase of a step, the calls."""
+    """The calls by phase of a step."""
     import torch
 
     import bagua_hvd.torch as hvd
@@ -55,7 +55,7 @@ def torch_step():
 
 
 def keras_step():
-    """As torch_step()."""
+    """Like torch_step()."""
     import keras
 
     import bagua_hvd.keras as hvd

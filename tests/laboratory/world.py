@@ -1,7 +1,7 @@
-"""What a large world costs: start-up, descriptors and memory of each rank, and a small set's allreduce within it.
+"""The cost of a large world: start-up, descriptors and memory of each rank, and an allreduce of a small set in it.
 
-Ranks are light: forks of one process that has loaded the core and no framework, all on this machine, over TCP on
-loopback. So what is measured is the core's own, at the price that all ranks share the machine's cores.
+Ranks are light: forks of one process with the core and without a framework, all on this machine, over TCP on loopback.
+So it measures the core's own cost, though all ranks share the machine's cores.
 
     python -m tests.laboratory.world                             # 16 to 256 ranks, and a pair within 2 to 128
     python -m tests.laboratory.world --ranks 64 --steps 100 --path ring --pair     # descriptors after 100 allreduces
@@ -54,7 +54,7 @@ def _processor_seconds():
 
 
 class _Rank:
-    """In a child: one rank, which does what the parent says."""
+    """In a child process: one rank, which follows the parent's commands."""
 
     def __init__(self, rank, size, link, path):
         self.rank, self.size, self._link, self._path = rank, size, link, path
@@ -63,7 +63,7 @@ class _Rank:
         self._view = native.TensorView(address, address, (1,), native.FLOAT32, self._value)
 
     def serve(self):
-        """Answers each line of the parent with one, until it hangs up."""
+        """Responds to each line of the parent with one, until it hangs up."""
         for line in self._link:
             name, *arguments = json.loads(line)
             self._link.write(json.dumps(getattr(self, name)(*arguments)) + "\n")
@@ -83,7 +83,7 @@ class _Rank:
             raise RuntimeError(f"the sum of {size} ones is {self._value[0]}")
 
     def pair(self, ranks):
-        """Microseconds of each allreduce of 4 B between the two; all ranks take part in making the set."""
+        """Microseconds of each allreduce of 4 B between the two; all ranks take part in adding the set."""
         process_set = 0
         if self.size > 2:
             added = self._context.post(native.PROCESS_SET_ADD, "bench.pair", splits=ranks, blocking=True)
@@ -99,7 +99,7 @@ class _Rank:
         return times[REPETITIONS // 4:]
 
     def steps(self, count):
-        """The descriptors of this rank after so many allreduces of all."""
+        """This rank's number of descriptors after this many allreduces of all ranks."""
         for _ in range(count):
             self._allreduce("bench.all", 0, self.size)
         return _descriptors() - self._before
@@ -109,14 +109,14 @@ class _Rank:
 
 
 class World:
-    """So many ranks, each a process of its own. Use as a context manager."""
+    """This many ranks, each in its own process. A context manager."""
 
     def __init__(self, size, path=""):
         self._links: list[Any] = []
         self._processes: list[int] = []
         self._secret = os.urandom(32)
         gc.collect()
-        gc.freeze()                 # what is not touched is shared with the children
+        gc.freeze()                 # untouched memory is shared with the children
         for rank in range(size):
             ours, theirs = socket.socketpair()
             process = os.fork()
@@ -136,7 +136,7 @@ class World:
             self._processes.append(process)
             self._links.append(ours.makefile("rw"))
             ours.close()
-        self._rendezvous = Rendezvous(self._secret)     # a thread: after the forks
+        self._rendezvous = Rendezvous(self._secret)     # starts a thread, so after the forks
 
     def __enter__(self):
         return self
@@ -149,7 +149,7 @@ class World:
         self._rendezvous.close()
 
     def call(self, name, *arguments):
-        """What each rank returns from this method of _Rank, in rank order; all of them at it at once."""
+        """The results of this _Rank method in rank order; all ranks run it at the same time."""
         for link in self._links:
             link.write(json.dumps([name, *arguments]) + "\n")
             link.flush()
@@ -159,7 +159,7 @@ class World:
         return [json.loads(answer) for answer in answers]
 
     def start(self):
-        """(seconds until all are connected, by rank: [descriptors, KiB, processor seconds])."""
+        """(seconds until all are connected, by rank: [descriptors, KiB, CPU seconds])."""
         started = time.perf_counter()
         found = self.call("start", self._rendezvous.port, self._secret.hex())
         return time.perf_counter() - started, found
@@ -174,12 +174,12 @@ def _start_row(size, seconds, found):
 
 
 def exponent(sizes, seconds):
-    """Of a power of the size that goes with these times best."""
+    """The exponent of the size that fits these times best."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.world", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="*", type=int, default=[16, 32, 64, 128, 256],

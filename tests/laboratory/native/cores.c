@@ -1,6 +1,6 @@
-// How far two cores are from each other: what one writes, the other reads some time later. On a virtual machine that time
-// changes without a sign, by a factor of six, when its host moves one of its processors to another part of the chip; whatever
-// passes between ranks through shared memory changes with it.
+// The distance between two cores: the time from one core's write to the other's read. On a virtual machine that time can change
+// by a factor of six without notice, when its host moves a virtual processor to another part of the chip; so does all traffic
+// between ranks in shared memory.
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -10,7 +10,7 @@
 enum { ROUNDS = 2000, WARM_UP = 200 };
 
 struct ball {
-    _Alignas(64) atomic_int at;     // the player who has it
+    _Alignas(64) atomic_int at;     // the player whose turn it is
     int cores[2];
 };
 
@@ -49,7 +49,7 @@ static void *first(void *arg)
     return (void *)(intptr_t)((clock_now_ns() - start) / ROUNDS);
 }
 
-// Nanoseconds from one core to another and back, between threads that stay there; -1: not to be had.
+// Round trip in nanoseconds between two cores, with threads pinned to them; -1: unavailable.
 __attribute__((visibility("default"))) int cores_round_trip_ns(int one, int other)
 {
     struct ball ball = {.cores = {one, other}};

@@ -1,4 +1,4 @@
-// A binary heap of (key, order, what): the smallest key first, of equal keys the one that came first.
+// A binary heap of (key, order, what): the smallest key first, then the earliest.
 #ifndef NETWORK_HEAP_H
 #define NETWORK_HEAP_H
 
@@ -9,7 +9,7 @@ struct heap_entry {
     int64_t key;
     uint64_t order;
     void *what;
-    int kind;       // the owner's
+    int kind;       // defined by the owner
 };
 
 struct heap {
@@ -18,10 +18,10 @@ struct heap {
     uint64_t pushed;
 };
 
-// 0; -1: no memory.
+// Returns 0; -1: no memory.
 int heap_push(struct heap *heap, int64_t key, void *what, int kind);
 
-// Of a heap that is not empty.
+// The heap must not be empty.
 struct heap_entry heap_pop(struct heap *heap);
 
 void heap_fini(struct heap *heap);

@@ -1,16 +1,15 @@
-// A network between "hosts" of this machine, for measurements: a process that carries packets between TUN devices.
+// A network between emulated hosts, for measurements: a process that carries packets between TUN devices.
 //
-// Every host is a network namespace whose only link is a TUN device. The process reads the packets that a host sends,
-// keeps each for as long as two lines would take, the sender's up and the receiver's down, each with a rate and a delay of
-// its own, and gives it to the receiver's device. Not every kernel has netem; TUN devices most have. TCP's segments come
-// in large pieces, as to a network card that cuts them up itself, and are counted as the frames of MTU 1500 that it would
-// send: so 1 Gbit/s costs a few percent of a core.
+// Every host is a network namespace whose only link is a TUN device. The process reads a host's packets, holds each for as long
+// as two lines would take, the sender's up and the receiver's down, each with its own rate and delay, and writes it to the
+// receiver's device. Few kernels lack TUN devices, but many lack netem. TCP segments arrive in large pieces, as for a network
+// card with segmentation offload, and are counted as frames of MTU 1500: so 1 Gbit/s costs a few percent of a core.
 //
-// Time is virtual: a packet's way is computed from when it came and what was before it, so that waking late makes a
-// packet late, and the rate stays what it is. `report` says how late, and what share of a core all this took: a
-// measurement is worth something while that share is far from one.
+// Time is virtual: a packet's delivery time depends only on its arrival and on earlier packets. If the process wakes late, a
+// packet is late, but the rate stays the same. `report` has the delay and the process's share of a core: measurements are valid
+// while that share is far below one.
 //
-// The engine knows nothing of this, nor this of the engine. One thread; ends when its control pipe does.
+// The engine and this program know nothing of each other. It has one thread, and ends when its control pipe is closed.
 #include "line.h"
 
 #include <arpa/inet.h>
@@ -58,7 +57,7 @@ static void lose(struct network *self, struct packet *packet)
     drop(self, packet);
 }
 
-// Lets the next packet onto a line.
+// Starts the next packet on a line.
 static void proceed(struct network *self, struct line *line, int64_t at_ns)
 {
     int64_t begin_ns;
@@ -71,7 +70,7 @@ static void proceed(struct network *self, struct line *line, int64_t at_ns)
         int64_t arrived_ns = line->free_ns > packet->leaves_ns ? line->free_ns : packet->leaves_ns;
         failed = heap_push(&self->events, arrived_ns, packet, DELIVERY);
     } else {
-        // Its first byte is there, and may go on; its last one cannot before it has come.
+        // Cut-through: its first byte can be forwarded immediately, but its last one not before it has arrived.
         packet->leaves_ns = line->free_ns + line->delay_ns + down->delay_ns;
         failed = heap_push(&self->events, begin_ns + line->delay_ns + down->delay_ns, packet, ARRIVAL);
     }
@@ -103,7 +102,7 @@ static void deliver(struct network *self, struct packet *packet, int64_t at_ns)
     drop(self, packet);
 }
 
-// What happens until now, in its order. Returns when the next thing does, or -1.
+// Processes all events until now, in order. Returns the time of the next one, or -1.
 static int64_t advance(struct network *self)
 {
     while (self->events.count) {
@@ -120,7 +119,7 @@ static int64_t advance(struct network *self)
     return -1;
 }
 
-// Where the packet goes, its flow and its length. False: it goes nowhere.
+// Sets the packet's destination, flow and length. False: it has no destination.
 static bool read_headers(const struct network *self, struct packet *packet)
 {
     const struct virtio_net_hdr *card = (const void *)packet->data;
@@ -134,7 +133,7 @@ static bool read_headers(const struct network *self, struct packet *packet)
     if (header + 20 > length)
         return false;
     packet->flow = (ip[15] * 31u + ip[header] * 7u + ip[header + 1] + ip[header + 2] * 13u + ip[header + 3] * 3u) % LINE_FLOWS;
-    header += (ip[header + 12] >> 4) * 4u;          // TCP's, if it is cut up
+    header += (ip[header + 12] >> 4) * 4u;          // the TCP header, if the packet is segmented
     if (card->gso_type != VIRTIO_NET_HDR_GSO_NONE && card->gso_size && length > header)
         frames = (length - header + card->gso_size - 1u) / card->gso_size;
     packet->wire_nbytes = length + (frames - 1) * header + frames * ETHERNET_NBYTES;
@@ -168,8 +167,8 @@ static void set(struct line *line, double bytes_per_s, double delay_s)
     line->delay_ns = (int64_t)(delay_s * 1e9);
 }
 
-// A line "HOST UP-RATE UP-DELAY DOWN-RATE DOWN-DELAY" (bytes per second, 0: no limit; seconds) changes a host's link;
-// any other changes nothing. Each is answered by a report.
+// A line "HOST UP-RATE UP-DELAY DOWN-RATE DOWN-DELAY" (bytes per second, 0: unlimited; seconds) changes a host's link; any other
+// line changes nothing. The response to each is a report.
 static void command(struct network *self, const char *text)
 {
     int host;
@@ -186,7 +185,7 @@ static void command(struct network *self, const char *text)
     self->latest_ns = 0;
 }
 
-// A TUN device in the namespace, or in this process' own for "": its descriptor, or -1. A namespace has a name or a path.
+// Opens a TUN device in the namespace (a name or a path), or in this process's own for "": its descriptor, or -1.
 static int open_device(const char *namespace, const char *name)
 {
     char path[256];
@@ -245,7 +244,7 @@ static void carry(struct network *self)
     }
 }
 
-// Makes device names[i] in namespace namespaces[i], answers with a report, obeys commands on stdin. 0; or errno.
+// Creates device names[i] in namespace namespaces[i], sends a report, and follows commands from stdin. Returns 0 or errno.
 __attribute__((visibility("default"))) int network_run(int count, const char *const *namespaces, const char *const *names)
 {
     struct network *self = count <= HOSTS ? calloc(1, sizeof *self) : NULL;
@@ -255,7 +254,7 @@ __attribute__((visibility("default"))) int network_run(int count, const char *co
     for (; self->count < count && !result; self->count++)
         if ((self->hosts[self->count].tun = open_device(namespaces[self->count], names[self->count])) < 0)
             result = errno;
-    // Before the ranks, where these are scheduled in real time.
+    // A higher priority than the ranks, where real-time scheduling is permitted.
     struct sched_param priority;
     if (sched_getscheduler(0) == SCHED_RR && !sched_getparam(0, &priority)) {
         priority.sched_priority++;
@@ -272,7 +271,7 @@ __attribute__((visibility("default"))) int network_run(int count, const char *co
         heap_fini(&self->hosts[i].up.waiting);
         heap_fini(&self->hosts[i].down.waiting);
     }
-    // Packets still on their way are freed with the process, which ends here.
+    // The process ends here, which frees packets in flight.
     heap_fini(&self->events);
     free(self);
     return result;

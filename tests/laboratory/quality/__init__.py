@@ -1,13 +1,13 @@
-"""`python -m tests.laboratory.quality`: each algorithm's loss beside gradient_allreduce's, named without arguments.
+"""`python -m tests.laboratory.quality` compares each algorithm's loss, with default arguments, to gradient_allreduce's.
 
     __main__      the command line
-    grid          which trainings there are, the learning rates, the margin
+    grid          the list of trainings, the learning rates, the margin
     data          real data that ships with Python and with packages
     tasks         models, losses and batches: images, characters, tokens, tabular, fine-tuning;
-                  and kept aside: aside, code, long
+                  and held-out ones: aside, code, long
     training      one training on this rank
-    rank          one rank of a job that makes many trainings, one after the other
-    switching     what auto's switches in mid-run do to a training
+    rank          one rank of a job that runs many trainings, one after the other
+    switching     the effect of auto's switches on a running training
     equivalence   two one-sided tests
     page          docs/results/quality.md, from the records
 """
@@ -25,11 +25,11 @@ from tests.laboratory.quality.page import (
 )
 
 __all__ = ["holds", "interval", "kept", "losses", "missed", "optimizers", "own", "reference", "steps",
-           "switches", "worst"]     # what tests/laboratory/records.py asks for
+           "switches", "worst"]     # tests/laboratory/records.py calls these
 
 
 def switches() -> str:
-    """See switching.table(). Imported here only: it is a program, too."""
+    """See switching.table(). Imported here only, because the module is a program, too."""
     from tests.laboratory.quality.switching import table
 
     return table()

@@ -1,10 +1,10 @@
-"""Trains with every algorithm, named without arguments, and records what came of it. See the package.
+"""Trains with every algorithm, with default arguments, and records the results. See the package.
 
     python -m tests.laboratory.quality --tune                        chooses the learning rates, on 4 ranks
     python -m tests.laboratory.quality --ranks 4                     all tasks, algorithms, splits and seeds
-    python -m tests.laboratory.records                               writes docs/results/quality.md anew
+    python -m tests.laboratory.records                               regenerates docs/results/quality.md
 
-What has a record is not done again, so that the same command goes on where another was stopped (--minutes, Ctrl-C).
+Trainings with a record are skipped, so the same command continues after an interruption (--minutes, Ctrl-C).
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ from tests.laboratory.quality.tasks import ASIDE, TASKS
 
 
 def main() -> int:
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.quality", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="choose the learning rates; nothing else")
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=len(grid.SEEDS), help=f"default {len(grid.SEEDS)}")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no training begins")
     parser.add_argument("--output", default=records.FOLDER, help="folder of the records; default: the repository's")
-    parser.add_argument("--cells", help=argparse.SUPPRESS)          # this process is a rank
+    parser.add_argument("--cells", help=argparse.SUPPRESS)          # set if this process is a rank
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "tests.laboratory.quality", *sys.argv[1:]])

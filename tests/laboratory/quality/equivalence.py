@@ -1,6 +1,6 @@
-"""Two one-sided tests: whether a ratio is within a margin of 1, outside of it, or whether that is open.
+"""Two one-sided tests: whether a ratio is within a margin of 1, outside of it, or undecided.
 
-Of each seed the logarithm of the ratio, since losses are compared by ratios; the test is Student's for their mean.
+Losses are compared by ratios, so a seed's sample is the logarithm of its ratio; the test is Student's for their mean.
 Source: Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657. https://doi.org/10.1007/BF01068419
 """
 import math
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """change: the mean, relative. spread: standard deviation of one seed. p: of the test that it is within."""
+    """change: the relative mean. spread: standard deviation over seeds. p: of the test for being within the margin."""
 
     seeds: int
     change: float
@@ -19,9 +19,9 @@ class Verdict(NamedTuple):
 
 
 def judge(ratios: Sequence[float], margin: float, level: float) -> Verdict:
-    """What the ratios of some seeds say of 1 - margin < ratio < 1 + margin.
+    """Whether the ratios of some seeds show that 1 - margin < ratio < 1 + margin.
 
-    Only a loss that is larger is worse: one that is smaller than by the margin is "within", too.
+    Only a larger loss is worse: a loss below the margin is "within", too.
     """
     if not all(map(math.isfinite, ratios)):
         return Verdict(len(ratios), math.inf, math.inf, 1.0, "diverged")

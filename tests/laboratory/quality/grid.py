@@ -1,12 +1,11 @@
-"""Which trainings there are: tasks, optimizers and their rates, algorithms, ranks, splits, seeds; and the margin.
+"""The list of trainings: tasks, optimizers and their rates, algorithms, ranks, splits, seeds; and the margin.
 
-Written down before anything was measured: an algorithm keeps quality where its test loss is within MARGIN of
-gradient_allreduce's, in the same task with the same optimizer, rate, ranks, split and seeds, by two one-sided tests at
-LEVEL. It is named without arguments, and has no rate of its own: a user changes one word.
+Fixed before any measurement: an algorithm keeps quality if its test loss is within MARGIN of gradient_allreduce's, in
+the same task with the same optimizer, rate, ranks, split and seeds, by two one-sided tests at LEVEL. It has default
+arguments, and no rate of its own: a user changes one word.
 
-The rate of an optimizer is the one of its candidates with which gradient_allreduce has the lowest validation loss, on
-4 ranks, over the seeds TUNING, which serve nothing else; as many candidates for all.
-
+The rate of an optimizer is the candidate with which gradient_allreduce has the lowest validation loss, on 4 ranks, over
+the seeds TUNING, which are not used otherwise; all optimizers have equally many candidates.
 """
 import inspect
 import json
@@ -25,35 +24,35 @@ from tests.laboratory.quality.tasks import TASKS
 EXPERIMENT = "quality"
 REFERENCE = "gradient_allreduce"
 MARGIN = 0.05               # relative
-# Tasks that are judged by accuracy, and the margin: how much of it may be missing. The loss of full gradients rises
-# again on mnist1d after 500 of 2,000 steps, so that noise lowers it. Of 1,000 test series, an accuracy of 0.94 (that is
-# published) has a standard error of 0.008. Written down when one seed had been trained.
+# Tasks that are judged by accuracy, with the permitted loss of accuracy. On mnist1d the loss of full gradients rises
+# again after 500 of 2,000 steps, so that noise lowers it. With 1,000 test series, an accuracy of 0.94 (as published)
+# has a standard error of 0.008. Fixed when one seed had been trained.
 ACCURACY_MARGINS = {"mnist1d": 0.02}
 LEVEL = 0.05
 SEEDS = (0, 1, 2, 3, 4)
 TUNING = (1000,)
 RANKS = (4, 8, 16)
-FULL_STEP_BITS = 8              # as between hosts, though ranks are on one
+FULL_STEP_BITS = 8              # as between hosts, though all ranks are on one
 SPLITS = ("iid", "skewed")
 FOR_ADAM = ("qadam", "onebit_adam")
-# optimizer -> what trains with it beside exact averages: MuLoCo, arXiv:2505.23725. A step's length is fixed in Muon, so
-# the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
+# optimizer -> algorithms that train with it besides exact averages: MuLoCo, arXiv:2505.23725. Muon's steps have a fixed
+# length, so all tasks with Adam have the same candidates. A task with a single rate uses the second of them.
 OWN_OPTIMIZERS = {"muon": ("local_sgd", "diloco")}
 OWN_RATES = (0.01, 0.02, 0.04, 0.08)
-# name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
-# A codec: its function in codecs, and what that is given.
+# name in tables -> (algorithm, arguments): other variants that the documentation mentions. A codec: its function in
+# codecs, and that function's arguments.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    # of ranks: this host, where all are, would be one peer
+    # over ranks: this host, with all ranks, would be one peer
     "decentralized shift_one": ("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}),
-    # What may keep quality where the names alone do not, for more bytes.
+    # Candidates for keeping quality where the default arguments do not, with more bytes.
     "doublesqueeze block(4)": ("doublesqueeze", {"codec": ["block", 4]}),
     "topk 10 %": ("topk", {"ratio": 0.1}),
-    # Chosen with the seed 1000 of the task that it is for.
+    # Chosen with the seed 1000 of its task.
     "diloco sparing": ("diloco", {"full_steps": 2, "communication_interval": 16}),
 }
-# PyTorch's hooks of DistributedDataParallel (ddp.py): in no table of losses, but in that of time to quality.
+# PyTorch's hooks of DistributedDataParallel (ddp.py): not in tables of losses, only in that of time to quality.
 HOOKS = ("ddp_fp16", "ddp_powersgd")
-# Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
+# Tasks for separate questions, left out of comparisons over all tasks, and their rows; a variant is for no other task.
 OWN: dict[str, tuple[str, ...]] = {
     "long": (REFERENCE, "diloco sparing", "diloco", "async", "choco", "bytegrad", "rotated", "onebit_adam",
              "doublesqueeze"),
@@ -62,7 +61,7 @@ OWN: dict[str, tuple[str, ...]] = {
 
 
 class Cell(NamedTuple):
-    """One training. task, optimizer: of tasks.TASKS. arguments: what was said of the algorithm."""
+    """One training. task, optimizer: of tasks.TASKS. arguments: those given to the algorithm."""
 
     task: str
     optimizer: str
@@ -74,12 +73,12 @@ class Cell(NamedTuple):
     seed: int
 
     def setting(self) -> dict[str, Any]:
-        """For its record: with the arguments that nobody gave, so that another default is another training."""
+        """The setting in its record: includes default arguments, so that another default is another training."""
         return self._asdict() | {"defaults": defaults(self.algorithm), "steps": TASKS[self.task]().steps}
 
 
 def defaults(algorithm: str) -> dict[str, Any]:
-    """Of an algorithm's arguments, and what else it does unasked, as JSON has them; whatever the environment says."""
+    """An algorithm's default arguments and other default behaviour, as JSON values, independent of the environment."""
     if algorithm in HOOKS:
         return {}
     given = inspect.signature(type(algorithms.get(algorithm))).parameters
@@ -87,12 +86,12 @@ def defaults(algorithm: str) -> dict[str, Any]:
     unset = "full_steps" in given and given["full_steps"].default is None
     made = algorithms.get(algorithm, **({"full_steps": full_steps} if unset else {}))
     values = {each.name: getattr(made, each.name, each.default) for each in given.values()
-              if each.name != "hierarchical"}       # each rank stands for a host
-    if "codec" in given and given["codec"].default is None:     # the algorithm's own, which no argument has chosen
+              if each.name != "hierarchical"}       # each rank acts as a host
+    if "codec" in given and given["codec"].default is None:     # the algorithm's own, which depends on no argument
         values["codec"] = None
-    # What has an argument's name and is a method is no value of it.
+    # A method with the name of an argument is not its value.
     values = {name: given[name].default if inspect.ismethod(value) else value for name, value in values.items()}
-    if values.get("quorum", 0) is None:     # without one nobody waits for a grace
+    if values.get("quorum", 0) is None:     # without a quorum no rank waits for a grace period
         del values["grace_s"]
     if getattr(made, "empties_errors", False):
         values["empties_errors"] = True
@@ -103,24 +102,24 @@ def defaults(algorithm: str) -> dict[str, Any]:
 
 
 def with_codec(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a Cell, which JSON can say, as the algorithm takes them."""
+    """A Cell's arguments, which are JSON values, as the algorithm takes them."""
     return {name: getattr(codecs, value[0])(*value[1:]) if name == "codec" else value
             for name, value in arguments.items()}
 
 
 def rows() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Name in tables -> (algorithm, arguments); the reference first."""
+    """Name in tables -> (algorithm, arguments); the reference comes first."""
     names = [REFERENCE, *(name for name in algorithms.names() if name != REFERENCE)]
     return {name: (name, {}) for name in names} | VARIANTS
 
 
 def trainable() -> dict[str, tuple[str, dict[str, Any]]]:
-    """As rows(), of all that can be trained."""
+    """Like rows(), with everything that can be trained."""
     return rows() | {name: (name, {}) for name in HOOKS}
 
 
 def optimizers(task: str) -> dict[str, tuple[float, ...]]:
-    """Name -> learning rates to choose from: of the task, and, if it has Adam, those of algorithms."""
+    """Name -> candidate learning rates: those of the task, and, if it has Adam, those of OWN_OPTIMIZERS."""
     given = TASKS[task]().optimizers
     if task in OWN or not any(name.startswith("adam") for name in given):
         return given
@@ -129,22 +128,22 @@ def optimizers(task: str) -> dict[str, tuple[float, ...]]:
 
 
 def serves(algorithm: str, optimizer: str) -> bool:
-    """Whether the algorithm is to go with the optimizer."""
+    """Whether the algorithm is trained with the optimizer."""
     if optimizer in OWN_OPTIMIZERS:
         return algorithm in (REFERENCE, *OWN_OPTIMIZERS[optimizer])
     return optimizer.startswith("adam") or algorithm not in FOR_ADAM
 
 
 def meant_for(row: str, task: str) -> bool:
-    """Whether a row is to be trained on a task."""
+    """Whether the row is trained on the task."""
     return row in OWN[task] if task in OWN else row not in VARIANTS or all(row not in rows for rows in OWN.values())
 
 
 def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:
-    """All that an algorithm is told, by the arguments and by the defaults that there were then; None: that are now.
+    """All arguments of an algorithm: those given, and the defaults `then`; None: the current defaults.
 
-    So a form stays what it is when it becomes the default, or was it. An argument that came later and is off: the
-    training is the same.
+    So a variant keeps its identity if it is, or was, the default. An argument that was added later and is off does not
+    change the training.
     """
     now = defaults(algorithm)
     added = {name: value for name, value in now.items()
@@ -153,7 +152,7 @@ def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None
 
 
 def row_of(setting: dict[str, Any]) -> str | None:
-    """The row whose training this is; None: of none that there is now."""
+    """The row of this training; None: no current one."""
     if setting["algorithm"] not in algorithms.names():
         return None
     mine = whole(setting["algorithm"], setting["arguments"], setting["defaults"])
@@ -162,15 +161,15 @@ def row_of(setting: dict[str, Any]) -> str | None:
 
 
 def of_hosts(record: records.Record) -> bool:
-    """Whether ranks stood for hosts, if that matters: within a host low_precision_decentralized encodes nothing."""
+    """Whether ranks acted as hosts, if it matters: within a host low_precision_decentralized encodes nothing."""
     return (record.setting["algorithm"] != "low_precision_decentralized"
             or "BAGUA_HIERARCHY" in record.machine["environment"])
 
 
 def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Record]:
-    """The records that still count: of what rows() asks for, and, if of this Python, of the steps that there are now.
+    """The records that still count: of trainings in rows(), with the current number of steps if they used this Python.
 
-    Tasks are made of what Python ships, so that another one's have other steps.
+    Tasks are made from Python's own files, so another version has different steps.
     """
     known: dict[str, str | None] = {}
 
@@ -191,7 +190,7 @@ def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Recor
 
 
 def best_rate(task: str, optimizer: str, found: Iterable[records.Record]) -> float | None:
-    """The chosen rate; None: some candidate has not been tried yet. Of one there is nothing to choose."""
+    """The chosen rate; None: some candidate has not been tried yet. A single candidate needs no trial."""
     candidates = optimizers(task)[optimizer]
     if len(candidates) == 1:
         return candidates[0]
@@ -207,7 +206,7 @@ def best_rate(task: str, optimizer: str, found: Iterable[records.Record]) -> flo
 
 
 def tuning(tasks: Iterable[str]) -> list[Cell]:
-    """The trainings that choose rates."""
+    """The trainings for choosing rates."""
     return [Cell(task, optimizer, rate, REFERENCE, {}, 4, "iid", seed)
             for task in tasks for optimizer, rates in optimizers(task).items() if len(rates) > 1
             for rate in rates for seed in TUNING]
@@ -215,7 +214,7 @@ def tuning(tasks: Iterable[str]) -> list[Cell]:
 
 def cells(tasks: Iterable[str], names: Iterable[str], ranks: int, splits: Iterable[str], seeds: Iterable[int],
           found: Iterable[records.Record]) -> list[Cell]:
-    """The trainings that compare: seed by seed, so that what is cut short has few of all, and not all of few.
+    """The trainings for comparisons, ordered by seed, so that an interrupted run has a few seeds of all trainings.
 
     Raises:
         ValueError: a rate has not been chosen yet.
@@ -229,7 +228,7 @@ def cells(tasks: Iterable[str], names: Iterable[str], ranks: int, splits: Iterab
                 exact = REFERENCE
                 others = [name for name in names
                           if name != exact and serves(meant[name][0], optimizer) and meant_for(name, task)]
-                # gradient_allreduce, which comes by itself, is no reason to train with Muon.
+                # gradient_allreduce, which is always added, does not alone require training with Muon.
                 asked = exact in names and optimizer not in OWN_OPTIMIZERS
                 if not (others or asked) or (split == "skewed" and not TASKS[task]().classes):
                     continue
@@ -240,13 +239,13 @@ def cells(tasks: Iterable[str], names: Iterable[str], ranks: int, splits: Iterab
 
 
 def missing(wanted: Iterable[Cell], found: Iterable[records.Record]) -> list[Cell]:
-    """Those that have no record."""
+    """Those without a record."""
     there = {_identity(record.setting) for record in found}
     return [cell for cell in wanted if _identity(cell.setting()) not in there]
 
 
 def _identity(setting: dict[str, Any]) -> str:
-    """Equal for equal trainings."""
+    """A text that is equal for equal trainings."""
     told = whole(setting["algorithm"], setting["arguments"], setting["defaults"])
     rest = {name: value for name, value in setting.items() if name not in ("arguments", "defaults")}
     return json.dumps([rest, told], sort_keys=True)

@@ -1,4 +1,4 @@
-"""docs/results/quality.md, from the records: whose loss is within the margin, at which bytes, after how many steps."""
+"""docs/results/quality.md, from the records: which losses are within the margin, with how many bytes and steps."""
 import json
 import statistics
 from collections.abc import Iterable
@@ -10,18 +10,18 @@ from tests.laboratory.quality.equivalence import Verdict, judge
 from tests.laboratory.quality.tasks import TASKS
 
 Key = tuple[str, str]           # task, optimizer
-_SHOWN = 3          # tasks by name, those that lose most
+_SHOWN = 3          # tasks listed by name: those with the largest increase
 MARKS = {"within": "", "outside": " **x**", "open": " ?", "diverged": "**diverged**"}
 
 
 def _keys(own: bool | None = False) -> list[Key]:
-    """own: with the optimizers that algorithms are, and no others; None: with all."""
+    """own: True: tasks with OWN_OPTIMIZERS; False: with the others; None: with all."""
     return [(task, optimizer) for task in TASKS if task not in grid.OWN for optimizer in grid.optimizers(task)
             if own in (None, optimizer in grid.OWN_OPTIMIZERS)]
 
 
 def _results(ranks: int, split: str) -> dict[tuple[str, Key], dict[int, records.Record]]:
-    """By row and task: the record of each seed; the latest, if there are several."""
+    """By row and task: each seed's record, the latest if there are several."""
     found: dict[tuple[str, Key], dict[int, records.Record]] = {}
     for record in grid.recorded(ranks=ranks, split=split):
         said, row = record.setting, grid.row_of(record.setting)
@@ -39,7 +39,7 @@ def _ratios(mine: dict[int, records.Record], exact: dict[int, records.Record], n
 
 
 def _worse(task: str, mine: dict[int, records.Record], exact: dict[int, records.Record]) -> list[float]:
-    """Of each seed how many times the loss is exact's; or, by accuracy, 1 + how much of it is missing."""
+    """For each seed the loss relative to that of exact averages; or, for accuracy, 1 + the missing accuracy."""
     if task not in grid.ACCURACY_MARGINS:
         return _ratios(mine, exact, "test_loss")
     return [1 + _value(exact[seed], "test_accuracy") - _value(mine[seed], "test_accuracy")
@@ -47,7 +47,7 @@ def _worse(task: str, mine: dict[int, records.Record], exact: dict[int, records.
 
 
 def verdicts(ranks: int, split: str) -> dict[tuple[str, Key], Verdict]:
-    """By row and task, for those that have a seed in common with the reference."""
+    """By row and task, for those with a seed in common with the reference."""
     found = _results(ranks, split)
     judged = {}
     for (row, key), mine in found.items():
@@ -75,7 +75,7 @@ def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 
 def losses(ranks: str = "4", split: str = "iid") -> str:
-    """Percent by which the test loss is above gradient_allreduce's."""
+    """The increase of the test loss over gradient_allreduce's, in percent."""
     found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
     keys = [key for key in _keys() if any(key == other for _, other in judged)]
     if not keys:
@@ -83,7 +83,7 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
     lines = []
     for row in grid.rows():
         shown = [judged[row, key] for key in keys if (row, key) in judged]
-        if all(abs(verdict.change) < 5e-4 for verdict in shown):        # what the reference computes, or was not run
+        if all(abs(verdict.change) < 5e-4 for verdict in shown):        # equal to the reference, or not run
             continue
         ratios = [ratio for key in keys for ratio in
                   _ratios(found.get((row, key), {}), found.get((grid.REFERENCE, key), {}), "bytes_per_step")]
@@ -92,7 +92,7 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
 
 
 def optimizers(ranks: str = "4", split: str = "iid") -> str:
-    """Exact averages with other optimizers, beside Adam; and others with these, beside exact averages."""
+    """Exact averages with other optimizers, relative to Adam; and other algorithms with these, relative to exact."""
     found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
     exact = {key: seeds for (row, key), seeds in found.items() if row == grid.REFERENCE}
     tasks = list(dict.fromkeys(task for task, optimizer in exact if optimizer in grid.OWN_OPTIMIZERS))
@@ -110,9 +110,9 @@ def optimizers(ranks: str = "4", split: str = "iid") -> str:
 
 
 def own(task: str, ranks: str = "4", split: str = "iid") -> str:
-    """Of a task of its own, percent by which each seed's test loss is above gradient_allreduce's, and bytes.
+    """For a task of OWN, each seed's increase of the test loss over gradient_allreduce's in percent, and bytes.
 
-    By accuracy: how many points of it are missing.
+    For accuracy: the missing percentage points.
     """
     found, lines = _results(int(ranks), split), []
     margin = grid.ACCURACY_MARGINS.get(task, grid.MARGIN)
@@ -135,9 +135,9 @@ def own(task: str, ranks: str = "4", split: str = "iid") -> str:
 
 
 def interval(algorithm: str, short: str, long: str) -> str:
-    """What a longer communication_interval costs: by task, percent above gradient_allreduce's loss with either.
+    """The cost of a longer communication_interval: by task, the loss above gradient_allreduce's with either one.
 
-    Of trainings that differ in nothing else, with the seeds that both have; 4 ranks, equal data.
+    Compares trainings that are otherwise equal, with the seeds that both have; 4 ranks, equal data.
     """
     exact: dict[tuple, records.Record] = {}
     forms: dict[str, dict[int, dict[tuple, records.Record]]] = {}
@@ -163,7 +163,7 @@ def interval(algorithm: str, short: str, long: str) -> str:
 
 
 def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
-    """Whose mean over the seeds there are is beyond the margin in a task, and whose loss of any one seed is."""
+    """The rows whose mean over the seeds is beyond the margin in a task, and those with any seed beyond it."""
     found, words = _results(int(ranks), split), dict[str, list[str]](mean=[], seed=[])
     for row in grid.rows():
         for key in _keys(None):
@@ -179,7 +179,7 @@ def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
 
 
 def reference(ranks: str = "4", split: str = "iid") -> str:
-    """What the exact ones reach, with which rate, and how many seeds there are."""
+    """The results of exact averages, their rates, and the number of seeds."""
     found, lines = _results(int(ranks), split), []
     for key in _keys(None):
         if mine := found.get((grid.REFERENCE, key)):
@@ -196,7 +196,7 @@ def reference(ranks: str = "4", split: str = "iid") -> str:
 
 
 def steps_to(record: records.Record, target: float) -> float | None:
-    """Steps until the validation loss was there, linearly between two looks; None: it was not."""
+    """Steps until the validation loss reached `target`, interpolated between evaluations; None: it did not."""
     steps, curve = (record.samples[name].values for name in ("curve_steps", "curve"))
     before: tuple[float, float] | None = None
     for step, loss in zip(steps, curve, strict=True):
@@ -211,7 +211,7 @@ def steps_to(record: records.Record, target: float) -> float | None:
 def steps(ranks: str = "4", split: str = "iid") -> str:
     """Steps to quality, relative to gradient_allreduce's: until the validation loss is within the margin of its last.
 
-    A dash: some seed did not come there.
+    A dash: some seed did not reach it.
     """
     found = _results(int(ranks), split)
     keys = [key for key in _keys() if (grid.REFERENCE, key) in found]
@@ -234,7 +234,7 @@ def steps(ranks: str = "4", split: str = "iid") -> str:
 
 
 def holds(ranks: str = "4", split: str = "iid") -> str:
-    """Which rows are within the margin on all tasks, and which are not on some."""
+    """The rows within the margin on all tasks, and those that are not on some."""
     judged = verdicts(int(ranks), split)
     words: dict[str, set[str]] = {}
     for (row, _), verdict in judged.items():
@@ -257,7 +257,7 @@ def holds(ranks: str = "4", split: str = "iid") -> str:
 
 
 def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
-    """On how many tasks a row is within the margin, and outside, and its largest mean. A "+" stands for a space."""
+    """On how many tasks a row is within the margin, and outside, and its largest mean. A "+" represents a space."""
     row = row.replace("+", " ")
     judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
     if not judged:
@@ -271,7 +271,7 @@ def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
 
 
 def kept(row: str, optimizer: str | None = None, ranks: str = "4", split: str = "iid") -> str:
-    """How much a row's loss differs from gradient_allreduce's, and on how many tasks that is shown to be within 5 %.
+    """The difference of a row's loss from gradient_allreduce's, and on how many tasks it is shown to be within 5 %.
 
     optimizer: the first letters of its name; None: all. Raises ValueError: the row is outside on some task.
     """
@@ -287,7 +287,7 @@ def kept(row: str, optimizer: str | None = None, ranks: str = "4", split: str = 
 
 
 def spread(row: str, ranks: str = "4", split: str = "iid") -> str:
-    """The least and the most that a row's loss differs from gradient_allreduce's, and where it is outside."""
+    """The smallest and the largest difference of a row's loss, and where it is outside."""
     judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
     changes = [100 * verdict.change for verdict in judged.values()]
     bad = [", ".join(key) for key, verdict in judged.items() if verdict.word in ("outside", "diverged")]

@@ -1,4 +1,4 @@
-"""A rank of a job that makes trainings one after the other, and writes a record of each when it is done."""
+"""A rank of a job that runs trainings one after the other, and writes a record after each."""
 import json
 import os
 import time
@@ -14,10 +14,10 @@ from tests.laboratory.quality.training import UNITS, train
 
 
 def run(cells_file: str, folder: str, command: str, until: float) -> None:
-    """Makes the trainings of a file, a list of Cells; none begins after the time `until`, as time.time()."""
-    os.environ.pop("BAGUA_FULL_STEPS", None)       # defaults are what is tried
+    """Runs the trainings of a file, a list of Cells; none starts after the time `until`, as of time.time()."""
+    os.environ.pop("BAGUA_FULL_STEPS", None)       # the defaults are tested
     os.environ["BAGUA_FULL_STEP_BITS"] = str(FULL_STEP_BITS)
-    os.environ["BAGUA_HIERARCHY"] = "0"            # each rank stands for a host
+    os.environ["BAGUA_HIERARCHY"] = "0"            # each rank acts as a host
     hvd.init()
     torch.set_num_threads(1)
     tasks: dict[str, Task] = {}

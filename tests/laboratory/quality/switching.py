@@ -1,10 +1,10 @@
-"""What switches of `auto` in mid-run do to a training: its test loss beside that of exact averages, seed by seed.
+"""The effect of switches of `auto` on a running training: its test loss relative to exact averages, seed by seed.
 
     python -m tests.laboratory.quality.switching
 
-The algorithm is Auto, up to E1, which is told what to use when: exact averages, from a third of the steps on blocks of
-8 bits in buckets of another size, from two thirds on float16. Tasks, rates, margin and test are those of the quality
-page. Appends records "switching".
+The algorithm is Auto, up to E1, with a fixed schedule: exact averages, after a third of the steps blocks of 8 bits in
+buckets of another size, after two thirds float16. Tasks, rates, margin and test are those of the quality page. Appends
+records "switching".
 """
 import argparse
 import os
@@ -30,7 +30,7 @@ USED = ("gradient_allreduce", None), ("block(8)", 2 * MIB), ("float16", None)   
 
 
 class Told(Auto):
-    """Auto that is told what to use in each third of the steps."""
+    """An Auto with a fixed schedule, one plan for each third of the steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(up_to="E1")
@@ -43,7 +43,7 @@ class Told(Auto):
 
 
 def _train(folder: str, command: str, seeds: int) -> None:
-    """On each rank."""
+    """Runs the trainings on each rank."""
     import torch
 
     import bagua_hvd.torch as hvd
@@ -71,7 +71,7 @@ def _train(folder: str, command: str, seeds: int) -> None:
 
 
 def table() -> str:
-    """By task: percent by which the test loss is above that of exact averages, and the verdict."""
+    """By task: the increase of the test loss over that of exact averages in percent, and the verdict."""
     lines = []
     for kind, optimizer in JOBS:
         found = {record.setting["seed"]: record for record in records.read(EXPERIMENT, task=kind, optimizer=optimizer)}
@@ -91,12 +91,12 @@ def table() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.quality.switching", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=len(grid.SEEDS), help=f"default {len(grid.SEEDS)}")
     parser.add_argument("--folder", default=str(records.FOLDER), help="of the records")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)       # this process is one, of such a command
+    parser.add_argument("--rank", help=argparse.SUPPRESS)       # set if this process is a rank of such a command
     options = parser.parse_args(arguments)
     if options.rank:
         _train(options.folder, options.rank, options.seeds)

@@ -1,8 +1,8 @@
-"""What is trained: a model, its data, and how its batches are shared out among the ranks.
+"""The trained tasks: a model, its data, and the distribution of its batches over the ranks.
 
-A batch is of as many examples whatever the number of ranks: each has its share. Drawn alike everywhere (iid) or, where
-examples have labels, so that every rank sees mostly those of some labels (skewed): half of its share from two n-ths
-of the labels, in turn, the rest from all.
+The size of a batch does not depend on the number of ranks: each has its share. Examples are drawn from the same
+distribution everywhere (iid) or, if they have labels, so that every rank has mostly some of them (skewed): half of its
+share from two n-ths of the labels, in turn, the rest from all.
 """
 import copy
 import functools
@@ -35,7 +35,7 @@ class Causal(nn.Module):
 
 
 class Reader(nn.Module):
-    """Characters -> logits of what the whole is: patterns of five, and again of five, wherever they are."""
+    """Characters -> logits of the whole text's label, from patterns of five, and again of five, at any position."""
 
     def __init__(self, vocabulary: int, width: int, classes: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def perceptron() -> nn.Module:
 
 @functools.cache
 def _random_features() -> nn.Module:
-    """A Reader that has learned to say what a random network makes of a text. Alike on all ranks, whatever the seed."""
+    """A Reader that has learned a random network's labels of a text. Equal on all ranks, for any seed."""
     parts, vocabulary = data.sources(LENGTH)
     with torch.random.fork_rng():
         torch.manual_seed(12345)
@@ -97,7 +97,7 @@ def _random_features() -> nn.Module:
 
 
 def random_features() -> nn.Module:
-    """Another such one."""
+    """Another one like it."""
     return copy.deepcopy(_random_features())
 
 
@@ -105,11 +105,11 @@ class Task:
     """One of the tasks.
 
     Args:
-        optimizers: name -> learning rates to choose from, for the whole batch.
-        batch: examples of all ranks in a step. make: a model's first weights.
-        load: its Parts. classes: of its labels; 0: windows of a text, each of which says what comes next.
-        decays: whether the learning rate rises first and falls later; False: it stays, as in a loop that says no more.
-        then: the task that the model is fine-tuned for afterwards, with full gradients. What counts is its loss there.
+        optimizers: name -> candidate learning rates, for the whole batch.
+        batch: examples of all ranks in a step. make: returns a model with its first weights.
+        load: returns its Parts. classes: number of labels; 0: windows of a text, each predicting the next token.
+        decays: whether the learning rate warms up and then decays; False: constant, as in a loop without a schedule.
+        then: the task for which the model is fine-tuned afterwards, with full gradients. Its loss there counts.
     """
 
     def __init__(self, name: str, optimizers: dict[str, tuple[float, ...]], steps: int, batch: int,
@@ -152,12 +152,12 @@ class Task:
         return tensors[0][rows][:, :-1], tensors[0][rows][:, 1:]
 
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """Cross entropy, nats."""
+        """Cross entropy in nats."""
         return F.cross_entropy(model(x).flatten(0, -2), y.flatten(), reduction=reduction)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, part: str, rows: torch.Tensor) -> torch.Tensor:
-        """(sum of losses, of correct answers, number of answers) over some rows of a part."""
+        """(sum of losses, number of correct answers, number of answers) over some rows of a part."""
         total = torch.zeros(3, dtype=torch.float64)
         for some in rows.split(256):
             x, y = self.pairs(part, some)
@@ -187,7 +187,7 @@ def _aside(name: str = "aside", rates: tuple[float, ...] = (0.004, 0.008, 0.016,
 
 
 def _code(epochs: float = 3) -> Task:
-    """As aside, nearly three times as long, on another text and by a learning rate that nobody chose, and stays."""
+    """Like aside, nearly three times as long, on another text, and with a constant learning rate that was not tuned."""
     text = data.code(CONTEXT // 2)
     steps = int(epochs * len(text[0]["train"][0])) // (CONTEXT // 2 * 32)
     return Task("code", {"adam": (0.004,)}, steps, 32,
@@ -201,7 +201,7 @@ def _book() -> Task:
                 lambda: Causal(data.book(context)[1], context, 176, 4), lambda: data.book(context)[0])
 
 
-# With what is aside no default was chosen: it was looked at when all were.
+# Held out: no default was chosen with these tasks; they were evaluated after all had been.
 ASIDE = ("aside", "code", "long", "mnist1d", "book", "fine-tuned")
 TASKS: dict[str, Callable[[], Task]] = {
     "images": lambda: Task("images", {"sgd": (0.06, 0.12, 0.24, 0.48), "adam": (0.004, 0.008, 0.016, 0.032)}, 300, 64,
@@ -214,11 +214,11 @@ TASKS: dict[str, Callable[[], Task]] = {
                                 random_features, lambda: data.sources(LENGTH)[0], data.CLASSES),
     "aside": _aside,
     "code": _code,
-    # Long enough for few bytes. Of 0.008, 0.016 and 0.032 this rate had the lowest validation loss, with the seed 1000.
+    # Long enough for sparse communication. Of 0.008, 0.016 and 0.032, this had the lowest validation loss (seed 1000).
     "long": lambda: _characters("long", (0.016,), 2000),
     # Model and learning rate as published.
     "mnist1d": lambda: Task("mnist1d", {"adam": (0.01,)}, 2000, 96, cnn1d, data.series, 10),
     "book": _book,
-    # aside with its chosen rate, and then half an epoch of code: fixed before anything was trained.
+    # aside with its chosen rate, then half an epoch of code: fixed before any training.
     "fine-tuned": lambda: _aside("fine-tuned", (0.032,), _code(0.5)),
 }

@@ -1,4 +1,4 @@
-"""One training on this rank, as a user writes it: the algorithm is a name. And what it came to."""
+"""One training on this rank, as a user would write it, with the algorithm's name; and its results."""
 import copy
 import math
 import tempfile
@@ -15,18 +15,18 @@ from tests.laboratory import ddp
 from tests.laboratory.quality import grid
 from tests.laboratory.quality.tasks import Task
 
-UNITS = {                       # of what train() returns
+UNITS = {                       # of train()'s results
     "test_loss": "nats", "test_accuracy": "1", "validation_loss": "nats", "validation_accuracy": "1",
     "train_loss": "nats", "curve_steps": "steps", "curve": "nats", "bytes_per_step": "bytes", "apart": "1",
     "parameters": "1", "processor_seconds": "s",
 }
-LOOKS = 12                      # at the validation data, in a training
+LOOKS = 12                      # evaluations on the validation data during a training
 
 
 class Muon(torch.optim.Adam):
-    """A matrix steps along the orthonormal one that is nearest to its momentum; Adam for other weights.
+    """Matrices step along the orthonormal matrix nearest to their momentum; other weights use Adam.
 
-    A weight is a matrix if a factorization of a quarter of its rank would have fewer elements.
+    A weight counts as a matrix if a factorization of a quarter of its rank would have fewer elements.
     """
 
     rank_fraction, momentum, scale = 0.25, 0.95, 0.2
@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 
 def _mean_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Another model with the mean of the ranks' weights."""
+    """A copy of the model with the mean of the ranks' weights."""
     mean = copy.deepcopy(model)
     flat = torch.nn.utils.parameters_to_vector(mean.parameters()).detach()
     torch.nn.utils.vector_to_parameters(hvd.allreduce(flat, name="mean model"), mean.parameters())
@@ -65,7 +65,7 @@ def _mean_of(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _evaluate(task: Task, model: torch.nn.Module, part: str, limit: int | None = None) -> tuple[float, float]:
-    """(loss, share of correct answers) of the ranks' mean model, each rank on its share of the rows."""
+    """(loss, share of correct answers) of the ranks' mean model; each rank evaluates its share of the rows."""
     rows = torch.arange(len(task.parts[part][0]))[:limit][hvd.rank()::hvd.size()]
     sums = hvd.allreduce(task.sums(_mean_of(model), part, rows), op=hvd.Sum, name="evaluation")
     return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
@@ -101,13 +101,13 @@ def _fine_tuned(task: Task, model: torch.nn.Module, seed: int) -> torch.nn.Modul
 
 def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorithm, arguments: dict[str, Any],
           seed: int, skewed: bool) -> dict[str, Any]:
-    """The same numbers on all ranks, of UNITS; losses are NaN or infinite where it diverged.
+    """The same results on all ranks, with UNITS; losses are NaN or infinite if it diverged.
 
-    apart: how far the ranks are from each other in the end. curve: validation losses of their mean, over curve_steps.
+    apart: the final distance between ranks. curve: validation losses of the ranks' mean model, at curve_steps.
     """
     torch.manual_seed(seed)
     model = task.make()
-    # Algorithms that make steps of their own make those of the user's Adam.
+    # Algorithms with their own steps replace those of the user's Adam.
     optimizer: Any = OPTIMIZERS[optimizer_name](model.parameters(), rate)
     if algorithm in grid.HOOKS:
         computing, used = _hooked(model, str(algorithm)), Algorithm()
@@ -118,7 +118,7 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
         (step + 1) / (0.05 * task.steps), 0.525 + 0.475 * math.cos(math.pi * step / task.steps)) if task.decays else 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     looks = {task.steps * (look + 1) // LOOKS for look in range(LOOKS)}
-    hvd.statistics()            # what follows is counted from here
+    hvd.statistics()            # counting starts here
     sent, losses, curve, started = 0, [], [], time.process_time()
     for step, (x, y) in enumerate(task.batches(hvd.rank(), hvd.size(), seed, skewed), 1):
         optimizer.zero_grad()

@@ -1,9 +1,9 @@
-"""`python -m tests.laboratory.tradeoff`: what each algorithm buys, on one network and over all of them.
+"""`python -m tests.laboratory.tradeoff`: the gain of each algorithm, on one network and over all of them.
 
-    __main__      the command line: a network, measured or told; its table and its pictures
+    __main__      the command line: a network, measured or given; its table and its pictures
     page          the tables and figures of the documentation, from the records
-    to_quality    time per step times the steps that were needed
-    winners       the least relaxed way that is nearly the quickest, predicted; the map
+    to_quality    time per step times the number of needed steps
+    winners       the least relaxed configuration that is nearly the fastest, predicted; the map
     pictures      of steps and of time to quality; those of the documentation
 """
 from tests.laboratory.tradeoff.page import (
@@ -23,7 +23,7 @@ from tests.laboratory.tradeoff.page import (
     time_to_quality,
 )
 
-# What tests/laboratory/records.py asks for.
+# Called by tests/laboratory/records.py.
 __all__ = ["ablation", "bytes_sent", "choose", "figure", "hidden", "latency", "milliseconds", "pace",
            "prediction_error", "speed", "speed_to_quality", "straggler", "throughput",
            "time_to_quality"]

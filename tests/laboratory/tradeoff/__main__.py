@@ -1,15 +1,15 @@
-"""What each algorithm buys: time per step, bytes, time to quality, on one network and over all of them.
+"""The gain of each algorithm: time per step, bytes, time to quality, on one network and over all of them.
 
     python -m tests.laboratory.tradeoff --hosts 4 --rate 1gbit --delay 5                 as root: measured
     python -m tests.laboratory.tradeoff --predict --hosts 8 --parameters 110e6 --step-ms 200 --output FOLDER
     python -m tests.laboratory.tradeoff --small --output FOLDER                          minutes, a small model
 
-Measured: step_times.py, real communication of ranks that sleep for computing. Predicted: bench/predict.py. The
-map is a prediction, always: for each bandwidth and latency the least relaxed way within 10 % of the quickest. Time to
-quality is time per step, times the steps that were needed relative to gradient_allreduce (records "quality"), of which
-exact ones take as long as those of "bytegrad, float8".
+Measured: step_times.py, real communication of ranks that sleep instead of computing. Predicted: bench/predict.py. The
+map is always a prediction: for each bandwidth and latency the least relaxed configuration within 10 % of the fastest.
+Time to quality is the time per step, times the number of needed steps relative to gradient_allreduce (records
+"quality"), of which exact ones take as long as those of "bytegrad, float8".
 
-With --pictures it draws those of the documentation from its records.
+With --pictures it draws the documentation's pictures from its records.
 """
 import argparse
 import importlib.util
@@ -52,7 +52,7 @@ def _predicted(options, profile):
 
 
 def _lines(rows):
-    """rows: (way, ms, shortest, longest, bytes)."""
+    """rows: (configuration, ms, shortest, longest, bytes)."""
     known = {way: middle for way, middle, *_ in rows}
     base = known.get("gradient_allreduce")
     for way, middle, low, high, sent in rows:
@@ -63,7 +63,7 @@ def _lines(rows):
 
 
 def main(arguments=None):
-    """The program. Returns its exit code."""
+    """Runs the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.laboratory.tradeoff", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)

@@ -1,7 +1,7 @@
 """The tables and figures of docs/results/tradeoff.md and of other pages, from the records.
 
-Milliseconds per step are those of step_times.py. Each public function is a part that a page asks for by
-`<!-- from tradeoff.FUNCTION ... -->`, and its arguments are the texts that stand there (records.py).
+Milliseconds per step are those of step_times.py. Each public function makes a part that a page requests with
+`<!-- from tradeoff.FUNCTION ... -->`, with arguments as texts (records.py).
 """
 import importlib
 import json
@@ -15,7 +15,7 @@ from tests.laboratory.tradeoff import predicted
 from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 
 LATE = "gradient_allreduce, delay"
-# Of docs/choose.md: network, name, our way, where speed() finds it, and with which optimizers; None: with all.
+# For docs/choose.md: network, name, our configuration, arguments of speed(), and the optimizers; None: all.
 CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
     ("one host, or steps that do not wait", "gradient_allreduce", "gradient_allreduce", {}, None),
     ("1 Gbit/s", "bytegrad", "bytegrad", {"rate": "1gbit"}, None),
@@ -27,7 +27,7 @@ CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
 
 
 def _cell(record, base):
-    """Of a table: milliseconds, and how many times faster than gradient_allreduce."""
+    """A table's cell: milliseconds, and the speedup over gradient_allreduce."""
     if record is None:
         return ""
     if why := step_times.why_not(record):
@@ -37,7 +37,7 @@ def _cell(record, base):
 
 
 def _table(columns, least=1):
-    """columns: {heading: {way: record}}. Rows: the ways that at least so many columns have."""
+    """columns: {heading: {configuration: record}}. Rows: configurations in at least `least` columns."""
     ways = [way for way in step_times.WAYS if sum(way in found for found in columns.values()) >= least]
     if not ways:
         return "Nothing measured yet."
@@ -60,23 +60,23 @@ def latency(hosts="4", rate="1gbit", model="resnet18"):
 
 
 def straggler(hosts="4", rate="1gbit", model="resnet18"):
-    """ms per step where the last rank computes longer."""
+    """ms per step if the last rank computes longer."""
     return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
         rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)},
                   least=2)
 
 
 def pace(rate="1gbit", pace="10", model="resnet18"):
-    """ms per step where computing takes so many times less."""
+    """ms per step if computation is this many times faster."""
     return _table({f"{hosts} hosts": step_times.newest(
         rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
         for hosts in (2, 4, 8)})
 
 
 def hidden(model="resnet18"):
-    """Of what gradient_allreduce exposes, the share that delay=1 hides; medians of the runs that count.
+    """The share of gradient_allreduce's exposed time that delay=1 hides; medians of the runs that count.
 
-    Exposed is what a step takes longer than one without communication. Records "late".
+    Exposed is the additional time of a step relative to one without communication. Records "late".
     """
     runs: dict[tuple[float, str], dict[str, list[float]]] = {}
     for record in records.read("late", model=model):
@@ -99,7 +99,7 @@ def hidden(model="resnet18"):
 
 
 def ablation(hosts="2", per_host="2", rate="1gbit", model="resnet18"):
-    """ms per step with one optimization of the engine taken away."""
+    """ms per step with one of the engine's optimizations switched off."""
     columns = {"all": {}, "no overlap": {"BAGUA_OVERLAP": "0"}, "no fusion": {"BAGUA_FUSION": "0"},
                "no hierarchy": {"BAGUA_HIERARCHY": "0"}}
     found = {name: step_times.newest(rate=rate, hosts=int(hosts), per_host=int(per_host), delay_ms=0.0, model=model,
@@ -123,7 +123,7 @@ def ablation(hosts="2", per_host="2", rate="1gbit", model="resnet18"):
 
 
 def bytes_sent(hosts="8", model="resnet18"):
-    """How far the bytes on the wire are from the formulas: for all ways but the one that is farthest, and for that."""
+    """The deviation of bytes on the wire from the formulas: of all configurations but the worst, and of that one."""
     found = step_times.newest(rate="1gbit", hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={})
     profile = profiles.load(model)
     errors = []
@@ -138,7 +138,7 @@ def bytes_sent(hosts="8", model="resnet18"):
 
 
 def _compared():
-    """(record, predicted ms) of all that count, but those whose optimizer is Adam, whose arithmetic is not slept."""
+    """(record, predicted ms) of all that count, except those with Adam, whose arithmetic is not emulated."""
     for record in records.read("step", environment={}, slow=1.0, per_host=1):
         said = record.setting
         if (said["way"] not in step_times.WAYS or step_times.why_not(record) or is_for_adam(said["way"])
@@ -149,19 +149,19 @@ def _compared():
 
 
 def prediction_error(quantile="0.5"):
-    """Of all measured cells, the error of the prediction: so many of them have a smaller one."""
+    """The quantile of the prediction's error over all measured cells."""
     errors = sorted(abs(predicted / step_times.ms(record) - 1) for record, predicted in _compared())
     return f"{100 * errors[min(len(errors) - 1, int(float(quantile) * len(errors)))]:.0f} %" if errors else "?"
 
 
 def speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pace="1"):
-    """How many times as fast as another way. A "+" stands for a comma and a space."""
+    """The speedup over another configuration. A "+" represents a comma and a space."""
     found = _speed(way, hosts, rate, delay, slow, over, pace)
     return f"{found[0]:.1f}x" if found else "-"
 
 
 def _speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pace="1"):
-    """speed(), and that of the way's longest and of its shortest step; None: not measured."""
+    """speed(), and that for the configuration's longest and shortest step; None: not measured."""
     found = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=float(delay), slow=float(slow), model="resnet18",
                               environment={}, pace=float(pace))
     mine, other = (found.get(name.replace("+", ", ")) for name in (way, over))
@@ -172,14 +172,14 @@ def _speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pac
 
 
 def milliseconds(way, hosts, rate):
-    """Of a step."""
+    """Milliseconds of a step."""
     record = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model="resnet18",
                                environment={}).get(way)
     return f"{step_times.ms(record):.0f}" if record and not step_times.why_not(record) else "?"
 
 
 def choose():
-    """What docs/choose.md recommends: for each network a name, its speed on 4 hosts, and its loss on 4 ranks; spreads.
+    """The recommendations of docs/choose.md: for each network a name, speed on 4 hosts, loss on 4 ranks, spreads.
 
     Raises ValueError: an algorithm is outside the margin on some task, so the page must not recommend it there.
     """
@@ -194,7 +194,7 @@ def choose():
 
 
 def figure() -> str:
-    """What docs/tradeoff.js computes with: of each name what it sends, by bench.predict, and what its loss was."""
+    """The input of docs/tradeoff.js: for each name its sends, by bench.predict, and its loss."""
     quality = importlib.import_module("tests.laboratory.quality.page")
     found: dict[str, dict[str, Any]] = {}
     for name in predict.LOSSES:
@@ -208,7 +208,7 @@ def figure() -> str:
     return "\n".join([f"const TRADEOFF = {{constants: {json.dumps(constants)}, algorithms: {{", *lines, "}};"])
 
 
-# Column -> where: arguments of sooner().
+# Column -> arguments of sooner().
 Places = dict[str, dict[str, Any]]
 NEAR: Places = {
     f"{name}, {hosts} hosts": {"rate": rate, "hosts": hosts, "pace": pace}
@@ -225,7 +225,7 @@ FAR: Places = {
 
 
 def time_to_quality(task=None):
-    """sooner(), of all ways whose quality has been measured, NEAR, or of one task FAR; a dash: their speed has not."""
+    """sooner() for configurations with measured quality, NEAR, or of one task FAR; a dash: their speed is unknown."""
     places = FAR if task else NEAR
 
     def cell(way, place):
@@ -239,6 +239,6 @@ def time_to_quality(task=None):
 
 
 def speed_to_quality(way, rate, hosts="2", task=None, **network):
-    """sooner(), for a sentence. A "+" stands for a comma and a space. network: pace, delay, slow."""
+    """sooner(), for a sentence. A "+" represents a comma and a space. network: pace, delay, slow."""
     times = sooner(way.replace("+", ", "), rate, hosts, task=task, **{name: float(n) for name, n in network.items()})
     return "?" if times is None else f"{times:.1f}x" if times else "never"

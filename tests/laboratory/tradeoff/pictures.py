@@ -1,4 +1,4 @@
-"""Pictures of steps and of time to quality; and those of the documentation, from its records."""
+"""Pictures of steps and of time to quality; and the documentation's pictures, from its records."""
 from contextlib import contextmanager
 
 from bagua_hvd.bench import predict
@@ -11,18 +11,18 @@ DOCS = records.ROOT / "docs"
 CURVE = "ddp", "gradient_allreduce", "bytegrad", "powersgd", "onebit_adam, gradients_untouched"
 QUALITY_CURVE = ("gradient_allreduce", "bytegrad", "onebit_adam, gradients_untouched")
 STYLE = records.ROOT / ".ci" / "matplotlibrc"
-# Of the page's own text; an SVG that stands alone asks the reader's system whether it is dark.
+# The colour of the page's text; a standalone SVG follows the reader's dark mode.
 DARK = "<style>@media (prefers-color-scheme: dark) {svg:root {color: #e6edf3}}</style>"
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 
 
 def row_of(record):
-    """Of draw_steps(): (way, ms, shortest, longest, bytes)."""
+    """A row of draw_steps(): (configuration, ms, shortest, longest, bytes)."""
     return record.setting["way"], step_times.ms(record), *step_times.spread(record), step_times.nbytes(record)
 
 
 def draw_steps(path, columns, ylabel="ms per step", title=""):
-    """Bars with their spread. columns: {heading: [(way, ms, shortest, longest, bytes)]}."""
+    """Bars with their spread. columns: {heading: [(configuration, ms, shortest, longest, bytes)]}."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +45,7 @@ def draw_steps(path, columns, ylabel="ms per step", title=""):
 
 
 def themed(text: str) -> str:
-    """An SVG whose grey parts have the colour of the text around it."""
+    """An SVG whose grey parts use the colour of the surrounding text."""
     head, svg, rest = text[text.index("<svg"):].partition(">")
     rest = rest.replace("#76808a", "currentColor").replace("*{", "svg *{")
     return f'{head} fill="currentColor" role="img"{svg}{DARK}{rest}'
@@ -53,17 +53,17 @@ def themed(text: str) -> str:
 
 @contextmanager
 def _over_bandwidth(path, mbits, ylabel, values, title):
-    """Gives the panel of a figure in this SVG file; both axes are logarithmic.
+    """Yields the panel of a figure for this SVG file; both axes are logarithmic.
 
     Args:
-        mbits, values: that the axes name. values: {value: what it is called}.
+        mbits, values: ticks of the axes. values: {value: label}.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with pyplot.rc_context(fname=STYLE):    # the same records make the same file
+    with pyplot.rc_context(fname=STYLE):    # equal records make equal files
         figure, panel = pyplot.subplots(figsize=(7, 3.6))
         yield panel
         panel.set(xscale="log", yscale="log", xlabel="Mbit/s", ylabel=ylabel)
@@ -78,7 +78,7 @@ def _over_bandwidth(path, mbits, ylabel, values, title):
     path.write_text(themed(path.read_text()))
 
 
-# The accent for the algorithm of the first choice, the text's own colour for full gradients.
+# The accent for the first choice's algorithm, the text's own colour for full gradients.
 MARKED = {"gradient_allreduce": ("#76808a", "s", "-"), "bytegrad": ("#0f9b8e", "o", "-"),
           "onebit_adam, gradients_untouched": ("#0f9b8e", "^", "--"), "powersgd": ("#0f9b8e", "D", ":"),
           "ddp": ("#76808a", "x", ":")}
@@ -90,7 +90,7 @@ def _look(way):
 
 
 def draw_curve(path, hosts=2, model="resnet18"):
-    """ms per step over the bandwidth: points measured, lines predicted."""
+    """ms per step over the bandwidth: measured points, predicted lines."""
     import numpy as np
 
     profile, rates = profiles.load(model), np.logspace(7.7, 10, 60)
@@ -112,7 +112,7 @@ def draw_curve(path, hosts=2, model="resnet18"):
 
 
 def draw_time_to_quality(path, hosts=2, model="resnet18"):
-    """sooner() over the bandwidth: points measured, joined. Ways for which no record says it are left out."""
+    """sooner() over the bandwidth: measured points, connected. Configurations without a record are left out."""
     title = f"Time to the loss of full gradients: {model} on {hosts} hosts"
     values = {value: f"{value}x" for value in (1, 2, 4, 8, 16)}
     with _over_bandwidth(path, [100, 300, 1000, 2000], "times faster", values, title) as panel:
@@ -124,7 +124,7 @@ def draw_time_to_quality(path, hosts=2, model="resnet18"):
 
 
 def draw_documentation():
-    """The pictures of the documentation, from its records."""
+    """Draws the documentation's pictures from its records."""
     draw_curve(DOCS / "tradeoff.svg")
     draw_time_to_quality(DOCS / "time-to-quality.svg")
     columns = {}

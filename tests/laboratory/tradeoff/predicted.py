@@ -1,4 +1,4 @@
-"""What ways of training send that are not on the menu of bench/predict.py, and what their steps take by its formula."""
+"""The traffic of configurations that are not in bench/predict.py, and their step times by its formula."""
 import math
 
 from bagua_hvd.bench import predict
@@ -6,7 +6,7 @@ from bagua_hvd.bench.predict import BLOCK4, HIDDEN, LATE, STEP, Network, Profile
 
 DDP_NBYTES = 25 << 20
 BLOCK8 = (8 + 32 / 256) / 32       # of float32's bytes
-# Of the menu, by name.
+# Configurations that it has, by name.
 WAYS = {**{name: name for name in ("gradient_allreduce", "bytegrad", "rotated", "powersgd")},
         "onebit_adam": "onebit_adam, gradients_untouched", "diloco": "diloco", "async": "async, at once"}
 

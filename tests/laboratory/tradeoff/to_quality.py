@@ -1,6 +1,6 @@
-"""Time to quality: time per step, times the steps that were needed relative to gradient_allreduce.
+"""Time to quality: time per step, times the number of needed steps relative to gradient_allreduce.
 
-Times are the laboratory's records, steps those of the trainings of bench/quality. An algorithm's full steps, which
+Times are from the laboratory's records, steps from the trainings of bench/quality. An algorithm's full steps, which
 send 8-bit floats, take as long as bytegrad's with these.
 """
 import functools
@@ -15,20 +15,20 @@ from tests.laboratory import records, step_times
 
 
 def is_for_adam(way):
-    """Whether its optimizer is Adam, whose arithmetic no rank of the laboratory sleeps."""
+    """Whether its optimizer is Adam, whose arithmetic the laboratory's ranks do not emulate."""
     name, said, _ = step_times.WAYS[way]
     return said.get("optimizer") == "adam" or (name in algorithms.names() and algorithms.get(name).uses_adam)
 
 
 def exact_way(way):
-    """The way whose steps take as long as the exact ones of this way."""
+    """The configuration whose steps take as long as this one's exact steps."""
     return "bytegrad, float8, Adam" if is_for_adam(way) else "bytegrad, float8"
 
 
 def _full_steps(algorithm, told, steps):
-    """How many of the first steps of an algorithm are full steps. told: all its arguments."""
+    """How many of an algorithm's first `steps` steps are full steps. told: all its arguments."""
     warmup = told.get("warmup_steps", 0)
-    if warmup is None:                                  # qadam and its kin; nor did the optimizer say it
+    if warmup is None:                                  # qadam and its kin, without an argument for the optimizer
         warmup = QAdam.default_warmup_steps
     full_steps = 0 if algorithm.startswith("async") else told.get("full_steps", 0)
     return sum(step < warmup or is_full(step, full_steps) for step in range(steps))
@@ -36,10 +36,10 @@ def _full_steps(algorithm, told, steps):
 
 @functools.cache
 def trainings(way, task=None):
-    """Of all trainings (of a task): exact and relaxed steps until gradient_allreduce's loss, in parts of its steps.
+    """For all trainings (of a task): exact and relaxed steps to gradient_allreduce's loss, relative to its steps.
 
-    Infinite: it was never there. They are told what the way is, but for what changes no training on these hosts, and
-    for the warm-up, which is left out where time is measured.
+    Infinite: it was not reached. The trainings have the configuration's arguments, except those without an effect on
+    these hosts, and the warm-up, which timings leave out.
     """
     try:
         grid, page = (importlib.import_module(f"tests.laboratory.quality.{name}") for name in ("grid", "page"))
@@ -73,9 +73,9 @@ def trainings(way, task=None):
 
 
 def relative_time(way, relaxed, exact, base, task=None):
-    """Time until the loss of gradient_allreduce, relative to its own; None: no record says.
+    """Time to gradient_allreduce's loss, relative to its own; None: without a record.
 
-    relaxed, exact, base: time of a step of each kind, and of gradient_allreduce. exact: None, nobody knows.
+    relaxed, exact, base: time of a step of each kind, and of gradient_allreduce. exact: None: unknown.
     """
     if way in ("gradient_allreduce", "ddp"):            # DDP's averages are exact, too
         return relaxed / base
@@ -86,9 +86,9 @@ def relative_time(way, relaxed, exact, base, task=None):
 
 
 def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0, delay=0.0, slow=1.0):
-    """How many times sooner than gradient_allreduce at its loss; None: no record says. Arguments: step_times.run().
+    """The speedup over gradient_allreduce to its loss; None: without a record. Arguments: step_times.run().
 
-    Where Adam is computed, it is in both times.
+    If Adam's arithmetic is computed, both times include it.
     """
     found = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={},
                               pace=pace)

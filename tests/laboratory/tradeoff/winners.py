@@ -1,25 +1,25 @@
-"""Who wins where: of the ways from exact to loose the first that is nearly the quickest, by prediction; and the map.
+"""The predicted winner: of the configurations from exact to relaxed, the first that is nearly the fastest; and the map.
 
-The map is a prediction, always: a winner for each bandwidth and latency.
+The map is always a prediction: a winner for each bandwidth and latency.
 """
 from bagua_hvd.bench import predict
 from tests.laboratory.tradeoff import predicted
 
-# From exact to loose: what must be given up for speed.
+# From exact to relaxed.
 RELAXED = ("gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "choco", "local_sgd",
            "diloco", "async")
 NEAR = 1.1
 
 
 def winner(profile, network, ways=RELAXED):
-    """The first of `ways` within NEAR of the quickest, by prediction."""
+    """The first of `ways` within NEAR of the fastest, as predicted."""
     times = {way: predicted.step_s(way, profile, network) for way in ways}
     best = min(times.values())
     return next(way for way in ways if times[way] <= NEAR * best)
 
 
 def draw_map(path, drawn, hosts=8, points=32):
-    """Winners by bandwidth and latency, a panel for each profile."""
+    """Draws the winners by bandwidth and latency, one panel for each profile."""
     import matplotlib
     import numpy as np
 
