@@ -742,7 +742,7 @@ static bool is_harmless(void)
     return sum_ns < HARMLESS_MS * MS;
 }
 
-// Then senders to this rank may have run out of space.
+// Whether the rank's process was stopped; messages to it may have found no space.
 static bool was_stopped(int rank)
 {
     for (int i = 0; i < S->fault_count; i++)
@@ -766,7 +766,7 @@ static bool may_be_blamed(const struct bhvd_error *error)
     return false;
 }
 
-// Then neighbors of its neighbors may have started averages that these cannot finish (core/negotiation/pairwise.h).
+// Whether a rank leaves early: neighbors of its neighbors may have started averages that these cannot finish (pairwise.h).
 static bool leaves_somebody(void)
 {
     for (int i = 0; i < S->fault_count; i++)
@@ -777,7 +777,7 @@ static bool leaves_somebody(void)
 
 static int errors;
 
-// The limit counts from the fault itself, plus the time for the message from the rank that noticed it.
+// The limit counts from the fault itself, and excludes the time for the message from the rank that noticed it.
 static void check_limit(int r)
 {
     const struct fault *f = &S->faults[0];

@@ -1103,7 +1103,7 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 CHECK(!check_world(w, 1));              // the order of an unchanged run
                 // These waits may be redundant. In halving, a rank receives only in response to its own sends. Some results of
                 // reducescatter are where no data is sent from. A slot that is free because all of it was awaited may not be
-                // used again by all ranks; and input data is awaited before it is sent only for pacing.
+                // used again by all ranks. Sends from the input wait until the peer expects them, but only for pacing.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
                     (is_of_codes(job) && step.kind == STEP_NOTHING && !check_changed(w, g, changed)) ||
