@@ -2,7 +2,7 @@
 //
 // Every host is a network namespace whose only link is a TUN device. The process reads a host's packets, holds each for as long
 // as two lines would take, the sender's up and the receiver's down, each with its own rate and delay, and writes it to the
-// receiver's device. Few kernels lack TUN devices, but many lack netem. TCP segments arrive in large pieces, as for a network
+// receiver's device. Most kernels have TUN devices; not all have netem. TCP segments arrive in large pieces, as for a network
 // card with segmentation offload, and are counted as frames of MTU 1500: so 1 Gbit/s costs a few percent of a core.
 //
 // Time is virtual: a packet's delivery time depends only on its arrival and on earlier packets. If the process wakes late, a
