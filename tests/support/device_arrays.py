@@ -117,7 +117,7 @@ class FakeCuda:
         return self.handle.fake_cuda_link_bytes()
 
     def asked(self):
-        """How many event records have been queried for completion."""
+        """Approximate number of event records that have been queried for completion."""
         return self.handle.fake_cuda_asked()
 
     def pinned_bytes(self):
