@@ -777,7 +777,7 @@ static bool leaves_somebody(void)
 
 static int errors;
 
-// The limit counts from the fault itself, and excludes the time for the message from the rank that noticed it.
+// The limit counts from the fault itself. WORD_MS is the time for the message from the rank that noticed it.
 static void check_limit(int r)
 {
     const struct fault *f = &S->faults[0];
