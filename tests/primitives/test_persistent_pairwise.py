@@ -271,7 +271,8 @@ def test_a_rank_posts_and_leaves_at_once(delay):
                 else:
                     assert is_over.wait(20)
                     inputs = [values("float32", COUNT, r) for r in range(4)]
-                    np.testing.assert_array_equal(meet(context, "x", x), averaged(SHIFT_ONE, "float32", inputs, rank, 0))
+                    got = meet(context, "x", x)
+                    np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
 
             world.run(call)
 

@@ -213,21 +213,21 @@ static void finish_agreed(bhvd_context *ctx)
 {
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
     ctx->staged.head = NULL;            // not announced yet
+    pairwise_leave(ctx);
     if (departure_begin(ctx))
         run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
-        const bool is_busy = (engine_is_busy(ctx) && !ctx->run.failure.status) || engine_needs_poll(ctx);
+        const bool is_busy = ((engine_is_busy(ctx) || ctx->pairwise->waiting) && !ctx->run.failure.status) || engine_needs_poll(ctx);
         const bool waits = is_busy && clock_now_ns() < deadline_ns;
         if (!waits && departure_is_free(ctx))
-            break;
+            return;
         if (engine_poll(ctx, true))
             rounds = 0;
         else
             pause_engine(&ctx->run, &rounds, waits ? deadline_ns : CLOCK_NEVER, NULL, NULL);
     }
-    pairwise_leave(ctx);
 }
 
 void progress_stop(bhvd_context *ctx)

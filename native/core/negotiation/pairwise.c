@@ -277,7 +277,7 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent,
     struct bytes out = {0};
     if (!operation_is_over(op) && ctx->closing.status) {
         operation_end(op, &ctx->closing);       // the coordinator has left
-    } else if (!operation_is_over(op)) {
+    } else if (!operation_is_over(op) && !atomic_load(&ctx->closed)) {
         relay_put_request(ctx, &out, ITEM_REVOKED, op);
         status = relay_announce(ctx, &out);
     }
@@ -309,6 +309,8 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
                         link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->said = last;
+    if (left == link->rank && persistent->number < last && !persistent->is_revoked)
+        end_agreement(ctx, persistent, left);       // it waits for this rank, or for this answer
     return persistent->op && persistent->number > last ? ask_instead(ctx, persistent, left) : BHVD_OK;
 }
 
@@ -330,9 +332,9 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
 
 void pairwise_leave(bhvd_context *ctx)
 {
-    for (struct persistent *persistent = ctx->pairwise->waiting, *next; persistent; persistent = next) {
-        next = persistent->next_waiting;
-        operation_drop(give_up(ctx, persistent, ctx->options.rank));
+    for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
+        if (!persistent->is_revoked)
+            end_agreement(ctx, persistent, ctx->options.rank);
     }
 }
 

@@ -55,7 +55,7 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends operations that wait for it.
 void pairwise_take_goodbye(bhvd_context *ctx, int rank);
-// This rank leaves: revokes what it has promised and its neighbors have not posted yet.
+// This rank leaves: what waits here is the last that it takes part in. Each neighbor has sent READY for it, or answers with REVOKE.
 void pairwise_leave(bhvd_context *ctx);
 // Revokes those of a process set that is being removed. A waiting operation still starts when its neighbors have posted it, since
 // one of them may have started it already.
