@@ -61,7 +61,8 @@ class CachedDataset:
     Sample i is the data set's first result for i, by pickle; so apply random augmentation around the cached data set.
     Entries are found by `dataset_name` and i alone; other data, or data that has changed, needs another name or an
     empty folder. Without a name, the folder is for one data set: each time, its class, length and first sample are
-    compared. Samples that cannot be stored, or do not fit, are loaded each time, with one warning.
+    compared. Entries are then found by these and i, so no other data gets them, even if the identity was evicted.
+    Samples that cannot be stored, or do not fit, are loaded each time, with one warning.
 
     Unpickling can run code: whoever can write the folder can run code here. The folder is created for its owner only;
     one that others may write is refused.
@@ -98,15 +99,14 @@ class CachedDataset:
         self.dataset, self.dataset_name = dataset, dataset_name
         self.cache = diskcache.Cache(os.fspath(folder), size_limit=size_limit, eviction_policy=eviction_policy)
         self._warned = False
-        if not dataset_name:
-            self._claim()
+        self._prefix = dataset_name or self._claim()
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
         index = int(index)      # integers of NumPy and torch would be other keys
-        key = f"{self.dataset_name}:{index}"
+        key = f"{self._prefix}:{index}"
         sample = self._tried(lambda: self.cache.get(key, _MISSING))
         if sample is _MISSING:
             sample = self.dataset[index]
@@ -114,7 +114,10 @@ class CachedDataset:
         return sample
 
     def _claim(self):
-        """Claims the folder for the data set without a name."""
+        """Claims the folder for the data set without a name. Returns the prefix of its keys.
+
+        The entry that is compared may be evicted or cleared; the keys still tell data sets apart.
+        """
         kind, count = type(self.dataset), len(self.dataset)
         identity = f"{kind.__module__}.{kind.__qualname__}", count, _digest(self.dataset[0]) if count else None
         self._tried(lambda: self.cache.add(_IDENTITY, identity))
@@ -124,6 +127,7 @@ class CachedDataset:
                 f"the folder {self.cache.directory!r} holds samples of another data set, or of data that has changed "
                 f"since ({found[0]}, {found[1]} samples; this one: {identity[0]}, {identity[1]} samples): give each "
                 "data set a dataset_name, or an empty folder")
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def _store(self, key, sample):
         if self.cache.eviction_policy != "none" or self.cache.volume() < self.cache.size_limit:

@@ -89,6 +89,25 @@ print(_digest({"label": "t0", "image": torch.arange(4.0), "array": np.arange(3)}
     assert same.stdout.strip() == train.cache["identity"][2], same.stderr
 
 
+@pytest.mark.parametrize("policy", ["least-recently-stored", "least-recently-used", "least-frequently-used"])
+def test_a_data_set_without_a_name_whose_identity_was_evicted(tmp_path, policy):
+    first = CachedDataset(Squares(50, size=20_000), tmp_path, size_limit=4_000_000, eviction_policy=policy)
+    for i in range(50):
+        first[i], first[i], first[i]
+    assert "identity" not in first.cache
+    others = CachedDataset([f"other {i}" for i in range(50)], tmp_path)
+    assert [others[i] for i in range(50)] == [f"other {i}" for i in range(50)]
+
+
+def test_a_data_set_without_a_name_after_clear(tmp_path):
+    squares = CachedDataset(Squares(), tmp_path)
+    squares[5]
+    squares.cache.clear()
+    others = CachedDataset([f"other {i}" for i in range(10)], tmp_path)
+    squares[5]
+    assert others[5] == "other 5" and squares[5][1] == 5
+
+
 def test_samples_that_cannot_be_pickled(tmp_path, caplog):
     lambdas = [lambda: 0, lambda: 1]
     cached = CachedDataset(lambdas, tmp_path)
