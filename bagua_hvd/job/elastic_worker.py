@@ -194,6 +194,7 @@ class DriverLink:
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
             logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
             raise RemovedFromJob
+        self._answers.put(answer)       # to every later join() as well: the driver may send nothing more
         raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
     def tell(self, message):

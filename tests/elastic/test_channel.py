@@ -114,8 +114,9 @@ def test_beside_a_loop_of_the_callers_own():
 def test_a_driver_that_ends():
     with Service(SECRET, lambda *event: None, WORKER_SAYS) as service:
         link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
-    with pytest.raises(ValueError, match="The driver of the elastic job has hung up"):
-        link.join()
+    for _ in range(2):      # a script that tries again
+        with pytest.raises(ValueError, match="The driver of the elastic job has hung up"):
+            link.join()
     with pytest.raises(ValueError, match="does not answer at"):
         DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
 
