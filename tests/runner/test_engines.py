@@ -227,6 +227,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM
     ({}, None),
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),     # the batch script itself
     ({"RANK": "0", "WORLD_SIZE": "2"}, None),
+    ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),       # as a notebook exports them
     ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, Placement("env", 1, 2, None, None)),
     (HYDRA, Placement("hydra", 1, 4, 2, None)),
     (OPEN_MPI, Placement("openmpi", 3, 8, 4, "openmpi-prterun-x-5@1")),
@@ -244,6 +245,8 @@ def test_detect(variables, placement):
 def test_detect_names_what_is_wrong():
     with pytest.raises(ValueError, match="started by hydra, but environment variable PMI_SIZE is not set"):
         detect({"MPI_LOCALRANKID": "0", "PMI_RANK": "0"})
+    with pytest.raises(ValueError, match="started by env, but environment variable WORLD_SIZE is not set"):
+        detect({"MASTER_PORT": "1", "RANK": "0"})
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):

@@ -46,7 +46,8 @@ def detect(environ: Any = None) -> Any:
     """
     environ = os.environ if environ is None else environ
     for engine, mark, rank, size, local_size, job in _ENGINES:
-        if mark in environ:
+        # A notebook may have exported MASTER_PORT alone, for ranks that it starts later.
+        if mark in environ and (engine != "env" or rank in environ or size in environ):
             ranks = _number(environ, size, engine)
             if local_size is not None:
                 local = _number(environ, local_size, engine)
