@@ -194,6 +194,22 @@ def test_a_port_that_is_in_use_is_named_with_its_remedy(environment, tmp_path):
     assert f"127.0.0.1:{port}: MASTER_PORT is in use on this host; set another one" in done.stderr
 
 
+@pytest.mark.parametrize("variables, sentence", [
+    ({"MASTER_PORT": "29500"}, "MASTER_ADDR is not set"),
+    ({"MASTER_PORT": "29500", "MASTER_ADDR": ""}, "MASTER_ADDR is ''"),
+    ({"MASTER_PORT": "abc", "MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT is 'abc'"),
+    ({"MASTER_PORT": "65536", "MASTER_ADDR": "127.0.0.1"}, "MASTER_PORT is '65536'"),
+])
+def test_torchs_variables_that_are_wrong_are_named(variables, sentence, monkeypatch):
+    pytest.importorskip("torch")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"environment variable {sentence}"):
+        Membership(detect(), 1)
+
+
 MPI_FLAGS = {
     "mpich": ["-hosts", "{hosts}", "-launcher", "ssh", "-launcher-exec", "{rsh}", "-iface", "eth0", "-genvall"],
     "openmpi": ["-H", "{hosts}", "--mca", "plm_ssh_agent", "{rsh}", "--bind-to", "none", "--prtemca", "prte_if_include",

@@ -48,21 +48,26 @@ def detect(environ: Any = None) -> Any:
     for engine, mark, rank, size, local_size, job in _ENGINES:
         # A notebook may have exported MASTER_PORT alone, for ranks that it starts later.
         if mark in environ and (engine != "env" or rank in environ or size in environ):
-            ranks = _number(environ, size, engine)
+            ranks = number(environ, size, engine)
+            local = ranks if environ.get("SLURM_STEP_NUM_NODES") == "1" else None
             if local_size is not None:
-                local = _number(environ, local_size, engine)
-            else:
-                local = ranks if environ.get("SLURM_STEP_NUM_NODES") == "1" else None
+                local = number(environ, local_size, engine)
             names = [environ[name] for name in job if name in environ]
-            return Placement(engine, _number(environ, rank, engine), ranks, local,
+            return Placement(engine, number(environ, rank, engine), ranks, local,
                              "-".join([engine, *names]) if names else None)
     return None
 
 
-def _number(environ, name, engine):
+def number(environ: Any, name: str, engine: str) -> int:
+    """The variable's value. ValueError: it is not set, or no number."""
     try:
         return int(environ[name])
     except (KeyError, ValueError):
-        value = repr(environ[name]) if name in environ else "not set"
-        raise ValueError(f"this process was started by {engine}, but environment variable {name} is {value}: start the "
-                         "job with baguarun instead") from None
+        raise wrong(environ, name, engine) from None
+
+
+def wrong(environ: Any, name: str, engine: str) -> ValueError:
+    """The error that says so of a variable."""
+    value = repr(environ[name]) if name in environ else "not set"
+    return ValueError(f"this process was started by {engine}, but environment variable {name} is {value}: start the "
+                      "job with baguarun instead")

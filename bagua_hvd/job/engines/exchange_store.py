@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from bagua_hvd.job.engines.detect import number, wrong
 from bagua_hvd.job.engines.exchange_file import NoExchange
 
 _POLL_SECONDS = 0.005, 0.1          # first, last
@@ -101,6 +102,7 @@ def store_exchange(placement: Any, timeout: float) -> StoreMessage:
         placement: of this process, by torchrun or env. timeout: seconds.
     Raises:
         NoExchange, RuntimeError: there is no such store, or a rank did not connect.
+        ValueError: MASTER_ADDR or MASTER_PORT is not set, or malformed.
     """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     if placement.engine == "torchrun" and not agent:
@@ -110,7 +112,11 @@ def store_exchange(placement: Any, timeout: float) -> StoreMessage:
     except ImportError:
         raise NoExchange("the store at MASTER_ADDR:MASTER_PORT needs torch") from None
 
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = os.environ.get("MASTER_ADDR"), number(os.environ, "MASTER_PORT", placement.engine)
+    if not address:
+        raise wrong(os.environ, "MASTER_ADDR", placement.engine)
+    if not 0 < port < 1 << 16:
+        raise wrong(os.environ, "MASTER_PORT", placement.engine)
     try:
         # multi_tenant: the script's own torch.distributed may use the same port.
         store = TCPStore(address, port, is_master=not agent and placement.rank == 0, wait_for_workers=False,
