@@ -183,7 +183,7 @@ def _nics(*given):
     names: list[str] = []
     for value in given:
         names += value.split(",") if isinstance(value, str) else value or []
-    return names or None
+    return [name.strip() for name in names if name.strip()] or None
 
 
 def _check_elastic(elastic, **arguments):

@@ -21,7 +21,7 @@ import pytest
 import bagua_hvd
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.run_files import Files
-from bagua_hvd.runner.run_function import _HorovodArgs
+from bagua_hvd.runner.run_function import _HorovodArgs, _nics
 from bagua_hvd.runner.ssh import frames
 from launcher import MARK, ROOT, processes_of, wait_until
 
@@ -407,6 +407,13 @@ def test_wrong_arguments(arguments, error, words):
 def test_what_is_no_function():
     with pytest.raises(TypeError, match="func is 3"):
         bagua_hvd.run(3)
+
+
+@pytest.mark.parametrize("given, names", [
+    (("eth0, eth1",), ["eth0", "eth1"]), (("eth0,, ", [" eth1", "eth2"]), ["eth0", "eth1", "eth2"]),
+    (("", []), None), ((None, None), None)])
+def test_names_of_interfaces(given, names):
+    assert _nics(*given) == names
 
 
 def test_deprecated_names():
