@@ -287,6 +287,8 @@ def options(file):
 
 def under_gloo(file):
     """With a gloo group first, hvd.init() finds the ranks through it, and a group of ours works beside it."""
+    with pytest.raises(ValueError, match=r"call init_process_group\(\) first"):
+        process_set_of()
     rank, size = start(file, backend="gloo")
     assert process_set_of() is hvd.global_process_set and (hvd.rank(), hvd.size()) == (rank, size)
     assert (hvd.local_rank(), hvd.local_size()) == (rank, size)

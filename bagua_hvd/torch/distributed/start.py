@@ -62,11 +62,14 @@ def process_set_of(group: Any = None) -> process_sets.ProcessSet:
     Args:
         group: a torch.distributed group; None: the default one.
     Raises:
-        ValueError: the ranks of torch.distributed are not those of bagua_hvd.
+        ValueError: there is no process group yet, or the ranks of torch.distributed are not those of bagua_hvd.
     """
     from torch import distributed
 
-    store, rank, size = default_group()
+    default = default_group()
+    if default is None:
+        raise ValueError("process_set_of() is for groups of torch.distributed: call init_process_group() first")
+    _, rank, size = default
     if not basics.is_initialized():
         basics.init()
     _check(rank, size)
