@@ -137,6 +137,7 @@ class Reducer:
         self._late: Late | None = None      # with delay=1: the previous window
         self._agreed: int | None = None         # runtime.changes when the ranks last agreed
         self._weight: Weight | None = None      # of the next window
+        self._posted_weight: Weight | None = None       # the last one, though reset() may have dropped it
         self.model = Model("weights", source, group, algorithm)
         self._step_ends()
         self.model.delay = delay
@@ -253,9 +254,8 @@ class Reducer:
             HorovodInternalError: ranks disagreed, or one was lost.
         """
         check_weighable(self.algorithm)
-        if self._weight is not None:
-            self._weight.wait()
-        self._weight = Weight(weight, f"{self._layout.name}.weight", self.group)
+        self._weight = self._posted_weight = Weight(weight, f"{self._layout.name}.weight", self.group,
+                                                    self._posted_weight)
 
     def gradient_ready(self, index: int, whole: bool = True) -> None:
         """A backward pass has accumulated gradient `index`.

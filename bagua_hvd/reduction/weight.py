@@ -1,10 +1,14 @@
 """Weighted averages: the factor of a rank's gradients before the ranks average them."""
+from __future__ import annotations
+
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 
@@ -50,9 +54,13 @@ class Weight:
 
     Args:
         weight: of this rank. A wrong one makes factor() raise on all ranks. name: of the operation. group: the ranks.
+        earlier: the one before of this name, which may have been dropped in flight: it is waited for first.
     """
 
-    def __init__(self, weight: Any, name: str, group: ProcessSet) -> None:
+    def __init__(self, weight: Any, name: str, group: ProcessSet, earlier: Weight | None = None) -> None:
+        if earlier is not None:
+            with suppress(HorovodInternalError):    # of a job that has ended; a rank that is lost now is met below
+                earlier.wait()
         self._given, self._weight, self._size = weight, _number(weight), group.size()
         self._sums = np.array([self._weight, 0, 0] if _is_right(self._weight) else [0, 1, group.rank()], np.float64)
         self._operation = c_fp_s(self._sums, group, average=False, name=name)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from bagua_hvd._keras import adam
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.rules import registered_id
-from bagua_hvd.core.native import TensorView, ffi
+from bagua_hvd.core.native import ffi
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight
@@ -82,7 +82,7 @@ class Step:
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
         self._after = Bridge(self._keep, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
-        self._weight: tuple[TensorView, Weight]     # in flight
+        self._weight: tuple[Any, Any] = None, None      # (TensorView, Weight): the last one
         self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, without gradients
 
     # --------------------------------------------------------------------------------------------------- traced ----
@@ -191,7 +191,8 @@ class Step:
 
     def _put_weight(self, _, view):
         weight = ffi.cast("double *", view.dst)[0]
-        self._weight = view, Weight(weight, f"weight.{self.reducer.number}", self.reducer.group)
+        # That of a step that was given up may be in flight.
+        self._weight = view, Weight(weight, f"weight.{self.reducer.number}", self.reducer.group, self._weight[1])
 
     def _make_factor(self):
         view, weight = self._weight

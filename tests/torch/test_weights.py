@@ -1,6 +1,7 @@
 """set_weight(): averages weighted by samples equal those of one process on all the data."""
 import copy
 import math
+import time
 
 import pytest
 import torch
@@ -174,6 +175,29 @@ def late():
 
 def test_several_windows(run_ranks):
     run_ranks(3, several_windows)
+
+
+def dropped():
+    """reset() forgets a weight that another rank has not given yet, and the next one waits for it."""
+    hvd.init()
+    model = model_of()
+    opt = wrapped(model)
+    if hvd.rank() == 2:
+        time.sleep(1)
+    for _ in range(2):
+        opt.set_weight(1)
+        opt.load_state_dict(opt.state_dict())
+    train(opt, model)
+    torch.testing.assert_close(flat(model), one_process())
+    opt.set_weight(1)
+    opt.load_state_dict(opt.state_dict())
+    hvd.shutdown()
+    hvd.init()
+    train(opt, model, [0])
+
+
+def test_dropped(run_ranks):
+    run_ranks(3, dropped)
 
 
 def joined():
