@@ -73,6 +73,10 @@ class _Running:
     def ended(self):
         return self.drain_until is not None
 
+    @property
+    def done(self):
+        return self.ended and not self.forwarders and self.kill_at is None
+
 
 class Supervisor:
     """Supervises one set of processes, once.
@@ -106,6 +110,8 @@ class Supervisor:
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
         self._selector = selectors.DefaultSelector()
         self._running = []
+        # Nothing of these is awaited any more. They are reaped at the end only: what they started has their session.
+        self._ended = []
         self._signals = []          # (number, when)
         self._survivors_seconds = survivors_seconds
         self._find_cause = find_cause or (lambda failures: failures[0])
@@ -171,10 +177,13 @@ class Supervisor:
 
     def terminate(self, process, grace_seconds=GRACE_SECONDS):
         """SIGTERM for one process and its descendants, SIGKILL later, even after its own end. Only in the loop."""
-        for running in self._running:
+        for running in [*self._running, *self._ended]:
             if running.process is process and running.kill_at is None:
                 running.kill_at = time.monotonic() + grace_seconds
                 process.signal(signal.SIGTERM)
+                if running in self._ended:
+                    self._ended.remove(running)
+                    self._running.append(running)
 
     def signal_all(self, signum):
         """Sends the signal to everything that runs, without any other effect. Only in the loop."""
@@ -302,6 +311,8 @@ class Supervisor:
                         pass
                     if fd in running.forwarders:
                         self._close(running, fd)
+        self._ended += [running for running in self._running if running.done]
+        self._running = [running for running in self._running if not running.done]
 
     def _check_process(self, running):
         code = running.process.poll()
@@ -385,7 +396,7 @@ class Supervisor:
             while self._spawner.any_left() and self._killed_at is None and time.monotonic() < kill_at:
                 time.sleep(_POLL_SECONDS)
         self._spawner.kill_all()
-        for running in self._running:
+        for running in [*self._running, *self._ended]:
             for fd in list(running.forwarders):
                 self._close(running, fd)
             if running.pidfd is not None:

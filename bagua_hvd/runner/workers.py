@@ -47,6 +47,7 @@ class Worker:
 
     def _end(self, exit_code, note=None):
         self.exit_code, self.note = exit_code, note
+        self._workers._unfinished.discard(self)
         self._ended.set()
 
 
@@ -65,7 +66,7 @@ class Workers:
         self._survivors_seconds = survivors_seconds
         self._lock = threading.Lock()
         self._closed = False
-        self._all = []
+        self._unfinished = set()
         self._workers = {}      # process -> Worker
 
     def start(self, host, env, command, output, name=None):
@@ -85,7 +86,7 @@ class Workers:
         with self._lock:
             if self._closed or self._supervisor.stopping:
                 raise JobStopped("the job is being stopped")
-            self._all.append(worker)
+            self._unfinished.add(worker)
         self._call(lambda: self._start(worker, task))
         return worker
 
@@ -137,9 +138,8 @@ class Workers:
         finally:
             with self._lock:
                 self._closed = True
-            for worker in self._all:
-                if worker.exit_code is None:
-                    worker._end(137)
+            for worker in list(self._unfinished):
+                worker._end(137)
         thread.join()
         value, error = result[0]
         if error is not None:

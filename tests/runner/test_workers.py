@@ -90,6 +90,23 @@ def test_what_a_dead_worker_has_started_dies_while_the_job_goes_on(job, script, 
     assert job.workers.run(main)[0] == code
 
 
+def test_what_has_ended_is_not_looked_at_again(job):
+    """Elastic jobs restart workers for weeks. What one of them has left behind is terminated all the same."""
+    def main():
+        workers = [job.start(number, "sleep 60 & echo $!") for number in range(4)]
+        assert [worker.wait() for worker in workers] == [0] * 4
+        supervisor = job.workers._supervisor
+        wait_until(lambda: job.workers.call(lambda: not supervisor._running).result())
+        assert not job.workers._unfinished
+        child = int(job.stdout.getvalue().split()[0].rpartition(":")[2])
+        number = int(job.stdout.getvalue()[1])
+        workers[number].terminate(grace_seconds=0.5)
+        wait_until(lambda: not runs(child), 20)
+        wait_until(lambda: job.workers.call(lambda: not supervisor._running).result())
+
+    job.workers.run(main)
+
+
 def test_what_still_runs_when_main_returns_is_stopped(job):
     workers = []
     result, outcome = job.workers.run(lambda: workers.append(job.start(0, "sleep 60")) or workers[0].wait(0.3))
