@@ -16,7 +16,7 @@ from bagua_hvd._keras.adam import Unbuilt
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.options import GradientOptions
-from bagua_hvd.reduction.weight import check_weighable
+from bagua_hvd.reduction.weight import check_alone, check_weighable
 from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it does not go with variables that are not reduced"
@@ -129,12 +129,13 @@ class Reduction(ABC):
             local: further variables that are not reduced.
             weight: None, or a number or scalar: number of samples that this rank's gradients are the mean over.
         Raises:
-            ValueError: a weight is given, but gradients are not averaged in every step, or no variable has one.
+            ValueError: a weight is given, but gradients are not averaged in every step, or no variable has one; or the
+                weight is wrong.
         """
         self._used = None
         gradients = list(gradients)
         if not self.options.communicates:
-            return gradients
+            return gradients if weight is None else self._checked(gradients, weight)
         if weight is not None:
             gradients = self._weighted(gradients, variables, local, weight)
         places = self._places(gradients, variables, local)
@@ -156,6 +157,11 @@ class Reduction(ABC):
             raise ValueError(NOT_WEIGHTED)
         factor = self._step_of(bucketed).factor(weight)
         return [gradient if gradient is None else self._times(gradient, factor) for gradient in gradients]
+
+    def _checked(self, gradients, weight):
+        """The gradients of a rank that reduces nothing, unless its weight is wrong."""
+        check_alone(weight)
+        return gradients
 
     def _travels_alone(self, gradient, variable):
         """Whether a gradient is communicated by its own operation, not by a step."""

@@ -17,9 +17,12 @@ import tensorflow as tf
 from bagua_hvd._keras import reduction
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.core.native import ffi
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.options import GradientOptions, check_groups
+from bagua_hvd.reduction.weight import check_alone
+from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import compiled_by_xla, one_by_one
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
@@ -94,6 +97,7 @@ class Reduction(reduction.Reduction):
     def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none
         self._uses = Uses(options.algorithm, optimizer)
+        self._alone = Bridge(lambda _, view: check_alone(ffi.cast("double *", view.dst)[0]), lambda: None)
         if options.algorithm is not None:
             name = type(options.algorithm).__name__
             if not weights and self._uses.any:
@@ -163,6 +167,10 @@ class Reduction(reduction.Reduction):
                             or self._observer is not None)
                 gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
         return super().__call__(gradients, variables, local, weight)
+
+    def _checked(self, gradients, weight):
+        with tf.control_dependencies(self._alone.exchange([tf.cast(weight, tf.float64)])):      # known when it runs
+            return [gradient if gradient is None else tf.identity(gradient) for gradient in gradients]
 
     def _travels_alone(self, gradient, variable):
         return isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable))

@@ -308,6 +308,28 @@ def test_weighted(run_ranks):
     run_ranks(3, weighted, **BACKEND)
 
 
+def wrong_weight_of_one_rank():
+    import keras
+    import torch
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    variable = keras.Variable(1.0)
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    for weight, sentence in ((-1, "finite and not negative"), (0, "all ranks are 0")):
+        opt.set_weight(weight)
+        with pytest.raises(ValueError, match=sentence):
+            opt.apply_gradients([(torch.tensor(1.0), variable)])
+    opt.set_weight(3)
+    opt.apply_gradients([(torch.tensor(1.0), variable)])
+    assert float(variable) == 0
+
+
+def test_wrong_weight_of_one_rank(run_ranks):
+    run_ranks(1, wrong_weight_of_one_rank, **BACKEND)
+
+
 def without_gradients():
     """None is sent as zeros, as in torch, so all ranks make the same step whichever variables they have used."""
     import keras

@@ -124,6 +124,46 @@ def test_outside(run_ranks):
     run_ranks(3, outside, framework="tensorflow", timeout=240)
 
 
+def one_rank():
+    """It reduces nothing, and its weights are checked all the same."""
+    hvd.init()
+    variable, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.zeros([4, 2]))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    trained = keras.Variable(1.0)
+    optimizer.build([trained])
+
+    def gradients(weight):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * 3.0) + tf.reduce_sum(tf.gather(table, [1]))
+        tape = hvd_tape.DistributedGradientTape(tape)
+        tape.set_weight(weight)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, [variable, table])]
+
+    def step(weight):
+        optimizer.set_weight(weight)
+        optimizer.apply([tf.constant(1.0)], [trained])
+
+    compiled = functools.partial(tf.function, jit_compile=True)
+    for wrapped in (lambda function: function, tf.function, compiled):
+        error = tf.errors.InternalError if wrapped is compiled else tf.errors.InvalidArgumentError
+        trained.assign(1.0)
+        for function in (wrapped(gradients), wrapped(step)):
+            for weight, sentence in ((-1, "finite and not negative"), (math.nan, "finite"), (0, "all ranks are 0")):
+                with pytest.raises(error, match=sentence):
+                    function(tf.constant(weight, tf.float32))
+            assert trained == 1.0 or wrapped is compiled    # such a program changes weights when it fails, too
+            trained.assign(1.0)
+            function(tf.constant(2.0))
+        assert trained == 0.0
+        dense, rows = wrapped(gradients)(tf.constant(2.0))
+        np.testing.assert_array_equal(dense, [3.0, 3.0])
+        np.testing.assert_array_equal(rows, [[0, 0], [1, 1], [0, 0], [0, 0]])
+
+
+def test_one_rank(run_ranks):
+    run_ranks(1, one_rank, framework="tensorflow")
+
+
 def accumulated():
     hvd.init()
     make = functools.partial(keras.optimizers.SGD, 0.1)
