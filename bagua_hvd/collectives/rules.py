@@ -135,14 +135,16 @@ def check_registered(id: int | None, what: object) -> None:
         )
 
 
-def _full_name(word, name, id):
-    """word: the kind of operation. id: of the process set."""
-    return f"{word}.{name}" if name else f"{word}.noname.{next(runtime.unnamed[id])}"
-
-
-def _give_back(full_name, id):
-    """Makes the number in this name, under which nothing was posted, the next one again."""
-    runtime.unnamed[id] = itertools.chain([int(full_name.rpartition(".")[2])], runtime.unnamed[id])
+def _post(context, kind, word, name, id, views, **arguments):
+    """Posts an operation, without a name under the next number. `word` is that of the kind, `id` that of the set."""
+    if name:
+        return context.post(kind, f"{word}.{name}", views, process_set=id, **arguments)
+    number = next(runtime.unnamed[id])
+    try:
+        return context.post(kind, f"{word}.noname.{number}", views, process_set=id, **arguments)
+    except (ValueError, TypeError):     # nothing was posted
+        runtime.unnamed[id] = itertools.count(number)
+        raise
 
 
 def _check_reducible(frontend, tensor, view):
@@ -203,9 +205,8 @@ def allreduce(frontend: Any, tensor: Any, in_place: bool = False, name: str | No
     view = frontend.view(tensor, output)
     if view[3] not in frontend.reducible:
         _check_reducible(frontend, tensor, view)
-    full_name = f"allreduce.{name}" if name else f"allreduce.noname.{next(runtime.unnamed[id])}"
-    operation = context.post(
-        native.ALLREDUCE, full_name, (view,), process_set=id, op=op,
+    operation = _post(
+        context, native.ALLREDUCE, "allreduce", name, id, (view,), op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
     return Pending(operation, output)
@@ -231,8 +232,8 @@ def grouped_allreduce(frontend: Any, tensors: Any, in_place: bool = False, name:
     views = list(map(frontend.view, tensors, outputs))
     for tensor, view in zip(tensors, views, strict=True):
         _check_reducible(frontend, tensor, view)
-    operation = context.post(
-        native.ALLREDUCE, _full_name("grouped_allreduce", name, id), views, process_set=id, op=op,
+    operation = _post(
+        context, native.ALLREDUCE, "grouped_allreduce", name, id, views, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
     return Pending(operation, outputs)
@@ -298,7 +299,7 @@ def _gather(frontend, word, tensors, name, process_set, blocking, output):
     context, id = begin(process_set)
     tensors = _check_group(tensors)
     views = [_view_of_rows(frontend, tensor) for tensor in tensors]
-    operation = context.post(native.ALLGATHER, _full_name(word, name, id), views, process_set=id, blocking=blocking)
+    operation = _post(context, native.ALLGATHER, word, name, id, views, blocking=blocking)
     return _Gathered(operation, lambda ended: output(results(frontend, ended, views, tensors)))
 
 
@@ -316,14 +317,8 @@ def broadcast(frontend: Any, tensor: Any, root_rank: int, in_place: bool = False
     context, id = begin(process_set)
     output = tensor if in_place else frontend.allocate_like(tensor)
     view = frontend.view(tensor, output)
-    full_name = _full_name("broadcast", name, id)
-    try:
-        operation = context.post(native.BROADCAST, full_name, (view,), process_set=id, root_rank=root_rank,
-                                 blocking=blocking)
-    except ValueError:          # a wrong root, which only the core detects
-        if not name:
-            _give_back(full_name, id)
-        raise
+    operation = _post(context, native.BROADCAST, "broadcast", name, id, (view,), root_rank=root_rank,
+                      blocking=blocking)
     return Pending(operation, output)
 
 
@@ -363,8 +358,8 @@ def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = 
         rows = frontend.splits(splits)
         if context.process_set_rank(id) >= 0:
             _check_splits(rows, view.shape, size)
-    operation = context.post(native.ALLTOALL, _full_name("alltoall", name, id), (view,), process_set=id,
-                             splits=rows, blocking=blocking, received=wants_received)
+    operation = _post(context, native.ALLTOALL, "alltoall", name, id, (view,), splits=rows, blocking=blocking,
+                      received=wants_received)
 
     def wrap(ended):
         # Making this tensor takes as long as sending 4 KiB: only for callers that read it.
@@ -437,8 +432,8 @@ def _scatter(frontend, word, tensors, name, op, process_set, prescale_factor, po
     views, outputs = zip(*(_scatter_output(frontend, tensor, context, id) for tensor in tensors), strict=True)
     for tensor, view in zip(tensors, views, strict=True):
         _check_reducible(frontend, tensor, view)
-    operation = context.post(
-        native.REDUCESCATTER, _full_name(word, name, id), views, process_set=id, op=op,
+    operation = _post(
+        context, native.REDUCESCATTER, word, name, id, views, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
     return Pending(operation, outputs)

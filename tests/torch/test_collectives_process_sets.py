@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from bagua_hvd.job import basics
 
 
 def static_sets():
@@ -110,9 +111,28 @@ def unnamed_in_sets():
             hvd.broadcast(torch.ones(1), 77)
         with pytest.raises(ValueError, match="contiguous"):
             hvd.allgather(torch.ones(2, 2).t())
+        not_posted()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
     assert hvd.broadcast(torch.tensor([rank]), 1).item() == 1
     assert hvd.allgather(torch.tensor([rank])).tolist() == [0, 1, 2]
+    assert hvd.alltoall(torch.arange(3)).tolist() == [rank] * 3
+
+
+def not_posted():
+    """What only the core refuses, or a number that is too large for C."""
+    x, huge = torch.ones(3), {"prescale_factor": 10**400}
+    calls = [
+        lambda: hvd.alltoall(torch.ones(4)),
+        lambda: hvd.alltoall(torch.empty(2**32, 0), splits=[2**31, 0, 0]),
+        lambda: hvd.allreduce(x, **huge), lambda: hvd.grouped_allreduce([x], **huge),
+        lambda: hvd.reducescatter(x, **huge), lambda: hvd.grouped_reducescatter([x], **huge),
+    ]
+    for call in calls:
+        for _ in range(2):
+            next_one = repr(basics.runtime.unnamed[0])
+            with pytest.raises(ValueError):
+                call()
+            assert repr(basics.runtime.unnamed[0]) == next_one
 
 
 def disagreeing_sets():
