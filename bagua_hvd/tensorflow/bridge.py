@@ -72,12 +72,14 @@ class Bridge:
         _bridges[self._id] = self
 
     @as_written
-    def exchange(self, tensors: Sequence[tf.Tensor], indices: Iterable[int] | None = None) -> Any:
+    def exchange(self, tensors: Sequence[tf.Tensor], indices: Iterable[int] | None = None,
+                 in_turn: bool = False) -> Any:
         """The tensors after put() and wait(), as a list; runs them now in eager mode, else when the graph runs.
 
         Args:
             tensors: a list of dense tensors.
             indices: the index that put() gets for each of them; None: 0, 1, ...
+            in_turn: put() comes after all ops traced before, in programs of XLA too.
         """
         tensors = list(map(tf.convert_to_tensor, tensors))
         indices = range(len(tensors)) if indices is None else indices
@@ -87,7 +89,7 @@ class Bridge:
             # All tensors exist already: one op, because here the overhead of an op exceeds its work.
             return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
         graph = tf.compat.v1.get_default_graph()
-        again = self._enter(graph)
+        again = self._enter(graph) or in_turn
         if compiled_by_xla():
             return _exchange_compiled(self._id, tensors, indices, again)
         buffers = []

@@ -259,25 +259,16 @@ def _reducescatter_gradient(name, attributes, inputs, gradients):
 _register("BaguaHvdReducescatter", _REDUCTION, _reducescatter_gradient)
 
 
-# --------------------------------------------------------------------------------------------- join and barrier ----
+# ------------------------------------------------------------------------------------------------------ barrier ----
 
 
-def _run_in_turn(function, names, **arguments):
-    """Like _run(), but after all collectives traced before, including those in conditions, loops and calls."""
+def in_turn() -> Any:
+    """Within it: ops that run after all collectives traced before, and those in conditions, loops and calls."""
     graph, before = tf.compat.v1.get_default_graph(), []
     # In a graph of tf.compat.v1 a session may run this op without the others.
     if not tf.executing_eagerly() and hasattr(graph, "outer_graph"):
         before = [op for op in graph.get_operations() if op.type.startswith("BaguaHvd") or op.type in _WITH_GRAPHS]
-    with tf.control_dependencies(before):
-        return function(tensor_name=names[0], blocking=tf.executing_eagerly(), name=names[1], **arguments)
-
-
-def join() -> Any:
-    """The rank that joined last, an int32 scalar."""
-    names = _names("HorovodJoin", None, None, True)
-    if compiled_by_xla():
-        return xla.collective(native.JOIN, [], [], names[0], 0)[0]
-    return _run_in_turn(ops.bagua_hvd_join, names)
+    return tf.control_dependencies(before)
 
 
 def barrier(process_set_id: int) -> Any:
@@ -285,8 +276,9 @@ def barrier(process_set_id: int) -> Any:
     names = _names("HorovodBarrier", None, None, True)
     if compiled_by_xla():
         return xla.collective(native.BARRIER, [], [], names[0], process_set_id)[0].op
-    return _run_in_turn(ops.bagua_hvd_barrier, names, process_set_id=process_set_id)
+    with in_turn():
+        return ops.bagua_hvd_barrier(tensor_name=names[0], blocking=tf.executing_eagerly(), name=names[1],
+                                     process_set_id=process_set_id)
 
 
-tf.no_gradient("BaguaHvdJoin")
 tf.no_gradient("BaguaHvdFact")

@@ -17,7 +17,7 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
-from bagua_hvd.tensorflow import collective_ops
+from bagua_hvd.tensorflow import collective_ops, joining
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.dtypes import rows_to_travel, to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
@@ -220,7 +220,7 @@ def grouped_reducescatter(tensors: Sequence[Tensorlike], device_dense: str = "",
 
 @form_of(rules.join, "The result is an int32 scalar tensor.")
 def join() -> tf.Tensor:
-    return collective_ops.join()
+    return joining.join()
 
 
 @form_of(rules.barrier, "In a graph: the Operation that blocks.")

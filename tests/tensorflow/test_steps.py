@@ -1,4 +1,5 @@
 """The order of events in a step: communication during the backward pass, loops over datasets, averages of weights."""
+import functools
 import gc
 import json
 import time
@@ -240,6 +241,52 @@ def weights():
     ):
         with pytest.raises(ValueError, match=fragment):
             refused()
+
+
+def uneven():
+    """After join() ranks that have made different numbers of steps make the next ones alike: they agree anew."""
+    import keras
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.algorithms import LocalSGD
+
+    hvd.init()
+    rank = hvd.rank()
+
+    def plain(function):
+        return function
+
+    for compiled_by, joined_by in ((plain, plain), (tf.function, plain), (tf.function, tf.function),
+                                   (tf.function, functools.partial(tf.function, jit_compile=True))):
+        join = joined_by(lambda: hvd.join())
+        for algorithm, options, same in ((LocalSGD(2), {}, [0, 2, 4, 6]),
+                                         (LocalSGD(2, full_steps=2), {}, [0, 2, 4, 6]),
+                                         (None, {"delay": 1}, list(range(8)))):
+            weight = tf.Variable([0.0])
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), algorithm=algorithm, **options)
+
+            @compiled_by
+            def step(gradient, weight=weight, optimizer=optimizer):
+                optimizer.apply([gradient], [weight])
+
+            for _ in range(3 - rank):
+                step(tf.constant([1.0]))
+            last = join()
+            assert last.dtype == tf.int32 and last in (0, 1)
+            weight.assign([0.0])        # the next epoch
+            found = []
+            for number in range(8):
+                step(tf.constant([number + 2.0 * rank]))
+                found.append(float(weight[0]))
+            everyone = hvd.allgather(tf.constant([found])).numpy()
+            assert (everyone[0] == everyone[1]).nonzero()[0].tolist() == same, (algorithm, everyone)
+            if algorithm is None:
+                assert found[:3] == [0.0, -1.0, -3.0], found
+
+
+def test_uneven(run_ranks):
+    run_ranks(2, uneven, timeout=100)
 
 
 def weights_in_communicate():
