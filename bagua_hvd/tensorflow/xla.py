@@ -67,7 +67,7 @@ def _wait(target, text, running, dtypes, shapes):
 def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, process_set_id: int,
                op: int = native.OP_SUM, root_rank: int = 0, prescale_factor: float = 1.0,
                postscale_factor: float = 1.0) -> Any:
-    """The results of a collective with known output shapes; for join and barrier an int32 scalar.
+    """The results of a collective with known output shapes; for a barrier an int32 scalar.
 
     Args:
         kind: a native kind. shapes: of the results, lists of ints; the step fails if a result has another one.
@@ -81,7 +81,7 @@ def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, 
     ]
     factors = struct.unpack("2q", struct.pack("2d", prescale_factor, postscale_factor))
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, *factors, len(tensors), *described, name)))
-    # Join and barrier run after everything before them, by a data dependency: XLA knows no other order.
+    # A barrier runs after everything before it, by a data dependency: XLA knows no other order.
     after = [] if tensors else order.read()
     running, _ = _call("post", text, [*tensors, *after], [tf.int64, tf.int64], [[1], [1]])
     dtypes = [tensor.dtype for tensor in tensors]

@@ -125,15 +125,6 @@ static void set_received_splits(struct run *run, TF_Status *status)
     tf.DeleteTensor(output);
 }
 
-static void set_value(struct run *run, TF_Status *status)
-{
-    TF_Tensor *output = tf.AllocateOutput(run->ctx, 0, TF_INT32, NULL, 0, sizeof(int32_t), status);
-    if (tf.GetCode(status) != TF_OK)
-        return;
-    *(int32_t *)tf.TensorData(output) = (int32_t)core.handle_value(run->completion.handle);
-    tf.DeleteTensor(output);
-}
-
 static void finish(struct completion *completion, bhvd_status end, const struct bhvd_error *error)
 {
     struct run *run = (struct run *)completion;
@@ -146,8 +137,6 @@ static void finish(struct completion *completion, bhvd_status end, const struct 
                 set_result(run, i, status);
         if (run->collective->kind == BHVD_ALLTOALL && tf.GetCode(status) == TF_OK)
             set_received_splits(run, status);
-        if (run->collective->kind == BHVD_JOIN)
-            set_value(run, status);
         kernel_failed(run->ctx, status);
         tf.DeleteStatus(status);
     }
@@ -265,8 +254,7 @@ static bool post(struct run *run, bhvd_context *context, TF_Status *status)
 static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneCallback *done)
 {
     const struct collective *self = kernel;
-    bool has_tensors = self->kind != BHVD_JOIN && self->kind != BHVD_BARRIER;
-    size_t count = self->kind == BHVD_ALLTOALL ? 1 : has_tensors ? (size_t)tf.NumInputs(ctx) : 0;
+    size_t count = self->kind == BHVD_ALLTOALL ? 1 : self->kind == BHVD_BARRIER ? 0 : (size_t)tf.NumInputs(ctx);
     struct run *run = calloc(1, sizeof *run + count * sizeof run->members[0]);
     TF_Status *status = tf.NewStatus();
     run->collective = self;
@@ -312,7 +300,6 @@ COLLECTIVE(allgather, ALLGATHER)
 COLLECTIVE(broadcast, BROADCAST)
 COLLECTIVE(alltoall, ALLTOALL)
 COLLECTIVE(reducescatter, REDUCESCATTER)
-COLLECTIVE(join, JOIN)
 COLLECTIVE(barrier, BARRIER)
 
 #define STRINGS(...) (const char *const[]){ __VA_ARGS__, NULL }
@@ -337,8 +324,6 @@ bool collective_register(TF_Status *status)
         { .name = "BaguaHvdReducescatter", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
           .attributes = STRINGS("T: list(" SCATTERED_TYPES ") >= 1", REDUCTION_ATTRIBUTES, COMMON_ATTRIBUTES),
           .shape = kernel_other_rows, .create = create_reducescatter },
-        { .name = "BaguaHvdJoin", .inputs = NO_STRINGS, .outputs = STRINGS("last_rank: int32"),
-          .attributes = STRINGS(COMMON_ATTRIBUTES), .shape = kernel_scalar_shape, .create = create_join },
         { .name = "BaguaHvdBarrier", .inputs = NO_STRINGS, .outputs = NO_STRINGS,
           .attributes = STRINGS(COMMON_ATTRIBUTES), .shape = kernel_no_shapes, .create = create_barrier },
     };

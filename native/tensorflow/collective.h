@@ -1,4 +1,4 @@
-/* Ops BaguaHvdAllreduce, ...Allgather, ...Broadcast, ...Alltoall, ...Reducescatter, ...Join, ...Barrier. */
+/* Ops BaguaHvdAllreduce, ...Allgather, ...Broadcast, ...Alltoall, ...Reducescatter, ...Barrier. */
 #pragma once
 
 #include "tensorflow/tf_api.h"

@@ -76,7 +76,7 @@ static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t
 /* A posted operation, until its wait call. */
 struct pending {
     bhvd_handle *handle;
-    size_t count;               /* 0: join or barrier, whose result is the handle's value */
+    size_t count;               /* 0: a barrier, whose result is the handle's value */
     struct block {
         void *src, *dst;        /* staging memory; equal: in place; dst NULL: the core allocates */
         size_t nbytes;          /* of the result */
