@@ -27,7 +27,7 @@ class D2(Algorithm):
 
     uses_weights = ("after_step",)
 
-    def gradients_travel(self, model):
+    def communicates_gradients(self, model):
         return False
 
     def after_step(self, model):

@@ -68,8 +68,8 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 
-UNUSED = dict.fromkeys(("name", "device_dense", "device_sparse"), "for Horovod's sake.")
-PARTIAL = "Leaves the trainable weights of some layers local; ValueError: these are no layers."
+UNUSED = dict.fromkeys(("name", "device_dense", "device_sparse"), "unused, for compatibility with Horovod.")
+PARTIAL = "Leaves the trainable weights of some layers local; ValueError: an entry is not a layer."
 LOCAL_LAYERS = "a layer or a list of layers, built."
 
 

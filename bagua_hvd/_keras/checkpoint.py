@@ -60,7 +60,7 @@ class AlgorithmState(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         # State saved with Adam's moments must not be combined with other moments.
-        if "tree" in store.keys() and not self._of[2].begins_anew:      # noqa: SIM118  # a store of Keras, no dict
+        if "tree" in store.keys() and not self._of[2].state_skipped:    # noqa: SIM118  # a store of Keras, no dict
             tree = json.loads(store["tree"].tobytes())
             self._of[1](_from_tree(tree, lambda number: store[str(number)].tobytes()))
 

@@ -46,10 +46,10 @@ class _Distribution:
         reduction: see _keras/backend.py.
         reduced: the gradients that are being applied have been reduced.
         applied: None, or a function of Keras' operations that becomes the last part of steps that are traced later.
-        begins_anew: Keras has skipped the optimizer's state in the file that is being loaded.
+        state_skipped: Keras has skipped the optimizer's state in the file that is being loaded.
     """
 
-    begins_anew = False
+    state_skipped = False
 
     def __init__(self, optimizer, options, passes, average_aggregated):
         self.reduction = make_reduction(options, optimizer, passes)
@@ -211,7 +211,7 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
     def load_own_variables(self, store: Any) -> None:
         super().load_own_variables(store)
         # Then Keras warns and loads nothing, usually because the optimizer has not been built.
-        self.distribution.begins_anew = len(store.keys()) != len(self.variables)
+        self.distribution.state_skipped = len(store.keys()) != len(self.variables)
 
     @as_written
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:

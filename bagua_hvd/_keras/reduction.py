@@ -19,7 +19,7 @@ from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.weight import check_alone, check_weighable
 from bagua_hvd.training.model import Model
 
-UPDATES_ALL = "{name} updates all weights itself: it does not go with variables that are not reduced"
+UPDATES_ALL = "{name} updates all weights itself: it cannot be combined with unreduced variables"
 NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
                 "sparse_as_dense=True")
 
@@ -55,10 +55,10 @@ class Reduction(ABC):
         self._used: Any = None      # the current step
         # ids of variables -> step, and weak references that drop the entry when the first variable dies
         self._steps: dict[Any, Any] = {}
-        self._made: list[Any] = []             # weak references to Reducers, in the order of creation
-        self._promised: list[int] = []         # numbers for the next ones
-        self._loaded: list[Any] = []           # state for the next ones, from a checkpoint
-        self._observer: Any = None             # of all Reducers
+        self._made: list[Any] = []              # weak references to Reducers, in the order of creation
+        self._reserved_numbers: list[int] = []  # numbers for the next ones
+        self._loaded: list[Any] = []            # state for the next ones, from a checkpoint
+        self._observer: Any = None              # of all Reducers
         if options.algorithm is not None:
             options.algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, options.algorithm))
 
@@ -142,8 +142,8 @@ class Reduction(ABC):
         for index, gradient in enumerate(gradients):
             if gradient is None and not self.fills_in:
                 places.pop(index, None)
-        travelling, variables = list(map(gradients.__getitem__, places)), list(variables)
-        reduced = self._reduce(travelling, list(map(variables.__getitem__, places)), list(places.values()))
+        to_reduce, variables = list(map(gradients.__getitem__, places)), list(variables)
+        reduced = self._reduce(to_reduce, list(map(variables.__getitem__, places)), list(places.values()))
         for index, gradient in zip(places, reduced, strict=True):
             gradients[index] = gradient
         return gradients
@@ -152,7 +152,7 @@ class Reduction(ABC):
         check_weighable(self.options.algorithm)
         pairs = [(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)
                  if (gradient is not None or self.fills_in) and variable not in self._local and variable not in local]
-        bucketed = [variable for gradient, variable in pairs if not self._travels_alone(gradient, variable)]
+        bucketed = [variable for gradient, variable in pairs if not self._bypasses_buckets(gradient, variable)]
         if not bucketed:
             raise ValueError(NOT_WEIGHTED)
         factor = self._step_of(bucketed).factor(weight)
@@ -163,7 +163,7 @@ class Reduction(ABC):
         check_alone(weight)
         return gradients
 
-    def _travels_alone(self, gradient, variable):
+    def _bypasses_buckets(self, gradient, variable):
         """Whether a gradient is communicated by its own operation, not by a step."""
         return False
 
@@ -197,7 +197,7 @@ class Reduction(ABC):
         return known[0] if known else self._new_step(key, variables)
 
     def _new_step(self, key, variables):
-        step = self._make_step(variables, self._promised.pop(0) if self._promised else None)
+        step = self._make_step(variables, self._reserved_numbers.pop(0) if self._reserved_numbers else None)
         steps = self._steps
         steps[key] = step, [weakref.ref(variable, lambda _: steps.pop(key, None)) for variable in variables]
         self._made = [each for each in self._made if each() is not None] + [weakref.ref(step.reducer)]
@@ -225,7 +225,7 @@ class Reduction(ABC):
     @property
     def number(self) -> Any:
         """The numbers of its Reducers, existing and future ones; see share_numbers() in reduction/numbers.py."""
-        return [reducer.number for reducer in self.reducers()] + self._promised
+        return [reducer.number for reducer in self.reducers()] + self._reserved_numbers
 
     def renumber(self, numbers: Any) -> None:
         """Changes the numbers, and drops pending gradients."""
@@ -233,7 +233,7 @@ class Reduction(ABC):
         for reducer, number in zip(made, numbers, strict=False):
             reducer.reset()
             reducer.renumber(number)
-        self._promised = numbers[len(made):]
+        self._reserved_numbers = numbers[len(made):]
 
     def state_dicts(self) -> Any:
         """The states of its Reducers, existing and future ones; see Reducer.state_dict()."""

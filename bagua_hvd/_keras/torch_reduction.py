@@ -52,7 +52,7 @@ class Step:
             for i, (variable, parameter) in enumerate(zip(variables, self._parameters, strict=True))
         ]
         self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
-                               options.grouped(variables, parameter_of), **options.how, number=number)
+                               options.grouped(variables, parameter_of), **options.reducer_arguments, number=number)
 
     def factor(self, weight: Any) -> Any:
         return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()

@@ -17,7 +17,7 @@ With a codec Q, ranks send their difference from the last average y, d_i = s_i -
 
 The training thread takes the snapshot and adds the result between a step and the next forward pass: weights never
 change between forward and backward, and no lock is needed. Rounds of all ranks are in rounds.py. In pairs, each rank
-moves from peer to peer at its own pace, past late ones (meetings.py). In a ring, a rank waits for both neighbours.
+moves from peer to peer at its own pace, past late ones (pair_rounds.py). In a ring, a rank waits for both neighbours.
 hierarchical: hosts act as ranks, with the mean of their ranks' s; the residual of a host's sum stays in the rank that
 encoded it. A late rank then delays the next round, but not the training.
 
@@ -45,7 +45,7 @@ from bagua_hvd.algorithms.base import Safety, blocks, checked, positive, valid_c
 from bagua_hvd.algorithms.decentralized import PAIRS, cycle, round_of
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
 from bagua_hvd.algorithms.full_steps import LocalSteps
-from bagua_hvd.algorithms.meetings import Meetings
+from bagua_hvd.algorithms.pair_rounds import PairRounds
 from bagua_hvd.algorithms.replicas import host_count, replicas_of, require_peers
 from bagua_hvd.algorithms.rounds import AnyRounds, NoRounds, Rounds
 from bagua_hvd.codecs import Codec
@@ -188,7 +188,7 @@ class Async(LocalSteps):
         if mode not in PAIRS or self.hierarchical:
             return Rounds(model, self._difference, *when)
         topology, rounds = cycle(mode, model.group.size())
-        return Meetings(model, partial(peers, model.group, topology), topology, rounds, mode != "random", *when)
+        return PairRounds(model, partial(peers, model.group, topology), topology, rounds, mode != "random", *when)
 
     def _difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:
         mode, hierarchical = self.peer_selection_mode, self.hierarchical

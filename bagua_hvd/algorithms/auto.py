@@ -96,7 +96,6 @@ class Auto(Algorithm):
         self._tuners: weakref.WeakKeyDictionary[Model, Tuner] = weakref.WeakKeyDictionary()
         every = self.algorithms.values()
         self.safety = max(algorithm.safety for algorithm in every)
-        self.relaxed = any(algorithm.relaxed for algorithm in every)
         self.dense_only = any(algorithm.dense_only for algorithm in every)
         self.remembers_gradients = any(algorithm.remembers_gradients for algorithm in every)
 

@@ -64,7 +64,6 @@ class Algorithm:
     Attributes:
         safety: see Safety. Default: E4.
         average: whether gradients become the mean over the ranks, or their sum.
-        relaxed: whether results differ, by design, from the exact mean or sum.
         models_differ: whether ranks' models differ between communications; hvd.consensus makes them one.
         asynchronous: whether ranks' weights change at moments that differ between ranks.
         dense_only: whether it cannot serve sparse gradients.
@@ -80,7 +79,6 @@ class Algorithm:
 
     safety: Safety = Safety.E4
     average: bool = True
-    relaxed: bool = True
     models_differ: bool = False
     asynchronous: bool = False
     dense_only: bool = False
@@ -99,9 +97,14 @@ class Algorithm:
             raise TypeError(f"{cls.__name__} has a step(), which would never be called: set replaces_step = True")
 
     @property
+    def relaxed(self) -> bool:
+        """Whether results differ, by design, from the exact mean or sum."""
+        return self.safety > Safety.E0
+
+    @property
     def gradients_only(self) -> bool:
         """Whether it only communicates gradients, in every step: then they may be applied one step late."""
-        return type(self).gradients_travel is Algorithm.gradients_travel and not (
+        return type(self).communicates_gradients is Algorithm.communicates_gradients and not (
             self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
 
     @property
@@ -118,7 +121,7 @@ class Algorithm:
     def prepare(self, model: Model) -> None:
         """Called when an optimizer adopts it: raises ValueError for an unsupported model, warns of a poor setup."""
 
-    def gradients_travel(self, model: Model) -> bool:
+    def communicates_gradients(self, model: Model) -> bool:
         """Whether this step communicates gradients; asked once at its beginning, must be equal on all ranks."""
         return True
 

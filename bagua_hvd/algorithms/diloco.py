@@ -35,7 +35,7 @@ from bagua_hvd.algorithms.base import checked, error_state, fraction, not_negati
 from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.quorum import QuorumRounds
-from bagua_hvd.algorithms.travelling import Travelling, travelling
+from bagua_hvd.algorithms.sum_in_flight import SumInFlight, sum_in_flight
 from bagua_hvd.codecs import Codec, block
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
@@ -153,7 +153,7 @@ class DiLoCo(LocalSteps):
 
     def _send(self, fragment: Fragment) -> None:
         # Created before the error state, so that a checkpoint waits for the sum before it reads the errors.
-        on_its_way, x, group = _travelling(fragment), fragment.x, fragment.bucket.model.group
+        on_its_way, x, group = _sum_in_flight(fragment), fragment.x, fragment.bucket.model.group
         delta = fragment.outer()[0] - x.read()
         if self.codec is None:
             operation = c_fp_s(delta, group, average=False, name=x.name)
@@ -174,7 +174,7 @@ class DiLoCo(LocalSteps):
         return error
 
     def _arrived(self, fragment: Fragment) -> None:
-        delta = _travelling(fragment).take()
+        delta = _sum_in_flight(fragment).take()
         if delta is None:
             error = self._error(fragment)
             if error is not None:           # the sum was lost, and the residual is part of the next Delta_i as well
@@ -196,6 +196,6 @@ def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback
         raise ValueError("error_feedback=True: with a quorum, no rank knows what others have lost, so leave it out")
 
 
-def _travelling(fragment: Fragment) -> Travelling:
+def _sum_in_flight(fragment: Fragment) -> SumInFlight:
     theta, _ = fragment.outer()
-    return travelling(fragment.bucket.state, f"travelling.{fragment.p}", theta.size, theta.dtype)
+    return sum_in_flight(fragment.bucket.state, f"travelling.{fragment.p}", theta.size, theta.dtype)

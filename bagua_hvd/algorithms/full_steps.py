@@ -99,7 +99,7 @@ class LocalSteps(FullSteps):
         super().__init__(warmup_steps, full_steps)
         self.communication_interval = positive("communication_interval", communication_interval)
 
-    def gradients_travel(self, model: Model) -> bool:
+    def communicates_gradients(self, model: Model) -> bool:
         return self.full_step(model)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:

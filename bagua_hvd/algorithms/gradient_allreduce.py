@@ -26,7 +26,6 @@ class GradientAllReduce(Algorithm):
     """
 
     safety = Safety.E0
-    relaxed = False
 
     def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
         self.hierarchical = hierarchical

@@ -75,7 +75,7 @@ class QAdam(Algorithm):
         """Whether the warm-up is over."""
         return self._frozen_for(model) >= 0
 
-    def gradients_travel(self, model: Model) -> bool:
+    def communicates_gradients(self, model: Model) -> bool:
         # A GradScaler unscales gradients just before the step: momenta must wait for that.
         return not self.frozen(model) or not model.scaled
 

@@ -199,7 +199,7 @@ class QuorumServer(Server):
         self._outers: dict[str, _Outer] = {}
         super().__init__(secret, host, "quorum server")     # type: ignore[no-untyped-call]
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Handles the messages of one rank."""
         try:
             while line := await reader.readline():

@@ -2,7 +2,7 @@
 
 A round of all ranks begins after a step, once the previous one has ended. Ranks match rounds by their number, so a slow
 rank delays the next round, but no rank's training. Each round also counts the ranks that have called abort(): they
-take part in rounds until all have. For pairwise rounds see meetings.py.
+take part in rounds until all have. For pairwise rounds see pair_rounds.py.
 """
 import time
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Patience:
 
 
 class AnyRounds:
-    """Base class of the rounds of a model: Rounds, Meetings. By itself it has none.
+    """Base class of the rounds of a model: Rounds, PairRounds. By itself it has none.
 
     Attributes:
         running: whether advance() begins new rounds. stopped: whether all ranks have called abort().

@@ -1,4 +1,4 @@
-"""What a training step would take: predicted from a model's size, a network and what an algorithm sends.
+"""Predicts the time of a training step from a model's size, a network and what an algorithm sends.
 
     python -m bagua_hvd.bench.predict --hosts 8 --rate 1gbit --delay 5 --parameters 110e6 --step-ms 200
 

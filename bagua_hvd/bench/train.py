@@ -1,4 +1,4 @@
-"""What communication adds to a training step: `python -m bagua_hvd.bench.train`.
+"""Measures the time that communication adds to a training step: `python -m bagua_hvd.bench.train`.
 
 Two models of about 10 million parameters train with SGD and momentum on data of their own on each rank: a multilayer
 perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" is the same without communication;

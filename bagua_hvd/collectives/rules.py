@@ -466,7 +466,7 @@ def join() -> Pending:
         HorovodInternalError: a rank was lost, or the job was shut down.
     """
     context, _ = begin(global_process_set)
-    for sent in list(runtime.travelling):       # else a joined rank would run their last phases
-        sent.arrive()
+    for sent in list(runtime.in_flight):        # else a joined rank would run their last phases
+        sent.wait_all()
     runtime.changes += 1
     return _Joined(context.post(native.JOIN, "join", blocking=True), None)

@@ -24,7 +24,7 @@ class _Completions:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._idle = 0              # threads that run no callback
-        self._ready()
+        self._start_thread()
 
     def add(self, handle: Any, callback: Callable[[], object]) -> None:
         """handle: None makes the callback due at once."""
@@ -37,10 +37,10 @@ class _Completions:
         if status != OK:
             del self._callbacks[number]
             if status == ERR_ARGUMENT:
-                raise ValueError("somebody else is told already when this operation ends")
-            raise MemoryError("no memory to be told when an operation ends")
+                raise ValueError("this operation already has a completion callback")
+            raise MemoryError("out of memory while registering a completion callback")
 
-    def _ready(self) -> None:
+    def _start_thread(self) -> None:
         self._idle += 1
         threading.Thread(target=self._run, name="bagua_hvd completions", daemon=True).start()
 
@@ -50,7 +50,7 @@ class _Completions:
             with self._lock:
                 self._idle -= 1
                 if not self._idle:
-                    self._ready()
+                    self._start_thread()
             try:
                 callback()
             except BaseException as error:  # one callback's error must not stop the others

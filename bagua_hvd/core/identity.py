@@ -18,9 +18,9 @@ class ByIdentity:
         self._entries: dict[int, Any] = {}
 
     def __setitem__(self, key, value):
-        meant, entries = self._of(key), self._entries
-        number = id(meant)
-        entries[number] = weakref.ref(meant, lambda _: entries.pop(number, None)), value
+        target, entries = self._of(key), self._entries
+        number = id(target)
+        entries[number] = weakref.ref(target, lambda _: entries.pop(number, None)), value
 
     def __getitem__(self, key):
         return self._entries[id(self._of(key))][1]

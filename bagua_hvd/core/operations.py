@@ -42,9 +42,9 @@ _TENSORS = ffi.typeof("struct bhvd_tensor[]")
 # struct bhvd_tensor, for struct.pack: its fields in order, and padding up to the next struct.
 _TENSOR = "PPPiii0P"
 
-# Counter of bytes sent that new operations add to, 1 to ACCOUNTS - 1; 0: none. See Telemetry.sent().
-account: ContextVar[int] = ContextVar("account", default=0)
-ACCOUNTS: int = lib.BHVD_ACCOUNTS
+# Counter of bytes sent that new operations add to, 1 to BYTE_COUNTERS - 1; 0: none. See Telemetry.sent().
+byte_counter: ContextVar[int] = ContextVar("byte_counter", default=0)
+BYTE_COUNTERS: int = lib.BHVD_ACCOUNTS
 
 
 def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
@@ -68,7 +68,7 @@ def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
 Result = tuple[int, int, Any]       # (nbytes, dim0, owner) of a result in memory owned by Python
 
 
-class _Answer:
+class _OutParams:
     """Output structs of a native call. In the pool, `out` and the result's memory are NULL."""
 
     __slots__ = ("result", "out", "error")
@@ -79,14 +79,14 @@ class _Answer:
         self.error = ffi.new("struct bhvd_error *")
 
 
-_answers: list[_Answer] = []
+_out_params: list[_OutParams] = []
 
 
-def _take_answer() -> _Answer:
+def _take_out_params() -> _OutParams:
     try:
-        return _answers.pop()
+        return _out_params.pop()
     except IndexError:
-        return _Answer()
+        return _OutParams()
 
 
 def _taken(result: Any) -> Result:
@@ -119,8 +119,8 @@ class Operation:
         """
         status: int = self._status
         if status == IN_PROGRESS:
-            answer = _take_answer()
-            error = answer.error
+            params = _take_out_params()
+            error = params.error
             handle = self._handle
             started = perf_counter_ns()
             status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
@@ -131,17 +131,17 @@ class Operation:
                 self._failure = failure_of(error)
             self._status = status
             self._owners = None
-            _answers.append(answer)
+            _out_params.append(params)
         if status == OK and self._placement is not None:
             self._join()
         if status != OK:
             raise_failure(self._failure)
 
     def _join(self) -> None:
-        answer = _take_answer()
-        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), answer.error)
-        failure = failure_of(answer.error) if status != OK else None
-        _answers.append(answer)
+        params = _take_out_params()
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), params.error)
+        failure = failure_of(params.error) if status != OK else None
+        _out_params.append(params)
         if failure:
             raise_failure(failure)
 
@@ -154,11 +154,11 @@ class Operation:
         if self.done():
             return True
         deadline = monotonic() + seconds
-        answer = _take_answer()
+        params = _take_out_params()
         status: int = IN_PROGRESS
         while status == IN_PROGRESS and (left := deadline - monotonic()) > 0:
-            status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), answer.error)
-        _answers.append(answer)
+            status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), params.error)
+        _out_params.append(params)
         return bool(status != IN_PROGRESS)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
@@ -304,7 +304,7 @@ class Posting:
         args = ffi.new("struct bhvd_args *", {
             "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
             "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
-            "blocking": blocking, "device": -1, "account": account.get(), **primitive,
+            "blocking": blocking, "device": -1, "account": byte_counter.get(), **primitive,
         })
         if tensors:
             for view in tensors:
@@ -319,17 +319,17 @@ class Posting:
         if placement is not None:
             placement.device.place(args, placement.stream() if stream is None else stream)
             self.gpus.add(placement.device)
-        answer = _take_answer()
+        params = _take_out_params()
         operation = Operation(None, self, (tensors, owner), placement)
         try:
-            status = lib.bhvd_post(self._pointer, args, answer.out, answer.error)
-            operation._handle = answer.out[0]
+            status = lib.bhvd_post(self._pointer, args, params.out, params.error)
+            operation._handle = params.out[0]
         except BaseException:       # from a signal handler: the operation continues
-            self._abandon(operation, answer.out, (tensors, owner))
+            self._abandon(operation, params.out, (tensors, owner))
             raise
-        answer.out[0] = NULL
-        failure = failure_of(answer.error) if status != OK else None
-        _answers.append(answer)
+        params.out[0] = NULL
+        failure = failure_of(params.error) if status != OK else None
+        _out_params.append(params)
         if failure:
             raise_failure(failure)
         return operation
@@ -343,14 +343,14 @@ class Posting:
                      postscale_factor: float, root_rank: int, wait_ms: int, owner: Any) -> Posted:
         """post() of one tensor in host memory, and the first wait, without structs: see bhvd_post_tensor."""
         src, dst, shape, dtype, _ = view
-        answer = _take_answer()
-        result, out = answer.result, answer.out
+        params = _take_out_params()
+        result, out = params.result, params.out
         operation: Posted = _ENDED
         started = perf_counter_ns()
         try:
             status = lib.bhvd_post_tensor(
                 self._pointer, kind, name.encode(), process_set, src, dst, shape, len(shape), dtype, op, root_rank,
-                prescale_factor, postscale_factor, account.get(), wait_ms, result, out, answer.error,
+                prescale_factor, postscale_factor, byte_counter.get(), wait_ms, result, out, params.error,
             )
             if status == IN_PROGRESS:
                 operation = posted = Operation(None, self, (view, owner))
@@ -362,15 +362,15 @@ class Posting:
         if status == IN_PROGRESS:
             out[0] = NULL
         elif status != OK:
-            failure = failure_of(answer.error)
-            _answers.append(answer)
+            failure = failure_of(params.error)
+            _out_params.append(params)
             raise_failure(failure)
         elif not dst:
             operation = Ended(_taken(result))
             result.data = NULL
         if wait_ms:
             self.blocked_ns += perf_counter_ns() - started
-        _answers.append(answer)
+        _out_params.append(params)
         return operation
 
     def _drop_abandoned(self) -> None:

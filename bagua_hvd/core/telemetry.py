@@ -65,7 +65,7 @@ class Telemetry:
         return Counters._make([*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns])
 
     def sent(self, number: int) -> Sent:
-        """Bytes sent by ended operations that were posted with `account` set to this number."""
+        """Bytes sent by ended operations that were posted with `byte_counter` set to this number."""
         native = ffi.new("struct bhvd_sent *")
         lib.bhvd_context_sent(self._pointer, number, native)
         return Sent(native.shm_bytes, native.tcp_bytes, native.mpi_bytes)

@@ -127,7 +127,7 @@ class Variable:
         name, kind. default: the value if it is missing or empty; None: it depends, as the meaning says.
         meaning: a sentence for users.
         setter: "user"; "baguarun": baguarun sets it for its ranks; "scripts": baguarun sets it, but only scripts read
-            it; "none": accepted for compatibility with Horovod, without effect; users who set it are told so.
+            it; "none": accepted for compatibility with Horovod, without effect; setting it logs a warning.
     """
 
     name: str
@@ -197,17 +197,17 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_AUTO_LOG", TEXT, None,
                  "File of rank 0 for what auto knew in each window: lines of JSON."),
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
-                 "Bytes of gradients that travel together."),
+                 "Bytes of gradients in one bucket."),
         Variable("BAGUA_FULL_STEPS", integer(0), 64,
                  "Algorithms that need full steps average the gradients of all elements in so many first steps, and in "
                  "as many more at intervals of 2, of 4, ...; Adam's variance comes from these. 0: as in their papers."),
         Variable("BAGUA_FULL_STEP_BITS", choice("8", "32"), None,
-                 "Bits in which an element travels in these steps and in warm-ups; 32: full precision. Missing: "
+                 "Bits per element sent in these steps and in warm-ups; 32: full precision. Missing: "
                  "8, and 32 where all ranks are on one host."),
         Variable("BAGUA_OVERLAP", FLAG, True,
                  "0: optimizers begin to communicate only when the backward pass has ended."),
         Variable("BAGUA_FUSION", FLAG, True,
-                 "0: each gradient, or weight, travels by itself, in buckets of one; HOROVOD_FUSION_THRESHOLD is 0."),
+                 "0: each gradient or weight is sent by itself, in a bucket of one; HOROVOD_FUSION_THRESHOLD is 0."),
         Variable("BAGUA_HIERARCHY", FLAG, True,
                  "0: nothing is done in two levels, within hosts and between them; allreduce is a ring of all ranks, "
                  "unless BAGUA_HVD_ALLREDUCE says otherwise."),
@@ -257,7 +257,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_GLOO_TIMEOUT_SECONDS", seconds(), 30.0,
                  "Longest time in seconds without progress within an operation."),
         Variable("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", seconds(allow_zero=True), 30.0,
-                 "A rank that says nothing for so long is lost; 0: never."),
+                 "A rank that does not respond for so long is considered lost; 0: never."),
         Variable("BAGUA_HVD_GRACE_SECONDS", seconds(allow_zero=True), 5.0,
                  "When a rank has failed, the others have so many seconds to end by themselves; then SIGTERM."),
         Variable("HOROVOD_STALL_CHECK_DISABLE", FLAG, False,
@@ -298,10 +298,10 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _launcher("HOROVOD_CROSS_RANK", integer(0), 0, "Number of the host among those with this local rank."),
         _launcher("HOROVOD_CROSS_SIZE", integer(1), 1, "Hosts with this local rank."),
         _launcher("HOROVOD_HOSTNAME", TEXT, None, "Name of the host in the launcher's list."),
-        _launcher("HOROVOD_GLOO_RENDEZVOUS_ADDR", TEXT, None, "Where the ranks meet: a name or an address."),
+        _launcher("HOROVOD_GLOO_RENDEZVOUS_ADDR", TEXT, None, "Host of the rendezvous: a name or an address."),
         _launcher("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(0, 65535), None,
                   "Its port; 0: nobody holds a rendezvous, another engine started the ranks."),
-        _launcher("_HOROVOD_SECRET_KEY", SECRET, b"", "The job's secret, by which ranks prove themselves."),
+        _launcher("_HOROVOD_SECRET_KEY", SECRET, b"", "The job's secret, with which ranks authenticate."),
         _launcher("HOROVOD_ELASTIC", FLAG, False, "1: ranks of this job come and go."),
         _launcher("BAGUA_HVD_ELASTIC_DRIVER", TEXT, None, "Where the launcher of an elastic job listens."),
         _launcher("BAGUA_HVD_ELASTIC_WORKER", TEXT, "0", "Number of the process in an elastic job."),

@@ -65,11 +65,11 @@ def array_view(array: Any, out: Any = None) -> TensorView:
         raise TypeError(f"a NumPy array is expected, not {type(array).__name__} and {type(out).__name__}")
     dtype = DTYPES.get(array.dtype.name)
     if dtype is None or not array.dtype.isnative:
-        raise ValueError(f"arrays of dtype {array.dtype} cannot travel; take one of {', '.join(DTYPES)}")
+        raise ValueError(f"arrays of dtype {array.dtype} cannot be sent; use one of {', '.join(DTYPES)}")
     if out.shape != array.shape or out.dtype != array.dtype:
         raise ValueError(f"out is {out.dtype}{list(out.shape)}, but the array {array.dtype}{list(array.shape)}")
     if not (array.flags.c_contiguous and out.flags.c_contiguous and out.flags.writeable):
-        raise ValueError("an array that travels must be contiguous, and the one for the result writable: copy it")
+        raise ValueError("the array must be contiguous and the output array writable: pass a copy")
     return TensorView(array.ctypes.data, out.ctypes.data, array.shape, dtype, (array, out))
 
 
@@ -168,16 +168,16 @@ def pack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
 
 def unpack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """Copies a flat NumPy array into the result memory (dst) of tensors: the inverse of pack(), with its arguments."""
-    rooms = tensors if _placement(tensors) is None else [_room(view) for view in tensors]
-    _move_flat(lib.bhvd_unpack, rooms, flat)
-    _to_device(rooms, tensors)
+    buffers = tensors if _placement(tensors) is None else [_host_buffer(view) for view in tensors]
+    _move_flat(lib.bhvd_unpack, buffers, flat)
+    _to_device(buffers, tensors)
 
 
 def unpack_add(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """Adds a flat NumPy array of float32 or float64 to tensors. Sums are rounded once to the tensors' dtype."""
-    rooms = _on_host(tensors)
-    _move_flat(lib.bhvd_unpack_add, rooms, flat)
-    _to_device(rooms, tensors)
+    buffers = _on_host(tensors)
+    _move_flat(lib.bhvd_unpack_add, buffers, flat)
+    _to_device(buffers, tensors)
 
 
 def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[TensorView],
@@ -238,15 +238,15 @@ def _placement(tensors: Sequence[TensorView]) -> Any:
     return tensors[0].placement if tensors else None
 
 
-def _to_device(rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
+def _to_device(buffers: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
     """Copies host buffers to the result memory of tensors on a GPU; does nothing for tensors on the host."""
     placement = _placement(tensors)
     if placement is not None:
-        placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
+        placement.device.copy([buffer._replace(dst=view.dst) for buffer, view in zip(buffers, tensors, strict=True)],
                               placement.stream())
 
 
-def _room(view: TensorView) -> TensorView:
+def _host_buffer(view: TensorView) -> TensorView:
     """A TensorView of new host memory, with the shape and dtype of `view`."""
     memory = ffi.new(CHARS, count_of(view) * dtype_size(view.dtype) or 1)
     address = int(ffi.cast(UINTPTR, memory))
@@ -258,10 +258,10 @@ def _on_host(tensors: Sequence[TensorView]) -> Sequence[TensorView]:
     placement = _placement(tensors)
     if placement is None:
         return tensors
-    rooms = [_room(view) for view in tensors]
-    placement.device.copy([room._replace(src=view.src) for room, view in zip(rooms, tensors, strict=True)],
+    buffers = [_host_buffer(view) for view in tensors]
+    placement.device.copy([buffer._replace(src=view.src) for buffer, view in zip(buffers, tensors, strict=True)],
                           placement.stream())
-    return rooms
+    return buffers
 
 
 def _move_flat(move: Callable[..., int], tensors: Sequence[TensorView], flat: np.ndarray) -> None:

@@ -57,7 +57,7 @@ __all__ = [
 _get_process_set_ids_and_ranks = process_sets.get_process_set_ids_and_ranks
 
 # An elastic rendezvous begins when all its members wait for it; a member that does not connect then has been lost.
-_MEETING_LIMIT_MS = 10_000
+_RENDEZVOUS_LIMIT_MS = 10_000
 
 
 def init(comm: Sequence[int] | None = None,
@@ -88,7 +88,7 @@ def init(comm: Sequence[int] | None = None,
             return
         failure = None
         while True:
-            assignment = elastic_worker.take_place(driver, failure)
+            assignment = elastic_worker.join_generation(driver, failure)
             try:
                 _start(comm, process_sets, assignment.scope)
                 context().await_state(assignment.joins)
@@ -131,7 +131,7 @@ def _start(comm, process_sets, scope=None):
         # All members are known to be present. If ranks only left, the network has been measured before.
         size, bytes_per_s = runtime.previous
         options.known_bytes_per_s = bytes_per_s if options.size < size else 0
-        options.start_timeout_ms = min(options.start_timeout_ms, _MEETING_LIMIT_MS)
+        options.start_timeout_ms = min(options.start_timeout_ms, _RENDEZVOUS_LIMIT_MS)
     if options.transport == "mpi" and options.size > 1:
         _start_mpi()
     try:
@@ -149,14 +149,14 @@ def _start(comm, process_sets, scope=None):
     runtime.context = started
     runtime.reporter = reporting.start(figures, lambda: started.stalled(options.size))
     runtime.listener = records.Listener(started, lambda: runtime.steps)
-    runtime.tell_watchers()
+    runtime.call_context_callbacks()
     # Registered anew each time: it must run before MPI is finalized, which this call may have started.
     atexit.unregister(shutdown)
     atexit.register(shutdown)
     try:
         if runtime.membership is not None:
             _number_hosts(started, options)
-            runtime.membership.met()
+            runtime.membership.connected()
         if options.timeline and options.timeline.upper() != "DYNAMIC":
             started.start_timeline(options.timeline, options.timeline_mark_cycles)
         _register_static_sets(started, static_sets, options)
@@ -294,13 +294,13 @@ def shutdown() -> None:
 
     First waits for gradients that are one step late (delay=1): other ranks may need this one to receive them.
     """
-    for sent in list(runtime.travelling):
-        sent.arrive()
+    for sent in list(runtime.in_flight):
+        sent.wait_all()
     with runtime.lock:
         stopped = runtime.context
         if stopped is None:
             return
-        reporting.because_of(stopped.first_loss().rank)      # before this rank leaves, too
+        reporting.report_cause(stopped.first_loss().rank)    # before this rank leaves, too
         logger.debug("leaving the job, after %s", total())
         if mpi_enabled():
             _leave_mpi(stopped)
@@ -315,7 +315,7 @@ def shutdown() -> None:
         # Not destroyed here: other threads may be waiting in it. Its last reference destroys it.
         stopped.shutdown()
         runtime.listener.close()
-        runtime.tell_watchers()
+        runtime.call_context_callbacks()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

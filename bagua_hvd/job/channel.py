@@ -43,7 +43,7 @@ def silence_seconds(environ: Any = None) -> float:
     return 2 * max(heartbeat, variables.read("HOROVOD_GLOO_TIMEOUT_SECONDS", environ)) + 10
 
 
-def watch(connection: Any) -> None:
+def enable_keepalive(connection: Any) -> None:
     """Makes the kernel end a TCP connection whose other host has not answered for longer than silence_seconds().
 
     A process that is merely stopped does not count as lost: its kernel answers.
@@ -124,7 +124,7 @@ class Connection:
             self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))
             self._socket.settimeout(None)
-            watch(self._socket)
+            enable_keepalive(self._socket)
         except BaseException:
             self.close()
             raise
@@ -132,7 +132,8 @@ class Connection:
     def _exactly(self, size):
         data = self._file.read(size)
         if len(data) < size:
-            raise NotAuthenticated("the driver of the job hung up: it has another secret (_HOROVOD_SECRET_KEY)")
+            raise NotAuthenticated("the driver of the job closed the connection: it has another secret "
+                                   "(_HOROVOD_SECRET_KEY)")
         return data
 
     def send(self, message: Any, content: Any = b"") -> None:
@@ -155,7 +156,7 @@ class Connection:
         """The bytes that follow a message. EOFError: the launcher has ended."""
         content = self._file.read(nbytes)
         if len(content) < nbytes:
-            raise EOFError("the launcher of the job hung up")
+            raise EOFError("the launcher of the job closed the connection")
         return content
 
     @property

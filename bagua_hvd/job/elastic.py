@@ -278,11 +278,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     skip_sync = elastic_worker.skip_sync(skip_sync)
                     state.on_reset()
                 if not skip_sync:
-                    elastic_worker.tell(Syncing())
+                    elastic_worker.send_to_driver(Syncing())
                     if basics.is_initialized():
                         basics.context().await_state(False)
                     state.sync()
-                    elastic_worker.tell(Synced())
+                    elastic_worker.send_to_driver(Synced())
                 result = func(state, *args, **kwargs)
                 state._ended()
                 return result

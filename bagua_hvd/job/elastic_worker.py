@@ -28,8 +28,8 @@ DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
 # How often a member tries to reconnect, once a second.
 _CONNECTIONS_MAX = 30
-_PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
-          "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
+_ASSIGNED_VARIABLES = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+                       "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
 
 class HostUpdateResult:
@@ -91,8 +91,9 @@ class Assignment:
     joins: bool
 
     def __post_init__(self):
-        if not set(_PLACE) <= self.environment.keys():
-            raise ValueError(f"assignment with the variables {sorted(self.environment)}: expected {', '.join(_PLACE)}")
+        if not set(_ASSIGNED_VARIABLES) <= self.environment.keys():
+            raise ValueError(f"assignment with the variables {sorted(self.environment)}: "
+                             f"expected {', '.join(_ASSIGNED_VARIABLES)}")
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class DriverLink:
         self._address = split_address(address)
         self._secret = secret
         self._worker = int(worker)
-        self._said: Join | Syncing | Synced | None = None       # the last message since the driver's last response
+        self._unanswered: Join | Syncing | Synced | None = None     # the last message since the driver's last response
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
         self._sending = threading.Lock()
@@ -151,7 +152,7 @@ class DriverLink:
         """Repeats the message that the driver may have missed. If connecting fails, the next receive() returns None."""
         with suppress(OSError):
             self._connect(HelloAgain)
-            self._send(self._said or Ping())
+            self._send(self._unanswered or Ping())
 
     def _receive(self):
         left = 0            # attempts to reconnect; 0 until the driver has sent something to this worker
@@ -170,9 +171,9 @@ class DriverLink:
             elif isinstance(message, Ping):
                 self._send(message)
             else:
-                self._said = None
+                self._unanswered = None
                 self._answers.put(message)
-        self._answers.put(Refused("The driver of the elastic job has hung up."))
+        self._answers.put(Refused("The driver of the elastic job has closed the connection."))
 
     def join(self, skip_sync=False, failure=None, silent=None):
         """Asks to take part in the next rendezvous, and blocks until the driver responds.
@@ -186,10 +187,10 @@ class DriverLink:
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
-        self.tell(Join(skip_sync, failure, silent))
+        self.send_to_driver(Join(skip_sync, failure, silent))
         answer = self._answers.get()
         if isinstance(answer, Assignment):
-            return replace(answer, environment={name: answer.environment[name] for name in _PLACE})
+            return replace(answer, environment={name: answer.environment[name] for name in _ASSIGNED_VARIABLES})
         if isinstance(answer, Removed):
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
             logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
@@ -197,9 +198,9 @@ class DriverLink:
         self._answers.put(answer)       # to every later join() as well: the driver may send nothing more
         raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
-    def tell(self, message):
+    def send_to_driver(self, message):
         """Sends the driver a message."""
-        self._said = message
+        self._unanswered = message
         self._send(message)
 
     def _send(self, message):
@@ -236,7 +237,7 @@ def connect(environ=None):
     return worker.link
 
 
-def take_place(link, failure=None):
+def join_generation(link, failure=None):
     """Joins the next rendezvous and puts the assigned rank into this process's environment. See DriverLink.join."""
     worker.assignment = assignment = link.join(worker.may_skip_sync, failure, worker.silent)
     worker.may_skip_sync, worker.silent = False, None
@@ -257,7 +258,7 @@ def skip_sync(wanted):
     return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
-def tell(message):
+def send_to_driver(message):
     """Sends the driver, if there is one, Syncing or Synced."""
     if worker.link is not None:
-        worker.link.tell(message)
+        worker.link.send_to_driver(message)

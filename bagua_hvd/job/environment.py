@@ -123,8 +123,8 @@ def _read_rendezvous(read, options):
     host = read("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     if host is None or read("HOROVOD_GLOO_RENDEZVOUS_PORT", variables.TEXT) is None:
         raise ValueError(
-            f"HOROVOD_SIZE={options.size}, but HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT do not "
-            f"say where the ranks meet: start the job with `baguarun -np {options.size} python <script>`."
+            f"HOROVOD_SIZE={options.size}, but HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT are not "
+            f"set, so the rendezvous is unknown: start the job with `baguarun -np {options.size} python <script>`."
         )
     options.rendezvous_port = read("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(1, 65535))
     try:
@@ -137,7 +137,7 @@ def _read_rendezvous(read, options):
     options.secret = read("_HOROVOD_SECRET_KEY")
     if not options.secret:
         raise ValueError(
-            "environment variable _HOROVOD_SECRET_KEY is missing: the ranks of a job prove themselves by it. "
+            "environment variable _HOROVOD_SECRET_KEY is missing: the ranks of a job authenticate with it. "
             f"Start the job with `baguarun -np {options.size} python <script>`, which sets it."
         )
     options.listen_host = _listen_host(read, options)

@@ -68,7 +68,7 @@ class Target(Server):
     def __init__(self, name, key, host=EVERY_INTERFACE, ports=None):
         super().__init__(_secret(key, name), host, "probe", ports)
 
-    async def talk(self, reader, writer):
+    async def serve(self, reader, writer):
         """Does nothing: both sides are authenticated."""
 
 

@@ -20,7 +20,7 @@ class ProcessSet:
     Args:
         ranks_or_comm: global ranks, in any order; they are sorted.
     Raises:
-        ValueError: an entry is not an int, or an MPI communicator was given (this build has no MPI).
+        ValueError: an entry is not an int, or an MPI communicator was given (not supported).
     Attributes:
         process_set_id: None before registration. ranks: sorted list. mpi_comm: always None.
     """
@@ -34,7 +34,7 @@ class ProcessSet:
             ranks = list(ranks_or_comm)
         except TypeError:
             raise ValueError(
-                "ProcessSet takes a sequence of ranks; MPI communicators are not supported by this build of bagua_hvd."
+                "ProcessSet takes a sequence of ranks; MPI communicators are not supported."
             ) from None
         for rank in ranks:
             if not isinstance(rank, int) or isinstance(rank, bool):

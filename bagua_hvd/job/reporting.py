@@ -63,7 +63,7 @@ class Reporter:
     def __init__(self, facts: Any, stalled: Any) -> None:
         self._facts = facts
         self._stalled = stalled
-        self._told: dict[Any, Any] = {}
+        self._last_stalled: dict[Any, Any] = {}
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua_hvd reports", daemon=True)
@@ -76,11 +76,11 @@ class Reporter:
     def _report(self, stalled):
         try:
             _write(Figures(self._facts()))
-            for rank in sorted(stalled.keys() | self._told.keys()):
+            for rank in sorted(stalled.keys() | self._last_stalled.keys()):
                 operations, names = stalled.get(rank, (0, []))
-                if self._told.get(rank) != (operations, names):
+                if self._last_stalled.get(rank) != (operations, names):
                     _write(Stalled(rank, operations, names))
-            self._told = stalled
+            self._last_stalled = stalled
         except OSError:
             pass        # stderr has no reader
 
@@ -98,20 +98,20 @@ def start(facts: Any, stalled: Any) -> Any:
     return Reporter(facts, stalled) if variables.read(VARIABLE) else None
 
 
-_told = BecauseOf(None)
+_last_report = BecauseOf(None)
 
 
-def because_of(rank: int) -> None:
+def report_cause(rank: int) -> None:
     """Tells the launcher which rank's end caused the end of this process, so that it names the right one.
 
     Args:
         rank: that rank; None: no other rank is the cause.
     """
-    global _told
+    global _last_report
     report = BecauseOf(rank)
-    if report == _told:
+    if report == _last_report:
         return
-    _told = report
+    _last_report = report
     try:
         stderr = os.fstat(2)
         if variables.read(PIPE) == f"{stderr.st_dev}:{stderr.st_ino}":

@@ -43,7 +43,7 @@ class _Runtime:
         self.previous = 0, 0                    # size and measured bytes per second of the previous job
         self.inits = 0                          # names the rendezvous of a job that is not elastic
         self.changes = 0                        # calls of init() and join(): ranks must exchange their facts anew
-        self.travelling: set[Any] = set()       # see travel()
+        self.in_flight: set[Any] = set()        # see track()
         self.process_sets: Any = None                # as passed to init(), for restart()
         self.restart_numbers()
         self.reporter: Any = None                    # reports to baguarun --dashboard
@@ -53,7 +53,7 @@ class _Runtime:
         self.restart_statistics()
         self.membership: Any = None                  # in a job started by another engine than baguarun
         self.handles = {}                       # int handle -> collectives.Pending
-        self._watchers = []
+        self._context_callbacks = []
 
     def restart_numbers(self):
         self.handle_numbers = itertools.count(1)
@@ -66,25 +66,25 @@ class _Runtime:
         self.last_statistics = None
         self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
 
-    def travel(self, sent: Any) -> None:
-        """Registers data in flight that needs this rank: sent.arrive() is called before this rank leaves or joins.
+    def track(self, sent: Any) -> None:
+        """Registers data in flight that needs this rank: sent.wait_all() is called before this rank leaves or joins.
 
-        Data that has arrived, sent.arrived(), needs no rank. Such entries, whose optimizers may be gone, are dropped.
+        Data that has arrived, sent.finished(), needs no rank. Such entries, whose optimizers may be gone, are dropped.
         """
-        self.travelling = {sent, *(earlier for earlier in self.travelling if not earlier.arrived())}
+        self.in_flight = {sent, *(earlier for earlier in self.in_flight if not earlier.finished())}
 
-    def watch(self, watcher):
-        """Calls watcher(context, options) now and after every init(), and with (None, None) after every shutdown().
+    def on_context_change(self, callback):
+        """Calls callback(context, options) now and after every init(), and with (None, None) after every shutdown().
 
         For front ends that store the native context outside Python.
         """
         with self.lock:
-            self._watchers.append(watcher)
-            watcher(self.context, self.options)
+            self._context_callbacks.append(callback)
+            callback(self.context, self.options)
 
-    def tell_watchers(self):
-        for watcher in self._watchers:
-            watcher(self.context, self.options)
+    def call_context_callbacks(self):
+        for callback in self._context_callbacks:
+            callback(self.context, self.options)
 
 
 runtime = _Runtime()

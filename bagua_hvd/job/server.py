@@ -1,7 +1,7 @@
 """A server for processes that know the job's secret: asyncio in a thread of its own.
 
-A stranger may send 72 bytes of handshake within a few seconds; none of them is interpreted before the proof. With
-_STRANGERS_MAX strangers connected, a further one replaces a random one. See job/channel.py.
+An unauthenticated peer may send 72 bytes of handshake within a few seconds; none of them is interpreted before the
+proof. With _UNAUTHENTICATED_MAX such peers connected, a further one replaces a random one. See job/channel.py.
 """
 import asyncio
 import random
@@ -11,11 +11,11 @@ from bagua_hvd.job import channel
 from bagua_hvd.job.ports import listen
 
 HANDSHAKE_SECONDS = 10
-_STRANGERS_MAX = 256
+_UNAUTHENTICATED_MAX = 256
 
 
 class Server:
-    """Listens from construction to close(); a context manager. Subclasses define the talk() after the handshake.
+    """Listens from construction to close(); a context manager. Subclasses define the serve() after the handshake.
 
     Args:
         secret: bytes. host: numeric address to bind. name: of the thread. ports: as for listen().
@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, secret, host, name, ports=None):
         self._secret = secret
-        self._strangers = set()     # their tasks
+        self._unauthenticated = set()   # their tasks
         self.loop = asyncio.new_event_loop()
         listener = listen(host, ports)
         self.port = listener.getsockname()[1]
@@ -37,7 +37,7 @@ class Server:
         self._server = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(self._serve, sock=listener, limit=channel.MESSAGE_MAX), self.loop).result()
 
-    async def talk(self, reader, writer):
+    async def serve(self, reader, writer):
         """Talks to an authenticated process; the connection ends when this returns.
 
         It may raise the errors that the other side can cause: OSError, ValueError, EOFError and TimeoutError.
@@ -46,26 +46,27 @@ class Server:
 
     async def _serve(self, reader, writer):
         try:
-            channel.watch(writer.get_extra_info("socket"))
+            channel.enable_keepalive(writer.get_extra_info("socket"))
             await self._admit(reader, writer)
-            await self.talk(reader, writer)
+            await self.serve(reader, writer)
         except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError):
-            pass        # a stranger, or a process that ended: the launcher learns how elsewhere
+            pass        # an unauthenticated peer, or a process that ended: the launcher learns how elsewhere
         except asyncio.CancelledError:
-            pass        # by close(), or a newer stranger; Python 3.11 would print it if it were passed on
+            pass        # by close(), or a newer peer; Python 3.11 would print it if it were passed on
         finally:
             writer.close()
 
     async def _admit(self, reader, writer):
-        if len(self._strangers) >= _STRANGERS_MAX:
-            evicted = random.choice(list(self._strangers))      # in a flood, the oldest one would always be a worker's
-            self._strangers.discard(evicted)
+        if len(self._unauthenticated) >= _UNAUTHENTICATED_MAX:
+            # In a flood, the oldest one would always be a worker's.
+            evicted = random.choice(list(self._unauthenticated))
+            self._unauthenticated.discard(evicted)
             evicted.cancel()
-        self._strangers.add(asyncio.current_task())
+        self._unauthenticated.add(asyncio.current_task())
         try:
             await asyncio.wait_for(self._handshake(reader, writer), HANDSHAKE_SECONDS)
         finally:
-            self._strangers.discard(asyncio.current_task())
+            self._unauthenticated.discard(asyncio.current_task())
 
     async def _handshake(self, reader, writer):
         port = writer.get_extra_info("sockname")[1]

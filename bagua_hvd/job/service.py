@@ -37,7 +37,7 @@ class Service(Server):
         if writer is not None:
             writer.write(data)
 
-    async def talk(self, reader, writer):
+    async def serve(self, reader, writer):
         """Passes a worker's messages to on_event.
 
         If two processes have one number, as a worker and a process it started, the second connection is closed. But if

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from bagua_hvd.core import variables
-from bagua_hvd.core.operations import ACCOUNTS
+from bagua_hvd.core.operations import BYTE_COUNTERS
 from bagua_hvd.job.runtime import context, job_options, runtime
 
 
@@ -195,7 +195,7 @@ def counter_of(algorithm_name: str) -> tuple[AlgorithmStatistics, int]:
     """
     counter = runtime.algorithms.setdefault(algorithm_name, AlgorithmStatistics())
     number = list(runtime.algorithms).index(algorithm_name) + 1
-    return counter, number if number < ACCOUNTS else 0
+    return counter, number if number < BYTE_COUNTERS else 0
 
 
 class _Collector:

@@ -78,7 +78,7 @@ def state_of(optimizer: Any) -> dict:
     return gathered(optimizer.state_dict(), optimizer.process_set)
 
 
-class Apart:
+class ConsensusScope:
     """Context for models that differ between ranks by design: within it, all of them have the mean.
 
     Background communication stops. Collective at both ends; does nothing if the models are equal.
@@ -95,7 +95,7 @@ class Apart:
                 self._algorithms.append(optimizer.algorithm)
         self._consensus: Any = None
 
-    def __enter__(self) -> "Apart":
+    def __enter__(self) -> "ConsensusScope":
         from bagua_hvd.torch.consensus import consensus
 
         for algorithm in self._algorithms:

@@ -30,7 +30,7 @@ class BaguarunEnvironment(ClusterEnvironment):
     def creates_processes_externally(self) -> bool:
         return True
 
-    def _meeting_point(self) -> tuple[str, int]:
+    def _rendezvous(self) -> tuple[str, int]:
         if self._main is None:
             basics.init()
             mine = None
@@ -43,11 +43,11 @@ class BaguarunEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        return self._meeting_point()[0]
+        return self._rendezvous()[0]
 
     @property
     def main_port(self) -> int:
-        return self._meeting_point()[1]
+        return self._rendezvous()[1]
 
     def world_size(self) -> int:
         basics.init()

@@ -68,6 +68,6 @@ class BaguaFabricStrategy(DDPStrategy):
 
     def get_module_state_dict(self, module: torch.nn.Module) -> dict:
         """The module's state; the mean if modules differ between ranks. Collective, as fabric.save() is."""
-        with common.Apart(module, self._wrapped):
+        with common.ConsensusScope(module, self._wrapped):
             state = super().get_module_state_dict(module)
             return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}

@@ -42,7 +42,7 @@ class BaguaStrategy(DDPStrategy):
             )
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}
-        self._evaluation: common.Apart | None = None
+        self._evaluation: common.ConsensusScope | None = None
 
     def setup_distributed(self) -> None:
         common.before_connecting(self)
@@ -79,7 +79,7 @@ class BaguaStrategy(DDPStrategy):
     def on_validation_start(self) -> None:
         super().on_validation_start()
         if self._wrapped():
-            self._evaluation = common.Apart(self.lightning_module, self._wrapped())
+            self._evaluation = common.ConsensusScope(self.lightning_module, self._wrapped())
             self._evaluation.__enter__()
 
     def on_validation_end(self) -> None:
@@ -95,7 +95,7 @@ class BaguaStrategy(DDPStrategy):
         """The model's state; the mean if models differ between ranks. Collective, as saving is in Lightning."""
         if not self._wrapped() or self._evaluation is not None:
             return super().lightning_module_state_dict()
-        with common.Apart(self.lightning_module, self._wrapped()):
+        with common.ConsensusScope(self.lightning_module, self._wrapped()):
             state = super().lightning_module_state_dict()
             return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}
 

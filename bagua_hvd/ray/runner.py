@@ -39,7 +39,7 @@ class MiniSettings:
     @property
     def start_timeout(self) -> Timeout:
         """A deadline that begins now."""
-        return Timeout(self.timeout_s, "Timed out waiting for {activity}: is there a way between the nodes?")
+        return Timeout(self.timeout_s, "Timed out waiting for {activity}: check that the nodes can reach each other")
 
 
 class Coordinator:

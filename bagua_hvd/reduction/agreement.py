@@ -131,8 +131,9 @@ def _different_names(name: str, group: ProcessSet, members: Sequence[Member],
     mine = f"'{member.name}' ({native.dtype_name(member.dtype)}{list(member.shape)})".encode()[:_NAME_BYTES]
     texts = [byte for position in pair
              for byte in (mine if position == group.rank() else b"").ljust(_NAME_BYTES, b"\0")]
-    said = bytes(largest for largest, _ in extremes(texts, f"{name}.named", group))
-    first, second = (text.rstrip(b"\0").decode(errors="replace") for text in (said[:_NAME_BYTES], said[_NAME_BYTES:]))
+    gathered = bytes(largest for largest, _ in extremes(texts, f"{name}.named", group))
+    first, second = (text.rstrip(b"\0").decode(errors="replace")
+                     for text in (gathered[:_NAME_BYTES], gathered[_NAME_BYTES:]))
     return _mismatch(DIFFERENT_NAMES.format(place=place, one=ranks[pair[0]], first=first, other=ranks[pair[1]],
                                             second=second))
 

@@ -109,11 +109,11 @@ class EveryStep(ABC):
             self.restore()      # not done yet if hosts have changed
             torn = self._torn()
         keeps, facts = self._forget_step(), cloudpickle.dumps(state._facts())
-        told = allgather_object((None if torn else mine, keeps, torn, facts if len(facts) <= _SMALL_BYTES else None),
-                                "elastic.steps", global_process_set)
-        steps = [completed for completed, *_ in told]
+        reports = allgather_object((None if torn else mine, keeps, torn, facts if len(facts) <= _SMALL_BYTES else None),
+                                   "elastic.steps", global_process_set)
+        steps = [completed for completed, *_ in reports]
         most = max((completed for completed in steps if completed is not None), default=None)
-        if most is None and any(torn for _, _, torn, _ in told):
+        if most is None and any(torn for _, _, torn, _ in reports):
             raise RuntimeError(TORN)
         root = steps.index(most)
         if not torn and mine is not None and mine == most:
@@ -123,8 +123,8 @@ class EveryStep(ABC):
             self._receives = True
         if most is not None and any(step is None for step in steps):
             self._check_equal([rank for rank, step in enumerate(steps) if step == most], root, most)
-        facts = told[root][-1]
-        state._receive(root, most is None or any(entry[:-1] != (most, False, False) for entry in told),
+        facts = reports[root][-1]
+        state._receive(root, most is None or any(entry[:-1] != (most, False, False) for entry in reports),
                        facts and cloudpickle.loads(facts))
         self._receives = False
         self.completed, self._begun = most or 0, False
@@ -137,8 +137,8 @@ class EveryStep(ABC):
         if basics.rank() in ranks:
             for data in self._equal_data():
                 mine = zlib.crc32(data, mine)
-        told = allgather_object(mine, "elastic.equal", global_process_set)
-        others = [rank for rank in ranks if told[rank] != told[root]]
+        reports = allgather_object(mine, "elastic.equal", global_process_set)
+        others = [rank for rank in ranks if reports[rank] != reports[root]]
         if others:
             who = ("rank " if len(others) == 1 else "ranks ") + ", ".join(map(str, others))
             raise RuntimeError(DIVERGED.format(who=who, step=step, root=root))

@@ -57,7 +57,7 @@ class GradientOptions(NamedTuple):
         return self._replace(algorithm=algorithm)
 
     @property
-    def how(self) -> dict[str, Any]:
+    def reducer_arguments(self) -> dict[str, Any]:
         """Arguments of a Reducer."""
         return {"prescale_factor": 1.0 / self.gradient_predivide_factor,
                 "postscale_factor": self.gradient_predivide_factor, "delay": self.delay}

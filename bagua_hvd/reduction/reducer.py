@@ -15,8 +15,8 @@ synchronize() begins with a small allreduce to exchange them, and nothing is pos
 members on all ranks.
 
 With delay=1 synchronize() waits for the operations of the previous window, gives gradients their results, and sends a
-copy of the replaced values (training/late.py). Nothing is posted in the backward pass then, and each operation has at
-least a step's time. A separate thread advances multi-phase operations, since this one may be computing, or saving a
+copy of the replaced values (training/delayed.py). Nothing is posted in the backward pass then, and each operation has
+at least a step's time. A separate thread advances multi-phase operations, since this one may be computing, or saving a
 checkpoint that the other ranks do not save.
 
 Runs on the thread of the backward pass, without locks. Nothing else here touches tensor data.
@@ -33,7 +33,7 @@ from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.core.operations import account
+from bagua_hvd.core.operations import byte_counter
 from bagua_hvd.job import statistics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
@@ -42,8 +42,8 @@ from bagua_hvd.reduction.agreement import agree, listed
 from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
-from bagua_hvd.reduction.window import Late, Window
-from bagua_hvd.training import late, variance
+from bagua_hvd.reduction.window import DelayedWindow, Window
+from bagua_hvd.training import delayed, variance
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model, is_of, with_own
 from bagua_hvd.training.source import Source
@@ -63,24 +63,24 @@ ADDED_TO_LATE = (
     "call zero_grad() or step() before it, or make it part of the window, by no_sync() or backward_passes_per_step"
 )
 
-_moments = itertools.count(1)
+_clock = itertools.count(1)
 
 
 def _counted(method):
     """Decorator: operations that the method posts or advances count for its algorithm, see hvd.statistics()."""
     @functools.wraps(method)
-    def on_account(self, *arguments):
+    def with_byte_counter(self, *arguments):
         if self._counts_since != runtime.inits:
             self._counts_since = runtime.inits
-            self._counter, self._account = statistics.counter_of(type(self.algorithm).__name__)
+            self._counter, self._byte_counter = statistics.counter_of(type(self.algorithm).__name__)
             _ = self.number
-        token = account.set(self._account)
+        token = byte_counter.set(self._byte_counter)
         try:
             return method(self, *arguments)
         finally:
-            account.reset(token)
+            byte_counter.reset(token)
 
-    return on_account
+    return with_byte_counter
 
 
 class Reducer:
@@ -122,19 +122,19 @@ class Reducer:
         self.following: set[int] = set()
         self.touched_at = self.stepped_at = 0
         self._counts_since = None   # runtime.inits when these were made
-        self._counter, self._account = statistics.AlgorithmStatistics(), 0
+        self._counter, self._byte_counter = statistics.AlgorithmStatistics(), 0
         # Hooks that the algorithm overrides; the others do nothing, and are not called.
-        self._has = {name for name in ("gradients_travel", "backward_begins", "takes", "before_step", "after_step",
-                                       "bucket_bytes")
-                     if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
+        self._own_hooks = {name for name in ("communicates_gradients", "backward_begins", "takes", "before_step",
+                                             "after_step", "bucket_bytes")
+                           if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
         self.accumulating = False
         self._source = source
         self.passes = passes
         # Gradients in the order of readiness; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
-        self._noted: set[str] = set()
+        self._warned_about: set[str] = set()
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
-        self._late: Late | None = None      # with delay=1: the previous window
+        self._late: DelayedWindow | None = None     # with delay=1: the previous window
         self._agreed: int | None = None         # runtime.changes when the ranks last agreed
         self._weight: Weight | None = None      # of the next window
         self._posted_weight: Weight | None = None       # the last one, though reset() may have dropped it
@@ -171,7 +171,7 @@ class Reducer:
 
     def touched(self) -> None:
         """Called after a backward pass that touched it, on this rank or on others."""
-        self.touched_at = next(_moments)
+        self.touched_at = next(_clock)
 
     def renumber(self, number: int) -> None:
         """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending."""
@@ -269,7 +269,7 @@ class Reducer:
         if window.ready[index]:
             sentence = TOO_MANY_PASSES if whole else GROWS
             raise AssertionError(sentence.format(name=self._layout.members[index].name))
-        if not self.gradients_come():
+        if not self.mark_pending():
             return
         if self.model.timing is not None:
             self.model.timing.ready(index)
@@ -286,7 +286,7 @@ class Reducer:
         if last_pass and window.travels:
             self._place(index)
 
-    def gradients_come(self) -> bool:
+    def mark_pending(self) -> bool:
         """A backward pass has accumulated a gradient, or one to be added next. Returns False while accumulating."""
         if not self._observed:
             self._step_begins()
@@ -315,7 +315,7 @@ class Reducer:
         """Starts the communication of a window, and that of the step in its first window."""
         if not self._observed:      # this rank has no gradient
             self._step_begins()
-        if self.model.delay and self.model.not_made:         # it was skipped
+        if self.model.delay and self.model.step_pending:     # it was skipped
             self._step_ends()
         if self.model.may_be_scaled:
             self.model.communication_begins()
@@ -326,9 +326,9 @@ class Reducer:
             self._weigh()
         if not self._begun:
             self.model.pending = {}
-        travels = "gradients_travel" not in self._has or self.algorithm.gradients_travel(self.model)
+        travels = "communicates_gradients" not in self._own_hooks or self.algorithm.communicates_gradients(self.model)
         self._window.travels = travels
-        if not self._begun and "backward_begins" in self._has:
+        if not self._begun and "backward_begins" in self._own_hooks:
             self.model.hook = "backward_begins"
             self.algorithm.backward_begins(self.model)
         self._begun = True
@@ -377,14 +377,14 @@ class Reducer:
             self._window.unposted = list(self.buckets)
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
-            self._note("the ranks have changed: what it keeps of its own", "begins anew")
+            self._warn_once("the set of ranks changed: per-rank state", "is reset")
         if agreed.complete:
             self._agreed = runtime.changes
             self.algorithm.agreed(model)
             self._resize()
 
     def _set_sparse(self, index, sparse_dim):
-        if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
+        if self._source.bypasses_buckets(index, sparse_dim) and self._layout.bucket_of[index] is not None:
             if self.algorithm.dense_only or self.model.delay:
                 name = self._layout.members[index].name
                 what = "delay=1" if self.model.delay else type(self.algorithm).__name__
@@ -392,7 +392,7 @@ class Reducer:
                     f"the gradient of {name} is sparse, which {what} cannot "
                     "serve: pass sparse_as_dense=True to DistributedOptimizer"
                 )
-            self._note("sparse gradients", "are gathered")
+            self._warn_once("sparse gradients", "are gathered")
             self._layout.remove(index)
 
     def _place(self, index):
@@ -415,31 +415,31 @@ class Reducer:
     def _post(self, bucket):
         if bucket.members:
             if self.model.delay:
-                self._exchange_for_late(bucket)
+                self._swap_delayed(bucket)
             self._counter.gradient_bytes += bucket.nbytes
-            if "takes" not in self._has or self.algorithm.takes(bucket.dtype):
+            if "takes" not in self._own_hooks or self.algorithm.takes(bucket.dtype):
                 operation = self.algorithm.communicate(bucket, self.group)
             else:
-                self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
+                self._warn_once(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
             self._window.post(self.model.gradients.index(bucket), operation)
         self._window.unposted.remove(bucket)
 
-    def _exchange_for_late(self, bucket):
+    def _swap_delayed(self, bucket):
         """Replaces a bucket's gradients by their averages that have arrived; the bucket gets the old values."""
         views = bucket.views
-        arrived = self.model.late.keep(str(self.buckets.index(bucket)), lambda: late.Late(views), shared=True,
-                                       scaled=True, fits=lambda kept: kept.fits(views))
+        arrived = self.model.late.keep(str(self.buckets.index(bucket)), lambda: delayed.DelayedGradients(views),
+                                       shared=True, scaled=True, fits=lambda kept: kept.fits(views))
         indices = list(bucket.members)
         arrived.swap(views, lambda memory: self._source.hand_over(indices, memory))
         bucket.clear()
         for index, view in zip(bucket.members, arrived.views, strict=True):
             bucket.place(index, view)
 
-    def _note(self, what, how):
+    def _warn_once(self, what, how):
         """Warns once, on the first rank, of what the chosen algorithm does not handle."""
-        if self.algorithm.relaxed and how not in self._noted:
-            self._noted.add(how)
+        if self.algorithm.relaxed and how not in self._warned_about:
+            self._warned_about.add(how)
             if self.group.rank() == 0:
                 warnings.warn(f"{type(self.algorithm).__name__}: {what} {how}", stacklevel=2)
 
@@ -478,7 +478,7 @@ class Reducer:
             self._post_rest()
             if self.model.delay:
                 window.sent = True
-                self._late = Late(window, self._account)
+                self._late = DelayedWindow(window, self._byte_counter)
         except Exception as error:
             self._window.failure = error        # not `window`, after a reset()
 
@@ -492,13 +492,13 @@ class Reducer:
         """
         if self._late is None:
             return
-        self._late.arrive()
+        self._late.wait_all()
         failure = self._wait(self._late)
         self._clear_buckets()
         lost = self._late.inits != runtime.inits
         self._late = None
         if failure is None and not lost:
-            self.model.arrived()
+            self.model.delayed_arrived()
             return
         self.model.late.drop(shared=True)
         if not lost and runtime.context is not None:
@@ -506,7 +506,7 @@ class Reducer:
 
     @_counted
     def _wait(self, window):
-        return window.wait(self._explained)
+        return window.wait(self._with_gradient_names)
 
     def synchronize(self) -> None:
         """Posts the remaining buckets and blocks until all gradients are reduced. Does nothing if they already are.
@@ -547,12 +547,12 @@ class Reducer:
                 self.model.late.drop(shared=True)
                 self.reset()
             self.synchronizations += 1
-            self._exposed(started)
+            self._add_exposed_time(started)
             if self.model.timing is not None:
                 self.model.timing.waited(started)
         self.synchronized = True
 
-    def _explained(self, error, number):
+    def _with_gradient_names(self, error, number):
         """An error; a disagreement about a bucket also names its gradients."""
         if getattr(error, "status", None) != native.ERR_MISMATCH or number >= len(self.buckets):
             return error
@@ -562,13 +562,13 @@ class Reducer:
         explained.status = error.status
         return explained
 
-    def changes_follow(self) -> None:
+    def gradients_will_change(self) -> None:
         """Called before gradients are changed ahead of the step: drops what was computed from the unchanged ones."""
         if not self.model.scaled:
             self.model.scaled = True
             made = [self.model.pending.pop(bucket.name, None) for bucket in self.buckets]
             if any(entry is not None for entry in made):
-                self.model.take_back()
+                self.model.roll_back()
 
     def agree_on_overflow(self, local: Any) -> bool:
         """Whether any rank has gradients that are not finite, in steps that do not communicate them; collective.
@@ -579,7 +579,8 @@ class Reducer:
             local: function without arguments that returns whether this rank's are not finite. In steps that communicate
                 gradients, and on a second call in a step, it is not called, and the result is False.
         """
-        if self._window.overflow_known or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
+        if (self._window.overflow_known or self.algorithm.asynchronous
+                or self.algorithm.communicates_gradients(self.model)):
             return False
         self._window.overflow_known = True
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
@@ -600,7 +601,7 @@ class Reducer:
         self.model.hook = "before_step"
         started = perf_counter_ns()
         try:
-            if "before_step" in self._has:
+            if "before_step" in self._own_hooks:
                 self.algorithm.before_step(self.model)
             if self.algorithm.shares_variance:
                 variance.share(self.model, self.algorithm.full_step(self.model))
@@ -610,7 +611,7 @@ class Reducer:
             self.reset()
             raise
         finally:
-            self._exposed(started)
+            self._add_exposed_time(started)
 
     def step(self) -> Any:
         """Lets the algorithm update the weights, after before_step(). False: the optimizer must do it."""
@@ -630,30 +631,30 @@ class Reducer:
     def stepped(self) -> None:
         """The weights have been updated."""
         self.synchronized = False
-        self.stepped_at = next(_moments)
+        self.stepped_at = next(_clock)
         self._step_ends()
         if self.model.timing is not None:
             self.model.timing.stepped()
         started = perf_counter_ns()
-        if "after_step" in self._has:
+        if "after_step" in self._own_hooks:
             self.model.hook = "after_step"
             self.algorithm.after_step(self.model)
         self.model.hook = None
         self.model.stepped()
         runtime.steps += 1
         self._counter.steps += 1
-        self._exposed(started)
+        self._add_exposed_time(started)
         self._resize()
         if self.observer is not None:
             self.observer.step_ended()
 
     def _resize(self):
         """Rebuilds the buckets with the size that the algorithm wants."""
-        if "bucket_bytes" in self._has and not self.model.cut_by_user and self._layout.resize(
+        if "bucket_bytes" in self._own_hooks and not self.model.cut_by_user and self._layout.resize(
                 self.algorithm.bucket_bytes(self.model)):
             self._window.unposted = list(self.buckets)
 
-    def _exposed(self, started):
+    def _add_exposed_time(self, started):
         """Counts the time since `started` as waiting of the caller."""
         self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 

@@ -1,14 +1,14 @@
 """One window of gradients: which of them are ready, placed in buckets and posted, and the operations in flight.
 
-A Window lives from one synchronize() of its Reducer to the next. With delay=1 it continues as Late: its operations
-are waited for one window later, and a separate thread advances the multi-phase ones meanwhile.
+A Window lives from one synchronize() of its Reducer to the next. With delay=1 it continues as DelayedWindow: its
+operations are waited for one window later, and a separate thread advances the multi-phase ones meanwhile.
 """
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from bagua_hvd.core.operations import account
+from bagua_hvd.core.operations import byte_counter
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.buckets import Bucket
 
@@ -64,7 +64,7 @@ class Window:
         return failure
 
 
-class Late:
+class DelayedWindow:
     """A Window with delay=1, completely posted. wait() reports its failures.
 
     Args:
@@ -74,33 +74,33 @@ class Late:
     def __init__(self, window: Window, number: int) -> None:
         self.inits = runtime.inits
         self._window = window
-        self._account = number
+        self._byte_counter = number
         self._thread = threading.Thread(target=self._end, args=(window.advancing,), daemon=True)
         if window.advancing:
             self._thread.start()
-        runtime.travel(self)
+        runtime.track(self)
 
     def _end(self, operations: Iterable[Any]) -> None:
-        token = account.set(self._account)
+        token = byte_counter.set(self._byte_counter)
         try:
             for operation in operations:
                 with suppress(Exception):
                     operation.wait()
         finally:
-            account.reset(token)
+            byte_counter.reset(token)
 
-    def arrived(self) -> bool:
-        """Whether arrive() would not block. False for an algorithm's own operations without done()."""
+    def finished(self) -> bool:
+        """Whether wait_all() would not block. False for an algorithm's own operations without done()."""
         return not self._thread.is_alive() and all(
             getattr(operation, "done", lambda: False)() for operation in self._window.operations.values())
 
-    def arrive(self) -> None:
+    def wait_all(self) -> None:
         """Blocks until all operations have ended, successfully or not."""
         if self._window.advancing:
             self._thread.join()
         self._end([operation for _, operation in sorted(self._window.operations.items())])
-        runtime.travelling.discard(self)
+        runtime.in_flight.discard(self)
 
     def wait(self, explained: Callable[[Exception, int], Exception]) -> Exception | None:
-        """After arrive(): the first failure; see Window.wait()."""
+        """After wait_all(): the first failure; see Window.wait()."""
         return self._window.wait(explained)

@@ -31,7 +31,7 @@ class Dashboard:
     """The table, from entering to leaving it.
 
     Args:
-        slots: SlotInfos of the ranks; those of an elastic job change, see seat().
+        slots: SlotInfos of the ranks; those of an elastic job change, see reset_rank().
     Raises:
         RuntimeError: rich is not installed.
     Attributes:
@@ -55,7 +55,7 @@ class Dashboard:
     def __exit__(self, *exception):
         self._live.__exit__(*exception)
 
-    def seat(self, slot):
+    def reset_rank(self, slot):
         """Resets the line of a rank that another process has taken over, and drops lines of ranks beyond the size."""
         ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
         self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}

@@ -3,8 +3,8 @@
 The ranks then find each other by themselves, see engines/. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
 (also Intel MPI) differ; `mpirun --version` says which one is in PATH.
 
-run() sends its function through a desk: MPI cannot send one to processes that need not call MPI, and hosts need not
-share a folder. So the ranks connect to this process, and send back the function's results; see desk.py.
+run() sends its function through a server: MPI cannot send one to processes that need not call MPI, and hosts need not
+share a folder. So the ranks connect to this process, and send back the function's results; see function_server.py.
 """
 import base64
 import shlex
@@ -16,7 +16,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner.common.util.hosts import parse_hosts
-from bagua_hvd.runner.desk import TASK, Desk
+from bagua_hvd.runner.function_server import TASK, FunctionServer
 from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local, plan
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.run_files import with_report
@@ -45,8 +45,8 @@ def _mpirun(env):
         text = subprocess.run([path, "--version"], capture_output=True, text=True, env=env,
                               timeout=_VERSION_SECONDS).stdout
     except subprocess.TimeoutExpired:
-        raise FileNotFoundError(f"--mpi: `{path} --version` says nothing within {_VERSION_SECONDS} s: see what it "
-                                "waits for, or start the job by another mpirun") from None
+        raise FileNotFoundError(f"--mpi: `{path} --version` did not return within {_VERSION_SECONDS} s: check "
+                                "what it waits for, or start the job by another mpirun") from None
     except OSError as error:
         raise FileNotFoundError(f"--mpi: {path} cannot be run: {error.strerror}; start the job by another "
                                 "mpirun") from None
@@ -126,26 +126,26 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     secret_key = make_secret_key()
     survivors = max(_MPIRUN_SECONDS, variables.read("BAGUA_HVD_GRACE_SECONDS", env))
     env = {**environment(env), HOROVOD_SECRET_KEY: secret_key.decode()}
-    with Desk(base64.b64decode(secret_key), function, "127.0.0.1" if here else EVERY_INTERFACE) as desk:
+    with FunctionServer(base64.b64decode(secret_key), function, "127.0.0.1" if here else EVERY_INTERFACE) as server:
         addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
-        args.command = [python, "-m", TASK, f"{','.join(addresses)}:{desk.port}"]
+        args.command = [python, "-m", TASK, f"{','.join(addresses)}:{server.port}"]
         mpirun = command(args, hosts, env)
         # mpirun already prefixes lines with their rank.
         stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
-        outcome = Supervisor(console, lambda: desk.failed_for(survivors), report_failures=False).run(
+        outcome = Supervisor(console, lambda: server.failed_for(survivors), report_failures=False).run(
             [Task("mpirun", mpirun, env, stdout, stderr)])
         if outcome.signum is not None:
             raise Interrupted(outcome.signum)
         end = time.monotonic() + _ARRIVAL_SECONDS
-        while desk.talking and time.monotonic() < end:
+        while server.unfinished and time.monotonic() < end:
             time.sleep(0.01)
     exit_code = outcome.exit_codes["mpirun"]
-    if desk.failures:
-        rank, text = desk.failures[0]
+    if server.failures:
+        rank, text = server.failures[0]
         raise _explained(rank, text, exit_code)
     if exit_code != 0:
         raise RuntimeError(f"mpirun ended with exit code {exit_code}: its output says why")
-    return [desk.result(rank) for rank in range(args.num_proc)]
+    return [server.result(rank) for rank in range(args.num_proc)]
 
 
 def _explained(rank, text, exit_code):

@@ -7,7 +7,7 @@ from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.job import first_cause
 from bagua_hvd.runner.output import LineForwarder
 
-_LAST_WORDS_NBYTES = 1 << 16
+_TAIL_NBYTES = 1 << 16
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
             b"The above exception was the direct cause of the following exception:")
@@ -44,7 +44,7 @@ class _Filter:
 
     def _pass_on(self, data):
         if data:
-            self._reports.hear(self._process, data)
+            self._reports.record_stderr(self._process, data)
             self._forwarder.feed(data)
 
     def close(self):
@@ -64,8 +64,8 @@ class Reports:
     def __init__(self, dashboard=None):
         self.because_of = {}
         self._dashboard = dashboard
-        self._words = defaultdict(bytearray)    # process -> its last output
-        self._spoke_last = None
+        self._stderr_tail = defaultdict(bytearray)  # process -> its last output
+        self._last_writer = None
 
     def filter(self, process, rank, forwarder):
         """The forwarder of a process's stderr, without the reports."""
@@ -84,13 +84,13 @@ class Reports:
         elif self._dashboard is not None:
             self._dashboard.report(rank, report.figures)
 
-    def hear(self, process, data):
+    def record_stderr(self, process, data):
         """Takes output of a process to stderr."""
-        self._spoke_last = process
-        words = self._words[process]
-        words += data[-_LAST_WORDS_NBYTES:]
-        if len(words) > 2 * _LAST_WORDS_NBYTES:
-            del words[:-_LAST_WORDS_NBYTES]
+        self._last_writer = process
+        tail = self._stderr_tail[process]
+        tail += data[-_TAIL_NBYTES:]
+        if len(tail) > 2 * _TAIL_NBYTES:
+            del tail[:-_TAIL_NBYTES]
 
     def cause(self, failures):
         """See first_cause().
@@ -110,7 +110,7 @@ class Reports:
             return f". Before that, rank {ranks} had ended with exit code 0" if early else ""
         if outcome.exit_codes.get(cause) == 0:
             return f". It needed rank {cause}, which ended with exit code 0"
-        return f". It needed rank {cause}, which did not do its part" if cause not in outcome.failures else ""
+        return f". It waited for rank {cause}, which did not respond" if cause not in outcome.failures else ""
 
     def repeat_traceback(self, console, failed):
         """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
@@ -129,10 +129,10 @@ class Reports:
 
     def _buried_traceback(self, process):
         """The last traceback of a process, with those that led to it, if other output to stderr followed: bytes."""
-        text = bytes(self._words[process])
+        text = bytes(self._stderr_tail[process])
         begins = [match.start() for match in _TRACEBACK.finditer(text)]
         # Output that ends with the same line is the same failure.
-        if not begins or self._last_line(process) == self._last_line(self._spoke_last):
+        if not begins or self._last_line(process) == self._last_line(self._last_writer):
             return b""
         begin = begins.pop()
         while begins and text[:begin].rstrip().endswith(_GOES_ON):
@@ -140,4 +140,4 @@ class Reports:
         return text[begin:]
 
     def _last_line(self, process):
-        return bytes(self._words[process]).rstrip().rpartition(b"\n")[2]
+        return bytes(self._stderr_tail[process]).rstrip().rpartition(b"\n")[2]

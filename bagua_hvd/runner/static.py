@@ -99,13 +99,13 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         ssh = SshSpawner(options.ssh, env)
         spawner = stack.enter_context(Spawner(local.__contains__, ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
-        _warn_of_twins(console, hosts, local)
+        _warn_of_duplicate_hosts(console, hosts, local)
         places, address = _find_places(hosts, local, options)
         rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
         if verbose:
-            meeting = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
-                                for name, place in places.items())
-            console.say(f"baguarun: the ranks meet at {meeting}; command: {shlex.join(command)}")
+            addresses = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
+                                  for name, place in places.items())
+            console.say(f"baguarun: rendezvous at {addresses}; command: {shlex.join(command)}")
         for host in hosts if files else ():
             files.send(host)
         tasks = []
@@ -160,7 +160,7 @@ def _find_places(hosts, local, options):
     return places, next(iter(places.values())).rendezvous if one_address else EVERY_INTERFACE
 
 
-def _warn_of_twins(console, hosts, local):
+def _warn_of_duplicate_hosts(console, hosts, local):
     """Warns of two names for one machine: its ranks are numbered as on two hosts, which matters if they share GPUs."""
     seen = {host_hash(): local[0]} if local else {}
     for host in hosts:

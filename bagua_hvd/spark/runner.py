@@ -1,8 +1,9 @@
 """run(): calls a function on every rank of a job whose ranks Spark starts in a barrier stage; the driver's side.
 
-The driver hosts the rendezvous, and a desk (runner/desk.py) that sends the ranks the function and receives results. A
-task never fails when its rank does, because Spark would repeat the whole stage. Instead its task reports to the desk,
-the other ranks have a grace period to end by themselves, and when the desk closes, remaining ranks are killed.
+The driver hosts the rendezvous, and a server (runner/function_server.py) that sends the ranks the function and receives
+results. A task never fails when its rank does, because Spark would repeat the whole stage. Instead its task reports to
+the server, the other ranks have a grace period to end by themselves, and when the server closes, remaining ranks are
+killed.
 """
 import base64
 import io
@@ -24,7 +25,7 @@ from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util.timeout import TimeoutException
-from bagua_hvd.runner.desk import Desk
+from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
 from bagua_hvd.runner.run_files import with_report, write_function
@@ -84,20 +85,20 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
     function = io.BytesIO()
     write_function(function, None, fn, tuple(args), dict(kwargs))
     with Rendezvous(secret, bound) as rendezvous, ExitStack() as stack:
-        desk = _SparkDesk(secret, function.getvalue(), bound, console, prefix_output_with_timestamp,
-                          rendezvous.rank_ended)
-        job = Job(address, desk.port, rendezvous.port, secret_key, env, tuple(map(os.path.abspath, sys.path)),
+        server = _SparkFunctionServer(secret, function.getvalue(), bound, console, prefix_output_with_timestamp,
+                                      rendezvous.rank_ended)
+        job = Job(address, server.port, rendezvous.port, secret_key, env, tuple(map(os.path.abspath, sys.path)),
                   executable, ",".join(nics or ()))
         stage = _Stage(context, job, num_proc)
         stack.callback(stage.close)
-        stack.callback(desk.close)          # first: it makes the tasks kill remaining ranks
-        stage.wait(desk, start_timeout, stderr or sys.stderr)
-    if desk.failures:
-        rank = desk.failures[0][0]
-        text = next((text for other, text in desk.failures if other == rank and text is not None), None)
-        exit_code = desk.exit_codes.get(rank, 1)
+        stack.callback(server.close)        # first: it makes the tasks kill remaining ranks
+        stage.wait(server, start_timeout, stderr or sys.stderr)
+    if server.failures:
+        rank = server.failures[0][0]
+        text = next((text for other, text in server.failures if other == rank and text is not None), None)
+        exit_code = server.exit_codes.get(rank, 1)
         raise with_report(rank, exit_code, text) if text is not None else WorkerFailed(rank, exit_code)
-    return [desk.result(rank) for rank in range(num_proc)]
+    return [server.result(rank) for rank in range(num_proc)]
 
 
 def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
@@ -107,12 +108,12 @@ def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
         "together; use bagua_hvd.spark.run with checkpoints, or an elastic job by baguarun --host-discovery-script")
 
 
-class _SparkDesk(Desk):
-    """A desk that also talks to tasks.
+class _SparkFunctionServer(FunctionServer):
+    """A server that also talks to tasks.
 
-        task to desk    task (its rank), later ended (exit_code, reason); or
+        task to server  task (its rank), later ended (exit_code, reason); or
                         output (its rank, stream), then the rank's output
-        desk to task    begin; or it closes the connection, and the task kills its process
+        server to task  begin; or it closes the connection, and the task kills its process
 
     Attributes:
         exit_codes: {rank: of its process}. begun: ranks that have begun. printing: number of open output streams.
@@ -131,16 +132,16 @@ class _SparkDesk(Desk):
         self.heard = 0.0
         super().__init__(secret, function, host)
 
-    first_words = (Hello, Task, Output)
+    opening_messages = (Hello, Task, Output)
 
-    async def talk(self, reader, writer):
+    async def serve(self, reader, writer):
         self._writers.add(writer)
         try:
-            await super().talk(reader, writer)
+            await super().serve(reader, writer)
         finally:
             self._writers.discard(writer)
 
-    async def talk_otherwise(self, said, reader, writer):
+    async def serve_other(self, said, reader, writer):
         if isinstance(said, Task):
             await self._watch_task(said.worker, reader, writer)
         elif said.stream in ("stdout", "stderr"):
@@ -208,13 +209,13 @@ class _Stage:
         self._thread = pyspark.InheritableThread(target=submit, daemon=True)
         self._thread.start()
 
-    def wait(self, desk, start_timeout, stderr):
+    def wait(self, server, start_timeout, stderr):
         """Returns when all tasks have ended, or a rank has failed and the grace period is over. As run()."""
         grace = variables.read("BAGUA_HVD_GRACE_SECONDS")
         begin, noticed = time.monotonic(), False
-        while self._thread.is_alive() and not desk.failed_for(grace):
+        while self._thread.is_alive() and not server.failed_for(grace):
             self._thread.join(_POLL_SECONDS)
-            waited = 0 if desk.begun else time.monotonic() - begin
+            waited = 0 if server.begun else time.monotonic() - begin
             if waited > start_timeout:
                 raise TimeoutException(
                     f"Spark has not started {self._num_proc} tasks at once for {start_timeout:g} s: give it more "
@@ -224,13 +225,13 @@ class _Stage:
                 print(f"bagua_hvd.spark: waiting until Spark starts {self._num_proc} tasks at once, for "
                       f"{start_timeout:g} s at most (start_timeout); its default parallelism is "
                       f"{self._context.defaultParallelism}", file=stderr, flush=True)
-        if self._error is not None and not desk.failures:
+        if self._error is not None and not server.failures:
             raise RuntimeError(f"Spark has ended the job: {self._reason()}") from self._error
-        if desk.failures:
-            desk.end()
+        if server.failures:
+            server.end()
         began = time.monotonic()
-        while (desk.printing or desk.talking and not desk.failures) and (
-                time.monotonic() < max(began, desk.heard) + _ARRIVAL_SECONDS):
+        while (server.printing or server.unfinished and not server.failures) and (
+                time.monotonic() < max(began, server.heard) + _ARRIVAL_SECONDS):
             time.sleep(_POLL_SECONDS)
 
     def _reason(self):

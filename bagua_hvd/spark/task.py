@@ -18,7 +18,7 @@ from typing import Any
 from bagua_hvd.job import channel
 from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.runner.common.util.hosts import slots_on
-from bagua_hvd.runner.desk import TASK
+from bagua_hvd.runner.function_server import TASK
 from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions
 
@@ -59,14 +59,14 @@ class Job:
     """Data for a task.
 
     Attributes:
-        address: of the driver. desk_port, rendezvous_port: there. secret_key: base64 bytes.
+        address: of the driver. server_port, rendezvous_port: there. secret_key: base64 bytes.
         env: of the ranks, in addition to the task's own environment. path: the driver's sys.path.
         executable: the Python of the ranks; None: the task's.
         interfaces: names separated by commas; "": those towards the driver.
     """
 
     address: str
-    desk_port: int
+    server_port: int
     rendezvous_port: int
     secret_key: bytes
     env: dict[str, str] = field(default_factory=dict)
@@ -109,7 +109,8 @@ def run_task(job: Job, context: Any) -> tuple[int, int]:
 
 def _run(job, rank, env):
     def connect(hello):
-        connection = channel.Connection(job.address, job.desk_port, base64.b64decode(job.secret_key), _CONNECT_SECONDS)
+        connection = channel.Connection(job.address, job.server_port, base64.b64decode(job.secret_key),
+                                        _CONNECT_SECONDS)
         connection.send(hello)
         return connection
 
@@ -117,7 +118,7 @@ def _run(job, rank, env):
     if task.receive(Begin) is None:
         raise RuntimeError("the driver has ended the job; Spark may have lost an executor, with ranks on it")
     stdout, stderr = connect(Output(rank, "stdout")), connect(Output(rank, "stderr"))
-    command = [job.executable or sys.executable, "-m", TASK, f"{job.address}:{job.desk_port}"]
+    command = [job.executable or sys.executable, "-m", TASK, f"{job.address}:{job.server_port}"]
     try:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.fileno(),
                                    stderr=stderr.fileno(), start_new_session=True)

@@ -171,7 +171,7 @@ def _forget_failures(*_):
         bridge.failure = None
 
 
-basics.runtime.watch(_forget_failures)      # of the previous job
+basics.runtime.on_context_change(_forget_failures)  # of the previous job
 
 
 def _status(error):

@@ -19,28 +19,28 @@ DTYPES = {
     tf.bfloat16: native.BFLOAT16,
 }
 # The core cannot compute with these dtypes; they are sent as dtypes that hold their values.
-_STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+_WIRE_DTYPES = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
-def to_travel(tensor: tf.Tensor) -> Any:
+def to_wire(tensor: tf.Tensor) -> Any:
     """The tensor in a form that the core can move; a complex one gets another shape."""
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)       # XLA casts no bits of complex numbers
-    if tensor.dtype in _STAND_INS:
-        return tf.bitcast(tensor, _STAND_INS[tensor.dtype])
+    if tensor.dtype in _WIRE_DTYPES:
+        return tf.bitcast(tensor, _WIRE_DTYPES[tensor.dtype])
     return tf.cast(tensor, tf.bfloat16) if tensor.dtype.name.startswith("float8") else tensor
 
 
-def rows_to_travel(tensor: tf.Tensor) -> Any:
-    """Like to_travel(), for operations on rows: a scalar stays one, so that the core refuses it on all ranks."""
-    return tf.math.real(tensor) if tensor.dtype.is_complex and tensor.shape.rank == 0 else to_travel(tensor)
+def rows_to_wire(tensor: tf.Tensor) -> Any:
+    """Like to_wire(), for operations on rows: a scalar stays one, so that the core refuses it on all ranks."""
+    return tf.math.real(tensor) if tensor.dtype.is_complex and tensor.shape.rank == 0 else to_wire(tensor)
 
 
-def travelled(tensor: tf.Tensor, dtype: Any) -> Any:
-    """The inverse of to_travel()."""
+def from_wire(tensor: tf.Tensor, dtype: Any) -> Any:
+    """The inverse of to_wire()."""
     if dtype.is_complex:
         return tf.complex(tensor[..., 0], tensor[..., 1])
-    if dtype in _STAND_INS:
+    if dtype in _WIRE_DTYPES:
         return tf.bitcast(tensor, dtype)
     return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 

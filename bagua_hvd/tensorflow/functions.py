@@ -9,7 +9,7 @@ from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
-from bagua_hvd.tensorflow.dtypes import DTYPES, to_travel, travelled
+from bagua_hvd.tensorflow.dtypes import DTYPES, from_wire, to_wire
 from bagua_hvd.tensorflow.graphs import as_written, public
 from bagua_hvd.tensorflow.variables import native_variable
 from bagua_hvd.training.model import weights_broadcast
@@ -45,14 +45,14 @@ def broadcast_(variables: Iterable[tf.Variable], root_rank: int, name: str | Non
     numbers = [index for index, value in enumerate(values) if value.dtype != tf.string]
     if not numbers:
         return values
-    travelling = [to_travel(values[index]) for index in numbers]
-    for index, tensor in zip(numbers, travelling, strict=True):
+    wire_tensors = [to_wire(values[index]) for index in numbers]
+    for index, tensor in zip(numbers, wire_tensors, strict=True):
         if tensor.dtype not in DTYPES:
             raise ValueError(f"variable {variables[index].name} cannot be broadcast: its dtype is {tensor.dtype.name}")
-    received = collective_ops.broadcast(travelling, root_rank, name, registered_id(process_set),
+    received = collective_ops.broadcast(wire_tensors, root_rank, name, registered_id(process_set),
                                         label="HorovodBroadcastVariables")
     for index, value in zip(numbers, received, strict=True):
-        values[index] = tf.convert_to_tensor(variables[index].assign(travelled(value, values[index].dtype)))
+        values[index] = tf.convert_to_tensor(variables[index].assign(from_wire(value, values[index].dtype)))
     return values
 
 

@@ -19,7 +19,7 @@ from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops, joining
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.dtypes import rows_to_travel, to_travel, travelled
+from bagua_hvd.tensorflow.dtypes import from_wire, rows_to_wire, to_wire
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 
 Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # accepted by tf.convert_to_tensor
@@ -132,8 +132,8 @@ def grouped_allreduce(tensors: Sequence[Tensorlike | tf.IndexedSlices], average:
 def allgather(tensor: Tensorlike, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> tf.Tensor:
     tensor = _dense(tensor)
-    [gathered] = collective_ops.allgather([rows_to_travel(tensor)], name, registered_id(process_set), ignore_name_scope)
-    return travelled(gathered, tensor.dtype)
+    [gathered] = collective_ops.allgather([rows_to_wire(tensor)], name, registered_id(process_set), ignore_name_scope)
+    return from_wire(gathered, tensor.dtype)
 
 
 @form_of(rules.grouped_allgather, _DIFFERENTIABLE + _LIST, ignore_name_scope=_SCOPE)
@@ -142,18 +142,18 @@ def grouped_allgather(tensors: Sequence[Tensorlike], name: str | None = None, ig
     if not tensors:
         return list(tensors)
     tensors = [_dense(tensor) for tensor in tensors]
-    gathered = collective_ops.allgather([rows_to_travel(tensor) for tensor in tensors], name,
+    gathered = collective_ops.allgather([rows_to_wire(tensor) for tensor in tensors], name,
                                         registered_id(process_set), ignore_name_scope, label="HorovodGroupedAllgather")
-    return [travelled(result, tensor.dtype) for result, tensor in zip(gathered, tensors, strict=True)]
+    return [from_wire(result, tensor.dtype) for result, tensor in zip(gathered, tensors, strict=True)]
 
 
 @form_of(rules.broadcast, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
 def broadcast(tensor: Tensorlike, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> tf.Tensor:
     tensor = _dense(tensor)
-    [received] = collective_ops.broadcast([to_travel(tensor)], root_rank, name, registered_id(process_set),
+    [received] = collective_ops.broadcast([to_wire(tensor)], root_rank, name, registered_id(process_set),
                                           ignore_name_scope)
-    return travelled(received, tensor.dtype)
+    return from_wire(received, tensor.dtype)
 
 
 def _int32_splits(splits):
@@ -173,9 +173,9 @@ def alltoall(tensor: Tensorlike, splits: Tensorlike | None = None, name: str | N
              process_set: ProcessSet = global_process_set) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     rows = _int32_splits(splits) if splits is not None else None
     tensor = _dense(tensor)
-    output, received = collective_ops.alltoall(rows_to_travel(tensor), rows, name, registered_id(process_set),
+    output, received = collective_ops.alltoall(rows_to_wire(tensor), rows, name, registered_id(process_set),
                                                ignore_name_scope)
-    output = travelled(output, tensor.dtype)
+    output = from_wire(output, tensor.dtype)
     return output if splits is None else (output, received)
 
 

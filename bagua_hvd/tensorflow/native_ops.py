@@ -53,4 +53,4 @@ class _ContextKeeper:
         self._context = context
 
 
-basics.runtime.watch(_ContextKeeper())
+basics.runtime.on_context_change(_ContextKeeper())

@@ -172,7 +172,7 @@ class Reduction(reduction.Reduction):
         with tf.control_dependencies(self._alone.exchange([tf.cast(weight, tf.float64)])):      # known when it runs
             return [gradient if gradient is None else tf.identity(gradient) for gradient in gradients]
 
-    def _travels_alone(self, gradient, variable):
+    def _bypasses_buckets(self, gradient, variable):
         return isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable))
 
     def _reduce(self, gradients, variables, places):
@@ -180,7 +180,7 @@ class Reduction(reduction.Reduction):
             one_by_one(gradients)
         alone = {}      # by place: gradients outside of buckets
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if self._travels_alone(gradient, variable):
+            if self._bypasses_buckets(gradient, variable):
                 alone[place] = self._reduce_alone(gradient, f"gradient.{places[place]}")
         if not alone:
             return self._reduce_together(gradients, variables, places)
@@ -261,8 +261,8 @@ class _SharedReductions:
 
     def __init__(self):
         self._reductions = {}
-        self._promised = []         # numbers for the next ones
-        self._kinds = ByIdentity()  # by Algorithm: see _kind_of()
+        self._reserved_numbers = []     # numbers for the next ones
+        self._kinds = ByIdentity()      # by Algorithm: see _kind_of()
 
     def get(self, options):
         """The Reduction for options that have not been checked. It does not keep the variables in `groups` alive."""
@@ -278,8 +278,8 @@ class _SharedReductions:
         key = options._replace(groups=groups, algorithm=self._kind_of(options.algorithm))
         if key not in self._reductions:
             made = self._reductions[key] = Reduction(options.check())
-            if self._promised:
-                made.renumber(self._promised.pop(0))
+            if self._reserved_numbers:
+                made.renumber(self._reserved_numbers.pop(0))
             for each in named:
                 weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]
@@ -299,12 +299,12 @@ class _SharedReductions:
 
     @property
     def number(self):
-        return [each.number for each in self._reductions.values()] + self._promised
+        return [each.number for each in self._reductions.values()] + self._reserved_numbers
 
     def renumber(self, numbers):
         for each, mine in zip(self._reductions.values(), numbers, strict=False):
             each.renumber(mine)
-        self._promised = numbers[len(self._reductions):]
+        self._reserved_numbers = numbers[len(self._reductions):]
 
 
 shared_reductions = _SharedReductions()

@@ -33,9 +33,9 @@ class TensorFlowSource(adam.KerasSource, Source):
         passes: the optimizer's backward passes per step.
     Attributes:
         layout: a Layout.
-        beside: indices of the other tensors that are passed with the gradients.
+        extra_inputs: indices of the other tensors that are passed with the gradients.
         views: by index, the memory that the bridge has passed in this step.
-        held: if true, discard() does nothing.
+        keep_views: if true, discard() does nothing.
     """
 
     def __init__(self, variables: Any, optimizer: Any, passes: int) -> None:
@@ -43,12 +43,12 @@ class TensorFlowSource(adam.KerasSource, Source):
         self._variables = [weakref.ref(variable) for variable in variables]
         self._passes = passes
         self.layout = Layout(len(variables))
-        self.beside: frozenset[int] = frozenset()
+        self.extra_inputs: frozenset[int] = frozenset()
         self.views: dict[int, TensorView] = {}
-        self.held = False
+        self.keep_views = False
         self._waiting: list[int] = []          # gradients that wait for the tensors beside them
-        self._shown = 0             # number of these tensors passed so far
-        self._outside: dict[int, Any] = {}          # by index: copies of weights that are read outside of steps
+        self._extra_ready = 0       # number of these tensors passed so far
+        self._eager_copies: dict[int, Any] = {}     # by index: copies of weights that are read outside of steps
 
     @property
     def optimizer(self) -> Any:
@@ -71,8 +71,8 @@ class TensorFlowSource(adam.KerasSource, Source):
         if index < self.layout.count:
             self._waiting.append(index)
         else:
-            self._shown += 1
-        if self._shown < len(self.beside):
+            self._extra_ready += 1
+        if self._extra_ready < len(self.extra_inputs):
             return ()
         ready, self._waiting = self._waiting, []
         return ready
@@ -86,7 +86,7 @@ class TensorFlowSource(adam.KerasSource, Source):
     def gradient(self, index: int) -> Any:
         if index in self.views:
             return self.views[index]
-        raise RuntimeError("the step before this one was given up half way, and so is this one; the next one works")
+        raise RuntimeError("the previous step was interrupted, so this one is aborted too; the next step works")
 
     prepare = _view = gradient
 
@@ -97,14 +97,14 @@ class TensorFlowSource(adam.KerasSource, Source):
         return self._view(self.layout.weight + index) if self.views else self._outside_view(index)
 
     def weight_written(self, index: int) -> None:
-        if index in self._outside:
-            self._variables[index]().assign(self._outside.pop(index))
+        if index in self._eager_copies:
+            self._variables[index]().assign(self._eager_copies.pop(index))
 
     def _outside_view(self, index):
         """View of a weight while no step runs: in an algorithm's abort()."""
         if not tf.executing_eagerly():
             raise RuntimeError("outside of a step, weights can be looked at in eager mode only, not within a graph")
-        values = self._outside[index] = np.array(self._variables[index]().numpy(), order="C")
+        values = self._eager_copies[index] = np.array(self._variables[index]().numpy(), order="C")
         return array_view(values)
 
     def _moment(self, which, index):
@@ -114,7 +114,7 @@ class TensorFlowSource(adam.KerasSource, Source):
         return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
 
     def discard(self) -> None:
-        if not self.held:
+        if not self.keep_views:
             self.views = {}
             self._waiting = []
-            self._shown = 0
+            self._extra_ready = 0

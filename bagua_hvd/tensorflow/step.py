@@ -76,7 +76,7 @@ class Step:
         ]
         self.reducer = Reducer(
             self.source, members, options.algorithm, options.process_set, 1,
-            options.grouped(variables, native_variable), **options.how, number=number,
+            options.grouped(variables, native_variable), **options.reducer_arguments, number=number,
         )
         self._options = options
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
@@ -117,7 +117,7 @@ class Step:
         """The reduced gradients, dense, in the given order."""
         count = self.source.layout.count
         tensors = self._tensors_beside() if self.uses.shown or self.uses.adam else {}
-        self.source.beside = frozenset(tensors)
+        self.source.extra_inputs = frozenset(tensors)
         # Backward passes compute the last ones first; in eager mode they are sent in this order.
         tensors.update(zip(range(count - 1, -1, -1), reversed(gradients), strict=True))
         results = dict(zip(tensors, self._before.exchange(list(tensors.values()), list(tensors)), strict=True))
@@ -204,13 +204,13 @@ class Step:
         self.source.views[index] = view
 
     def _synchronize(self):
-        self.source.held = True     # for step(), which runs after the Reducer has released its views
+        self.source.keep_views = True   # for step(), which runs after the Reducer has released its views
         try:
             self.reducer.synchronize()
             if self.reducer.step():     # only algorithms that update
                 self.source.decide()
         finally:
-            self.source.held = False
+            self.source.keep_views = False
             self.source.discard()
         if not self.uses.after:
             self.reducer.stepped()

@@ -25,14 +25,14 @@ class _DistributedGradientTape(tf.GradientTape):
     It shares the given tape's attributes, so either may end the recording; those in slots are its own.
     """
 
-    __slots__ = ("_as_they_are", "_local_sources", "_reduction", "_weight")
+    __slots__ = ("_local_only", "_local_sources", "_reduction", "_weight")
 
     def __init__(self, tape, options):
         object.__setattr__(self, "__dict__", tape.__dict__)
         self._reduction = shared_reductions.get(options)
         self._local_sources = ByIdentity(native_variable)
         self._weight = None
-        self._as_they_are = False       # while a Jacobian matrix is computed, from local gradients
+        self._local_only = False        # while a Jacobian matrix is computed, from local gradients
 
     def register_local_source(self, source):
         """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
@@ -63,7 +63,7 @@ class _DistributedGradientTape(tf.GradientTape):
             tf.errors.FailedPreconditionError: ranks disagree. tf.errors.UnknownError: a rank was lost.
         """
         gradients = super().gradient(target, sources, output_gradients, **kwargs)
-        if self._as_they_are:
+        if self._local_only:
             return gradients
         weight, self._weight = self._weight, None
         reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._local_sources, weight)
@@ -76,21 +76,21 @@ class _DistributedGradientTape(tf.GradientTape):
         Each is reduced as a whole, by allreduce with this tape's op, whatever the algorithm: there can be no collective
         in the parallel loop that computes the rows.
         """
-        return self._whole(super().jacobian, target, sources, *args, **kwargs)
+        return self._reduced_jacobian(super().jacobian, target, sources, *args, **kwargs)
 
     @as_written
     def batch_jacobian(self, target, source, *args, **kwargs):
         """Like tf.GradientTape's, reduced as in jacobian()."""
-        return self._whole(super().batch_jacobian, target, source, *args, **kwargs)
+        return self._reduced_jacobian(super().batch_jacobian, target, source, *args, **kwargs)
 
-    def _whole(self, compute, target, sources, *args, **kwargs):
+    def _reduced_jacobian(self, compute, target, sources, *args, **kwargs):
         if self._weight is not None:
             raise ValueError("set_weight() is for gradient(): Jacobian matrices are averaged with equal weights")
-        self._as_they_are = True
+        self._local_only = True
         try:
             jacobians = compute(target, sources, *args, **kwargs)
         finally:
-            self._as_they_are = False
+            self._local_only = False
         reduced = self._reduction.jacobians(tf.nest.flatten(jacobians), tf.nest.flatten(sources), self._local_sources)
         return tf.nest.pack_sequence_as(jacobians, reduced)
 

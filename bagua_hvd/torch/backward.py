@@ -37,8 +37,8 @@ _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
 _graph_task = torch._C._current_graph_task_id
-_touched = threading.local()    # by the pass that is ending here: list of (Backward, whether its window has ended)
-_living: weakref.WeakSet[Any] = weakref.WeakSet()       # all Backwards
+_pass_state = threading.local()     # by the pass that is ending here: list of (Backward, whether its window has ended)
+_instances: weakref.WeakSet[Any] = weakref.WeakSet()    # all Backwards
 _hooked: Any = WeakTensorKeyDictionary()        # parameter -> weak references to the Backwards with hooks on it
 
 SHARED = (
@@ -105,11 +105,11 @@ class Backward:
         # Other Backwards with hooks on parameters of this one -> the name of one shared parameter.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         # Backwards that the last pass touched and whose windows have as many passes as this one's.
-        self._together: weakref.WeakSet[Backward] = weakref.WeakSet()
-        self._awaits: dict[str, Any] = {}               # handles of hooks on frozen parameters
-        _living.add(self)
+        self._same_pass: weakref.WeakSet[Backward] = weakref.WeakSet()
+        self._frozen_handles: dict[str, Any] = {}       # handles of hooks on frozen parameters
+        _instances.add(self)
         self.register(0)
-        self._await_unfrozen(frozen)
+        self._hook_frozen(frozen)
 
     def register(self, first: int) -> None:
         """Hooks parameter `first` of the TorchSource and those after it; sets missing gradients to zeros."""
@@ -126,17 +126,17 @@ class Backward:
                 if self._source.op == Sum:
                     handles.append(node.register_prehook(self._before_accumulation(index)))
             handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
-            self._meet_others(parameter, self._source.names[index])
+            self._link_shared_parameters(parameter, self._source.names[index])
         weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
 
-    def _await_unfrozen(self, frozen):
-        """Hooks frozen parameters: a pass that touches only unfrozen ones must also end, with take_in_unfrozen()."""
+    def _hook_frozen(self, frozen):
+        """Hooks frozen parameters: a pass that touches only unfrozen ones must also end, with add_unfrozen()."""
         @uncompiled
         def gradient_accumulated(_):
             with self._lock or nullcontext():
                 end = (None if self._end is None else self._end()) or self._await_end()
                 if end is not None:
-                    self._reducer().gradients_come()
+                    self._reducer().mark_pending()
 
         handles = {}
         for name, parameter in frozen.items():
@@ -144,10 +144,10 @@ class Backward:
                 parameter.requires_grad_(True)      # PyTorch takes hooks only on such
                 handles[name] = parameter.register_post_accumulate_grad_hook(gradient_accumulated)
                 parameter.requires_grad_(False)
-        self._awaits.update(handles)
+        self._frozen_handles.update(handles)
         weakref.finalize(self._reducer(), _remove, handles.values(), []).atexit = False
 
-    def _meet_others(self, parameter, name):
+    def _link_shared_parameters(self, parameter, name):
         others = [other for reference in _hooked.get(parameter, ()) if (other := reference()) is not None]
         for other in others:
             self._others[other] = other._others[self] = name
@@ -176,7 +176,7 @@ class Backward:
         first = len(self._source.parameters)
         frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
         self._frozen.update(frozen)
-        self._await_unfrozen(frozen)
+        self._hook_frozen(frozen)
         self._reducer().add([self._source.add(name, parameter)
                              for name, parameter in named if parameter.requires_grad])
         self.register(first)
@@ -231,8 +231,8 @@ class Backward:
         ended = reducer.pass_ended()
         if not reducer.accumulating:
             # After the ends of all other optimizers.
-            _touched.__dict__.setdefault("backwards", []).append((self, ended))
-            _engine.queue_callback(_passed)
+            _pass_state.__dict__.setdefault("backwards", []).append((self, ended))
+            _engine.queue_callback(_on_pass_end)
 
     def _await_outer(self, node):
         """Asks for the end of the outer pass once it reaches a node after `node`. If it never does: see step()."""
@@ -252,13 +252,13 @@ class Backward:
         if reducer is None:
             return
         if reducer.untouched:
-            ending = [self, *self._due(self._together)]
+            ending = [self, *self._untouched_peers(self._same_pass)]
             if all(each.gradients_untouched for each in ending):
                 ending = [self]         # no rank waits for the others in backward()
             _complete([each for each in ending if each._communicates()])
         self._complete_own()
 
-    def _due(self, others):
+    def _untouched_peers(self, others):
         """Backwards among `others` that this rank has not touched in this step either, and must complete.
 
         If a pass has touched one since the last step of this optimizer, that one has already made its own step.
@@ -285,9 +285,9 @@ class Backward:
         if reducer is not None:
             reducer.synchronize()
             if self._frozen:
-                self.take_in_unfrozen()
+                self.add_unfrozen()
 
-    def take_in_unfrozen(self) -> None:
+    def add_unfrozen(self) -> None:
         """Adds parameters that were frozen and now require a gradient. All ranks must have unfrozen the same ones.
 
         Raises:
@@ -303,22 +303,22 @@ class Backward:
                 f"{type(reducer.algorithm).__name__} cannot take in: unfreeze it before DistributedOptimizer(...)"
             )
         synchronized, first = reducer.synchronized, len(self._source.parameters)
-        _remove([self._awaits.pop(name) for name in found], [])
+        _remove([self._frozen_handles.pop(name) for name in found], [])
         self.add([(name, self._frozen.pop(name)) for name in found])
-        if reducer.algorithm.gradients_travel(reducer.model):
+        if reducer.algorithm.communicates_gradients(reducer.model):
             reducer.reduce_added(first)
         reducer.synchronized = synchronized
 
 
 @uncompiled
-def _passed():
+def _on_pass_end():
     """Callback of the engine: the pass has ended, and with it some windows."""
-    touched = _touched.__dict__.pop("backwards", [])
+    touched = _pass_state.__dict__.pop("backwards", [])
     ending = []
     for backward, window_ended in touched:
         if window_ended:
             ending.append(backward)
-        backward._together = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
+        backward._same_pass = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
             other for other, _ in touched if other._passes() == backward._passes())
     if not all(backward.gradients_untouched for backward in ending):
         _complete([backward for backward in ending if backward._communicates()])
@@ -343,11 +343,11 @@ def _complete(backwards):
         else:
             reducer.post()
         if reducer.following != known:
-            told = [other for other in backward._due(_living)
-                    if other._communicates() and other._of(reducer.group, reducer.following - known)]
-            waiting = _ordered([*waiting, *told])
-            for other in (backward, *told):     # until this rank has a pass of its own
-                other._together.update((backward, *told))
+            requested = [other for other in backward._untouched_peers(_instances)
+                         if other._communicates() and other._of(reducer.group, reducer.following - known)]
+            waiting = _ordered([*waiting, *requested])
+            for other in (backward, *requested):    # until this rank has a pass of its own
+                other._same_pass.update((backward, *requested))
     failure = None
     for _, backward in posted:
         if backward.gradients_untouched:

@@ -46,6 +46,6 @@ def _dense(parameter):
         return parameter
     parameter.grad = parameter.grad.coalesce()      # adds up entries of the same row: only then do they have a norm
     values = parameter.grad._values()
-    stand_in = torch.empty_like(values)
-    stand_in.grad = values
-    return stand_in
+    proxy = torch.empty_like(values)
+    proxy.grad = values
+    return proxy

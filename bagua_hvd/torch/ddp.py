@@ -337,8 +337,8 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
     from torch.nn.parallel import DistributedDataParallel
 
     if not isinstance(model, DistributedDataParallel):
-        raise ValueError(f"wrap_optimizer takes a DistributedDataParallel model, not {type(model).__name__}: to others "
-                         "hvd.DistributedOptimizer is enough")
+        raise ValueError(f"wrap_optimizer takes a DistributedDataParallel model, not {type(model).__name__}: for other "
+                         "models use hvd.DistributedOptimizer")
     if model._comm_hooks:
         raise ValueError("the model has a communication hook, which would never be called: take one or the other")
     if model.static_graph:

@@ -88,7 +88,7 @@ class _TensorFacts:
     on_cpu: bool
 
 
-def _room(value, existing, device):
+def _tensor_for(value, existing, device):
     """`existing` if it fits the _TensorFacts, else a new tensor; other values unchanged."""
     if not isinstance(value, _TensorFacts):
         return value
@@ -135,9 +135,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     if not is_root:
         for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
             for key, value in options.items():
-                group[key] = _room(value, group.get(key), parameters[0].device)
+                group[key] = _tensor_for(value, group.get(key), parameters[0].device)
         for parameter, state in zip(parameters, states, strict=True):
-            _make_room(optimizer, parameter, state)
+            _allocate_state(optimizer, parameter, state)
     _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states), root_rank)
     if hasattr(optimizer, "adopt"):
         optimizer.adopt(shared)
@@ -159,12 +159,13 @@ def _describe(optimizer, parameters):
     return type(optimizer).__name__, groups, states, optimizer.shared_state() if hasattr(optimizer, "adopt") else None
 
 
-def _make_room(optimizer, parameter, state):
+def _allocate_state(optimizer, parameter, state):
     if state is None:
         optimizer.state.pop(parameter, None)
         return
     current = optimizer.state.get(parameter, {})
-    optimizer.state[parameter] = {key: _room(value, current.get(key), parameter.device) for key, value in state.items()}
+    optimizer.state[parameter] = {key: _tensor_for(value, current.get(key), parameter.device)
+                                  for key, value in state.items()}
 
 
 def _tensors_of(optimizer, parameters, groups, states):

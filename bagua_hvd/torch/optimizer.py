@@ -65,7 +65,7 @@ class _Distributed(Wrapped):
             self.algorithm.prepare(Model("unused", source, self.process_set, self.algorithm))
             return
         reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
-                          options.grouped([parameter for _, parameter in trained]), **options.how)
+                          options.grouped([parameter for _, parameter in trained]), **options.reducer_arguments)
         reducer.model.scaled = not gradients_untouched     # gradients may be changed after backward()
         self.reducer = reducer
         self._backward = Backward(reducer, source, gradients_untouched,
@@ -81,7 +81,7 @@ class _Distributed(Wrapped):
         if reducer is None:
             return
         self._backward.complete()
-        reducer.changes_follow()
+        reducer.gradients_will_change()
         parameters = self._source.parameters
         if agree and reducer.agree_on_overflow(lambda: overflow(parameters)):
             make_overflow(parameters)
@@ -93,7 +93,7 @@ class _Distributed(Wrapped):
         if reducer is not None:
             if callable(getattr(scaler, "get_scale", None)):
                 self._source.take_scale_from(scaler)
-            reducer.model.unscales()
+            reducer.model.on_unscale()
 
     def _take_back_if_skipped(self, model):
         """Undoes a skipped step: a fused optimizer unscales itself, and does nothing if GradScaler found infinities."""
@@ -135,7 +135,7 @@ class _Distributed(Wrapped):
         gradients_untouched=True, until synchronize() or step(); "local", this rank's own, if the algorithm averages
         weights or momenta in this step, or no other rank takes part.
         """
-        if self.reducer is None or not self.algorithm.gradients_travel(self.reducer.model):
+        if self.reducer is None or not self.algorithm.communicates_gradients(self.reducer.model):
             return "local"
         if self._backward.gradients_untouched and not self.reducer.synchronized:
             return "pending"
@@ -183,7 +183,7 @@ class _Distributed(Wrapped):
         """
         if self.reducer is not None:
             self._backward.complete()
-            self.reducer.changes_follow()       # changes between this and the step must not be lost
+            self.reducer.gradients_will_change()    # changes between this and the step must not be lost
             self._protocol.synchronized_by_user = True
 
     def _allreduce_grad_async(self, p):
@@ -271,7 +271,7 @@ class _Distributed(Wrapped):
         def reducing_closure():
             loss = closure()
             self._ready_for_step(reducer)
-            if isinstance(self, torch.optim.LBFGS) and reducer.algorithm.gradients_travel(reducer.model):
+            if isinstance(self, torch.optim.LBFGS) and reducer.algorithm.communicates_gradients(reducer.model):
                 # With local losses, ranks would end their line searches, or the step, at different moments.
                 loss = allreduce(torch.as_tensor(loss).detach(), op=self.op, name=f"loss.{reducer.number}",
                                  process_set=self.process_set)

@@ -76,6 +76,6 @@ def places(kept: dict, names: list, unnamed: dict) -> list:
         raise ValueError(
             f"the checkpoint has what {kept['algorithm']} kept for a parameter {missing}, and this optimizer has none "
             f"of this name: pass the named_parameters that it was saved with, or delete "
-            f'"{STATE_KEY}" from the first of its param_groups, and the algorithm begins anew'
+            f'"{STATE_KEY}" from the first of its param_groups, and the algorithm starts without its state'
         )
     return found

@@ -193,7 +193,7 @@ class TorchSource(Source):
         self.sparse_as_dense = sparse_as_dense
         self.op = op
         self.process_set = process_set
-        self._stand_ins: dict[int, Any] = {}        # index -> (tensor sent instead of p.grad, compression's context)
+        self._sent_tensors: dict[int, Any] = {}     # index -> (tensor sent instead of p.grad, compression's context)
         self._sparse_dims: dict[int, int] = {}      # index -> sparse_dim of gradients seen sparse
         self._weights = _Contiguous()
         self._scaler: Callable[[], Any] | None = None       # a weak reference
@@ -278,7 +278,7 @@ class TorchSource(Source):
         if not travels.is_contiguous():
             travels = travels.detach().contiguous()
         if travels is not gradient or index in self._sparse_dims or self.compression is not None:
-            self._stand_ins[index] = (travels, context)
+            self._sent_tensors[index] = (travels, context)
         return frontend.view(travels, travels)
 
     def is_frozen(self, index: int) -> bool:
@@ -290,7 +290,7 @@ class TorchSource(Source):
 
     def hand_over(self, indices: Iterable[int], memory: list[TensorView] | None) -> Any:
         parameters = [self.parameters[index] for index in indices]
-        if not all(index not in self._stand_ins and _is_nobody_elses(parameter)
+        if not all(index not in self._sent_tensors and _is_nobody_elses(parameter)
                    for index, parameter in zip(indices, parameters, strict=True)):
             return None
         before = [parameter.grad for parameter in parameters]
@@ -324,7 +324,7 @@ class TorchSource(Source):
             return gradient.sparse_dim()
         return self._sparse_dims.get(index, 0)
 
-    def travels_alone(self, index: int, sparse_dim: int) -> bool:
+    def bypasses_buckets(self, index: int, sparse_dim: int) -> bool:
         self._sparse_dims[index] = sparse_dim
         return not self.sparse_as_dense
 
@@ -347,7 +347,7 @@ class TorchSource(Source):
 
     @torch.no_grad()
     def finish(self) -> None:
-        for index, (reduced, context) in self._stand_ins.items():
+        for index, (reduced, context) in self._sent_tensors.items():
             parameter = self.parameters[index]
             if self.compression is not None:
                 reduced = self.compression.decompress(reduced, context)
@@ -376,7 +376,7 @@ class TorchSource(Source):
         return parameter.grad is not None and reduced() is parameter.grad
 
     def discard(self) -> None:
-        self._stand_ins = {}
+        self._sent_tensors = {}
 
     def weight(self, index: int) -> Any:
         parameter = self.parameters[index]

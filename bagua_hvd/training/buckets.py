@@ -154,7 +154,7 @@ class Bucket:
         Raises:
             ValueError: the algorithm has not declared that it reads weights in the current hook.
         """
-        self.model.look_at_weights()
+        self.model.check_weight_access()
         return [self.model.source.weight(index) for index in self.members]
 
     @property

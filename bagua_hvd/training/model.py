@@ -23,7 +23,7 @@ class Declared(Protocol):
     asynchronous: bool
 
 
-NOT_SHOWN = "{name} looks at {what}, which is shown only to algorithms that say so: set {remedy} in its class"
+NOT_DECLARED = "{name} reads {what} without declaring it: set {remedy} in its class"
 
 
 Snapshots = list[tuple[State, Snapshot]]
@@ -57,7 +57,7 @@ class Model:
         missed: by weight, the number of steps in which it was frozen since Adam's variance is (training/adam.py). Kept
             by index and not in the bucket, which may change with a checkpoint.
         delay: the number of steps from sending a gradient to applying it, 0 or 1.
-        late: with delay=1: by index of each bucket of gradients, its Late, in flight or arrived.
+        late: with delay=1: by index of each bucket of gradients, its DelayedGradients, in flight or arrived.
         pending: work that an algorithm has begun in this step; {} at the beginning of the next.
         window: how often gradients were communicated earlier in this step.
         continues: whether the gradients being communicated are those of an earlier window of this step, plus what
@@ -96,9 +96,9 @@ class Model:
         self._unscaled = False      # the gradients were unscaled: the step is made or skipped next
         self.may_be_scaled = True
         self._scaling_seen = False
-        self._made_a_step = False   # since creation or loading: a loss scale would have been seen
-        self._apart = True          # the ranks have not been given equal weights yet
-        self._before: Snapshots | None = None     # state of buckets before this step, if it may be skipped
+        self._made_a_step = False               # since creation or loading: a loss scale would have been seen
+        self._initial_weights_differ = True     # the ranks have not been given equal weights yet
+        self._snapshots: Snapshots | None = None  # state of buckets before this step, if it may be skipped
 
     def rename(self, name: str) -> None:
         """Changes the name, and those of its weights."""
@@ -125,11 +125,11 @@ class Model:
         for kind in by_kind.values():
             self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, model=self))
 
-    def look_at_weights(self) -> None:
+    def check_weight_access(self) -> None:
         """Raises ValueError if the algorithm has not declared that it reads weights in the current hook."""
         if self.hook is not None and self.hook not in self._algorithm.uses_weights:
-            raise ValueError(NOT_SHOWN.format(name=type(self._algorithm).__name__, what=f"weights in {self.hook}()",
-                                              remedy=f"uses_weights = ({self.hook!r},)"))
+            raise ValueError(NOT_DECLARED.format(name=type(self._algorithm).__name__, what=f"weights in {self.hook}()",
+                                                 remedy=f"uses_weights = ({self.hook!r},)"))
 
     def adam(self) -> Adam:
         """The optimizer as an Adam.
@@ -139,7 +139,7 @@ class Model:
         """
         name = type(self._algorithm).__name__
         if not self._algorithm.uses_adam:
-            raise ValueError(NOT_SHOWN.format(name=name, what="the optimizer's Adam", remedy="uses_adam = True"))
+            raise ValueError(NOT_DECLARED.format(name=name, what="the optimizer's Adam", remedy="uses_adam = True"))
         try:
             adam: Adam = self.source.adam()
         except ValueError as error:
@@ -159,14 +159,14 @@ class Model:
     # the earlier state is restored. In memory, state has the unit of the last communication.
     #
     # With delay=1, the skipped step is the one after that with gradients that are not finite. So the loss is detected
-    # in the values that have arrived: arrived().
+    # in the values that have arrived: delayed_arrived().
 
     def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
         self.skipped()
         self._follow_scale()
-        if self._before is None and (self._scaling_seen or self._loss_scale is not None or not self._made_a_step):
-            self._before = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
+        if self._snapshots is None and (self._scaling_seen or self._loss_scale is not None or not self._made_a_step):
+            self._snapshots = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
 
     def _follow_scale(self) -> None:
         """Rescales the state of gradients to their current unit."""
@@ -192,7 +192,7 @@ class Model:
     def _states_of_gradients(self) -> list[State]:
         return [*(bucket.state for bucket in self.gradients), self.late]
 
-    def unscales(self) -> None:
+    def on_unscale(self) -> None:
         """Called when loss scaling unscales the gradients: next, the step is made or skipped.
 
         Raises:
@@ -212,7 +212,7 @@ class Model:
             )
 
     def step_begins(self) -> None:
-        """The optimizer is about to step. ValueError: see unscales()."""
+        """The optimizer is about to step. ValueError: see on_unscale()."""
         if self.may_be_scaled and not self._unscaled and self.remembers_gradients:
             self._check_scale(1.0)
 
@@ -222,10 +222,10 @@ class Model:
         self._unscaled, self._made_a_step = False, True
         self.may_be_scaled = self._scaling_seen or self._loss_scale is not None or self.delay > 0
         if not self.delay:
-            self._before = None
+            self._snapshots = None
 
     @property
-    def not_made(self) -> bool:
+    def step_pending(self) -> bool:
         """Whether the gradients were unscaled, and no step was made since: it was skipped, or is next."""
         return self._unscaled
 
@@ -234,25 +234,25 @@ class Model:
         if self._unscaled:
             self.window = 0
             if not self.delay:
-                self.take_back()
+                self.roll_back()
         self._unscaled = False
 
-    def arrived(self) -> None:
+    def delayed_arrived(self) -> None:
         """With delay=1: the results of the previous step have arrived. If they are not finite, restores the state."""
         if any(bucket.state.has_scaled for bucket in self.gradients) and not all(
                 late.finite() for late in self.late.values()):
             self._restore()
-        self._before = None
+        self._snapshots = None
 
-    def take_back(self) -> None:
+    def roll_back(self) -> None:
         """The step is skipped: restores the state of gradient buckets from before it, as far as that is known."""
         self._restore()
         self._unscaled = False
 
     def _restore(self) -> None:
-        for state, snapshot in self._before or ():
+        for state, snapshot in self._snapshots or ():
             state.restore(snapshot)
-        self._before = None
+        self._snapshots = None
 
     def _states(self) -> list[State]:
         return [self.state, *(bucket.state for bucket in [*self.gradients, *self.weights]), self.late]
@@ -275,14 +275,14 @@ class Model:
         Later, and after loading, the state comes from equal weights, and is valid. Weights of an earlier step cannot be
         told from those of the last one: their state must be loaded, too (docs/checkpoints.md).
         """
-        if self._apart:
-            self._apart = False
+        if self._initial_weights_differ:
+            self._initial_weights_differ = False
             for bucket in self.weights:
                 bucket.state.drop(shared=True)
 
     def drop_state(self, shared: bool) -> None:
         """Drops rank-local state; with shared=True all state."""
-        self._before = None
+        self._snapshots = None
         for state in self._states():
             state.drop(shared)
 
@@ -305,9 +305,9 @@ class Model:
         place: function from a member's index in the state to its index here.
         """
         self.step = state["step"]
-        self._apart = self._apart and self.step == 0
+        self._initial_weights_differ = self._initial_weights_differ and self.step == 0
         self._loss_scale = state["loss_scale"]
-        self._before, self._unscaled, self._made_a_step = None, False, False
+        self._snapshots, self._unscaled, self._made_a_step = None, False, False
         self.may_be_scaled = True
         self._place = self.group.rank(), self.group.size()
         own = (state["rank"], state["size"]) == self._place
@@ -321,7 +321,7 @@ class Model:
                 bucket.state.load_state_dict(saved.pop(tuple(bucket.members), {}), own)
             if any(kept.get("shared") or own and kept.get("own") for kept in saved.values()):
                 warnings.warn(f"the buckets of {self.name} are others than in the checkpoint: what the algorithm kept "
-                              "with those begins anew", stacklevel=2)
+                              "with those is reinitialized", stacklevel=2)
         same = [tuple(bucket.members) for bucket in self.gradients] == [indices for indices, _ in gradients]
         self.late.load_state_dict(state["late"] if same else {}, own)
 

@@ -79,12 +79,12 @@ class Source(ABC):
         """The number of sparse leading dimensions of gradient `index`; 0: dense, as far as is known."""
         return 0
 
-    def travels_alone(self, index: int, sparse_dim: int) -> bool:
+    def bypasses_buckets(self, index: int, sparse_dim: int) -> bool:
         """Whether a gradient that is sparse on some rank is sent by communicate() on all ranks, and in no bucket."""
         return False
 
     def communicate(self, index: int, name: str) -> Pending:
-        """Begins the communication of a gradient for which travels_alone() was True.
+        """Begins the communication of a gradient for which bypasses_buckets() was True.
 
         name: the name of its operations, unique in this process.
         """

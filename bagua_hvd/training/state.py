@@ -87,7 +87,7 @@ class State:
             if taken is None:
                 warnings.warn(
                     f"the {name} of {self._what} in the checkpoint is of another size (another number of ranks, or "
-                    "another model): it begins anew", stacklevel=2)
+                    "another model): it is reinitialized", stacklevel=2)
             value = make() if taken is None else taken
             if scaled and taken is not None and self._loaded_factor != 1:
                 value = _times(value, self._loaded_factor)

@@ -38,8 +38,8 @@ class Measured(NamedTuple):
     Attributes:
         ranks: numbers of ranks and hosts. small: us of a 4-byte allreduce. nbytes, large: of a large one, and its us.
         encode, decode: ps per element, by codec. spent: us that measuring took.
-        crowded: whether any host is oversubscribed: the threads of ranks and engines share processors.
-        less, lesser: bytes of the next smaller one, and its us; 0: there is only that of 4 bytes.
+        oversubscribed: whether on any host the threads of ranks and engines share processors.
+        next_nbytes, next_us: bytes of the next smaller one, and its us; 0: there is only that of 4 bytes.
         free_mib: available memory for each rank, on the host with the least.
     """
 
@@ -50,26 +50,27 @@ class Measured(NamedTuple):
     encode: tuple[int, ...]
     decode: tuple[int, ...]
     spent: int
-    crowded: bool
-    less: int = 0
-    lesser: int = 0
+    oversubscribed: bool
+    next_nbytes: int = 0
+    next_us: int = 0
     free_mib: int = UNKNOWN_MIB
 
     def network(self, seen: float = 0.0) -> Network:
         """For the simulator: hosts, each with one rank. seen: bytes a second that training has reached since."""
         n = self.ranks.ends
-        less, lesser = (self.less, self.lesser) if self.less else (_SMALL_BYTES, self.small)
-        latency = max(self.small, 1) * 1e-6 / waits(n, _SMALL_BYTES)
-        seconds = (self.large - lesser) * 1e-6 - latency * (waits(n, self.nbytes) - waits(n, less))
+        next_nbytes, next_us = (self.next_nbytes, self.next_us) if self.next_nbytes else (_SMALL_BYTES, self.small)
+        latency = max(self.small, 1) * 1e-6 / critical_hops(n, _SMALL_BYTES)
+        hops = critical_hops(n, self.nbytes) - critical_hops(n, next_nbytes)
+        seconds = (self.large - next_us) * 1e-6 - latency * hops
         seconds = max(seconds, NOISE * self.large * 1e-6, 1e-9)
-        first = rate = on_the_line(self.nbytes - less, n) / seconds
+        first = rate = line_bytes(self.nbytes - next_nbytes, n) / seconds
         for _ in range(_NEARER):            # by the schedules for these sizes on such a link, with packet headers
-            took = [max(allreduces(n, [nbytes], Network(latency, rate))) - latency * waits(n, nbytes)
-                    for nbytes in (self.nbytes, less)]
+            took = [max(allreduces(n, [nbytes], Network(latency, rate))) - latency * critical_hops(n, nbytes)
+                    for nbytes in (self.nbytes, next_nbytes)]
             rate = min(first * _FARTHEST, max(first / _FARTHEST, rate * (took[0] - took[1]) / seconds))
         return Network(latency, min(_FASTEST, max(rate, seen)))
 
-    def words(self, seen: float = 0.0) -> str:
+    def describe(self, seen: float = 0.0) -> str:
         """A description for messages."""
         known, used = self.network(), self.network(seen)
         where = f"{self.ranks.hosts} hosts" if self.ranks.hosts > 1 else f"{self.ranks.ranks} ranks of one host"
@@ -78,19 +79,19 @@ class Measured(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def waits(n: int, nbytes: int) -> float:
+def critical_hops(n: int, nbytes: int) -> float:
     """Hops that ranks wait for in an allreduce between n hosts, if bytes take no time."""
     return max(allreduces(n, [nbytes], Network(1.0, _FASTEST)))
 
 
-def on_the_line(nbytes: int, n: int) -> float:
+def line_bytes(nbytes: int, n: int) -> float:
     """Bytes that an allreduce of `nbytes` sends over each of n links."""
     return 2 * (n - 1) / n * nbytes
 
 
-def longer(less: int, lesser: int, nbytes: int, large: int, size: int) -> int:
-    """us of an allreduce of `size` bytes, where one of `nbytes` takes `large`, and one of `less` `lesser`."""
-    return large + max(0, large - lesser) * (size - nbytes) // (nbytes - less)
+def extrapolated_us(next_nbytes: int, next_us: int, nbytes: int, large: int, size: int) -> int:
+    """us of an allreduce of `size` bytes, where one of `nbytes` takes `large`, and one of `next_nbytes` `next_us`."""
+    return large + max(0, large - next_us) * (size - nbytes) // (nbytes - next_nbytes)
 
 
 def _timed(values: np.ndarray, name: str, group: ProcessSet, times: int) -> tuple[int, int]:
@@ -121,23 +122,24 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     ranks = Ranks(group.size(), basics.context().process_set_hosts(registered_id(group)))
     small, taken = _timed(np.ones(_SMALL_BYTES // native.dtype_size(native.FLOAT32), np.float32), f"{name}.small",
                           group, SMALL)
-    less, lesser = nbytes, large = 0, 0
+    next_nbytes, next_us = nbytes, large = 0, 0
     for size in SIZES:
         if large:
             # The extra waits of the first size over 4 bytes must not be extrapolated to larger sizes.
-            hops = small * waits(ranks.ends, nbytes) / waits(ranks.ends, _SMALL_BYTES)
-            known = (less, lesser) if less else (0, round(hops))
-            expected = longer(*known, nbytes, large, size)
+            hops = small * critical_hops(ranks.ends, nbytes) / critical_hops(ranks.ends, _SMALL_BYTES)
+            known = (next_nbytes, next_us) if next_nbytes else (0, round(hops))
+            expected = extrapolated_us(*known, nbytes, large, size)
             if taken + (LARGE + 1) * expected > MOST_US:
                 break
-        less, lesser = nbytes, large
+        next_nbytes, next_us = nbytes, large
         nbytes = size
         large, whole = _timed(np.ones(size // 4, np.float32), f"{name}.large", group, LARGE)
         taken += whole
     spent = (perf_counter_ns() - began) // 1000
-    crowded = 2 * basics.local_size() > len(os.sched_getaffinity(0))
+    oversubscribed = 2 * basics.local_size() > len(os.sched_getaffinity(0))
     used = UNKNOWN_MIB - available_mib() // basics.local_size()         # the largest counts
-    numbers = _agreed([spent, 1 + crowded, used, *(ps for ps, _ in speeds), *(ps for _, ps in speeds)], name, group)
+    numbers = _agreed([spent, 1 + oversubscribed, used, *(ps for ps, _ in speeds), *(ps for _, ps in speeds)],
+                      name, group)
     spent, crowds, used, *ps = numbers
     return Measured(ranks, small, nbytes, large, tuple(ps[:len(speeds)]), tuple(ps[len(speeds):]), spent, crowds > 1,
-                    less, lesser, UNKNOWN_MIB - used)
+                    next_nbytes, next_us, UNKNOWN_MIB - used)

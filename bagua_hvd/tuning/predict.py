@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bagua_hvd.core.simulator import Network, allreduces
 from bagua_hvd.tuning.cost import Cost
-from bagua_hvd.tuning.network import Measured, on_the_line
+from bagua_hvd.tuning.network import Measured, line_bytes
 from bagua_hvd.tuning.window import Window
 
 AT_ONCE = 8             # buckets that may be in flight (native/core/negotiation/window.h)
@@ -41,14 +41,14 @@ class Predictor:
         self._ends = measured.ranks.ends
         self._network = measured.network(seen)
         self._ps = {codec: (measured.encode[place], measured.decode[place]) for place, codec in enumerate(codecs)}
-        self._crowded = measured.crowded
+        self._oversubscribed = measured.oversubscribed
         self._overlaps = overlaps
 
     def _on_line_and_after(self, cost: Cost) -> tuple[float, float, float]:
         """(seconds on the link, seconds from then until completion, the processor's part of the first)."""
         network, line, after, codes = self._network, 0.0, 0.0, 0.0
         if cost.allreduced:
-            line = on_the_line(cost.allreduced, self._ends) / network.bytes_per_s
+            line = line_bytes(cost.allreduced, self._ends) / network.bytes_per_s
             after = max(0.0, _allreduce(self._ends, cost.allreduced, network) - line - AGREED_HOPS * network.latency_s)
         if cost.rounds:
             encode, decode = self._ps[cost.codec]
@@ -88,14 +88,14 @@ class Predictor:
             agreed = ready * 1e-6 + computed + AGREED_HOPS * self._network.latency_s
             free = max(free, agreed, done[0]) + line
             done = [*done[1:], max(done[-1], free + after)]
-            computed += codes if self._crowded else 0.0         # the backward pass waits for it
+            computed += codes if self._oversubscribed else 0.0  # the backward pass waits for it
         backward = window.backward * 1e-6 + computed
         return max(1, round((max(backward, done[-1]) - backward + computed) * 1e6) + window.computing)
 
 
-def on_the_lines(parts: Sequence[Part], ends: int) -> float:
+def total_line_bytes(parts: Sequence[Part], ends: int) -> float:
     """Bytes that each link carries in a step."""
-    return sum(on_the_line(part.cost.allreduced, ends) + part.cost.sent for part in parts)
+    return sum(line_bytes(part.cost.allreduced, ends) + part.cost.sent for part in parts)
 
 
 @lru_cache(maxsize=512)

@@ -57,7 +57,7 @@ class Decision(NamedTuple):
             "losses": f"codes of {self.before} lose {self.error_ppm / 1e4:.3g} % of the gradients: back to {self.plan} "
                       f"from step {self.effective} on, for good",
         }
-        return f"{self.network.words(self.seen)}: {known[self.why]}" if self.why else ""
+        return f"{self.network.describe(self.seen)}: {known[self.why]}" if self.why else ""
 
 
 class Record:
@@ -71,7 +71,7 @@ class Record:
     def write(self, decision: Decision, first: bool) -> None:
         """first: whether this is the first rank; only that one logs and writes files."""
         plan = {"plan": decision.plan, "step": decision.step, "measured_ms": decision.measured_us / 1000,
-                "predicted_ms": decision.predicted_us / 1000, "network": decision.network.words(decision.seen)}
+                "predicted_ms": decision.predicted_us / 1000, "network": decision.network.describe(decision.seen)}
         sentence = decision.sentence()
         known = runtime.plans.get(decision.model, {})
         runtime.plans[decision.model] = {**plan, "why": sentence or known.get("why", "")}

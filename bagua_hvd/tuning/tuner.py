@@ -20,7 +20,7 @@ from bagua_hvd.training.timing import Timing
 from bagua_hvd.tuning.cost import Ranks, allreduced
 from bagua_hvd.tuning.hysteresis import Hysteresis, Verdict
 from bagua_hvd.tuning.network import Measured, measure
-from bagua_hvd.tuning.predict import Part, Predictor, on_the_lines
+from bagua_hvd.tuning.predict import Part, Predictor, total_line_bytes
 from bagua_hvd.tuning.record import Decision, Record
 from bagua_hvd.tuning.speeds import Speeds
 from bagua_hvd.tuning.window import Window, points, window
@@ -224,7 +224,7 @@ class Tuner:
                   (plan is self.plan or _fits(parts, self._measured))       # this one's state is allocated already
                   for plan, parts in zip(self._plans, self._parts, strict=True)]
         verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy)
-        self._say(verdict, before, before_us, figures, predicted, error_ppm)
+        self._record_decision(verdict, before, before_us, figures, predicted, error_ppm)
         self._keep()
         if verdict.plan == before:
             self._next_window()
@@ -234,7 +234,7 @@ class Tuner:
     def _check(self) -> None:
         [(largest, smallest)] = self._posted.wait()
         if largest != smallest:
-            logger.error("auto: ranks that were told the same decided differently: all go on by %s", self._plans[0])
+            logger.error("auto: ranks decided differently from equal inputs: all continue with %s", self._plans[0])
             self._hysteresis = Hysteresis(since=self._model.step, kinds=self._kinds)
             self._windows_max = 0
         self.leaving = True
@@ -253,7 +253,7 @@ class Tuner:
         overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
         used = self._parts[self._plans.index(self.plan)]
         # The rate that this plan has reached: the link may have been slow while it was measured.
-        seen = on_the_lines(used, measured.ranks.ends) * 1e6 / max(1, figures.step)
+        seen = total_line_bytes(used, measured.ranks.ends) * 1e6 / max(1, figures.step)
         predictor = Predictor(measured, self._codecs, overlaps, seen)
         # With codes, bytes are the smaller part of a step: errors in the rest of it would distort the rate.
         if self.plan.algorithm.safety == 0:
@@ -277,8 +277,8 @@ class Tuner:
         kept = {**self._hysteresis.as_dict(), "plans": self._names}
         self._model.state.keep(STATE, lambda: kept, shared=True)
 
-    def _say(self, verdict: Verdict, before: int, before_us: int, figures: Window, predicted: Sequence[int],
-             error_ppm: int) -> None:
+    def _record_decision(self, verdict: Verdict, before: int, before_us: int, figures: Window, predicted: Sequence[int],
+                         error_ppm: int) -> None:
         assert self._measured is not None
         nbytes = sum(member.nbytes for bucket in self._model.gradients for member in bucket.members.values())
         self._record.write(Decision(

@@ -465,11 +465,11 @@ def dropped(algorithm):
         optimizer = wrap(model, algorithm=named(algorithm))
         backward(model, dyadic(9, 0))
         optimizer.step()
-        kept.append(len(runtime.travelling))
+        kept.append(len(runtime.in_flight))
         del model, optimizer
         hvd.barrier()
         deadline = time.monotonic() + 60
-        while not all(sent.arrived() for sent in runtime.travelling):
+        while not all(sent.finished() for sent in runtime.in_flight):
             assert time.monotonic() < deadline
             time.sleep(0.001)
     assert max(kept) == 1, kept

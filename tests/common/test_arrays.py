@@ -87,7 +87,7 @@ def test_array_view_refuses_what_cannot_travel():
         with pytest.raises(ValueError, match="must be contiguous"):
             vectors.array_view(wrong)
     for dtype in (np.complex64, np.uint64, ">f4"):
-        with pytest.raises(ValueError, match="cannot travel"):
+        with pytest.raises(ValueError, match="cannot be sent"):
             vectors.array_view(np.zeros(4, dtype))
     for out in (np.zeros(4, np.float32), np.zeros((4, 4))):
         with pytest.raises(ValueError, match="but the array"):

@@ -46,7 +46,7 @@ def test_an_operation_that_has_ended_is_told_at_once_and_only_one_callback_is_ta
             _, other = post(context, f"alone.{rank}") if rank == 0 else (None, None)
             if other is not None:
                 other.when_ended(lambda: None)
-                with pytest.raises(ValueError, match="told already"):
+                with pytest.raises(ValueError, match="already has a completion callback"):
                     other.when_ended(lambda: None)
 
         world.run(call)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.engines.exchange_file import NoExchange
-from bagua_hvd.job.engines.join import _meeting
+from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable
+from bagua_hvd.job.engines.join import _parse_rendezvous_info
 from bagua_hvd.job.messages import Hello, fill, name_of, received
 
 
@@ -56,5 +56,5 @@ def test_lines_that_are_none(line):
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"port": "1"}', b"\xff", b"[1]"])
 def test_what_rank_0_of_another_job_left(content):
-    with pytest.raises(NoExchange, match="rank 0's message is not understood"):
-        _meeting(content)
+    with pytest.raises(ExchangeUnavailable, match="rank 0's message is not understood"):
+        _parse_rendezvous_info(content)

@@ -95,15 +95,15 @@ def main():
 
 
 def assigned(driver, failure):
-    """Like take_place, but a worker with TEST_FAULT ends when it has received its second assignment."""
-    assignment = take_place(driver, failure)
+    """Like join_generation, but a worker with TEST_FAULT ends when it has received its second assignment."""
+    assignment = join_generation(driver, failure)
     if assignment.scope == "elastic.2" and os.environ.get("TEST_FAULT") == f"assigned {os.environ['HOROVOD_HOSTNAME']}":
         os._exit(9)
     return assignment
 
 
-take_place = elastic_worker.take_place
-elastic_worker.take_place = assigned
+join_generation = elastic_worker.join_generation
+elastic_worker.join_generation = assigned
 TRAINS = threading.Event()
 PAIR = ProcessSet([0, 1])
 main()

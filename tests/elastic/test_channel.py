@@ -64,7 +64,7 @@ def test_messages(service):
     service.send(3, Refused("lost: nobody is there yet"))
     link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, lambda *update: updates.put(update))
     service.send(4, Refused("for nobody"))
-    link.tell(Synced())
+    link.send_to_driver(Synced())
     assert event(service) == ("synced", 3, Synced())
     service.send(3, HostsUpdated(5, 2))
     service.send(3, Assignment({**PLACE, "PATH": "no"}, "elastic.1", True, False))
@@ -115,7 +115,7 @@ def test_a_driver_that_ends():
     with Service(SECRET, lambda *event: None, WORKER_SAYS) as service:
         link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
     for _ in range(2):      # a script that tries again
-        with pytest.raises(ValueError, match="The driver of the elastic job has hung up"):
+        with pytest.raises(ValueError, match="The driver of the elastic job has closed the connection"):
             link.join()
     with pytest.raises(ValueError, match="does not answer at"):
         DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
@@ -198,11 +198,11 @@ def test_a_member_tries_to_connect_more_than_once(monkeypatch):
     events = queue.Queue()
     with Service(SECRET, lambda *event: events.put(event), WORKER_SAYS) as service:
         link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, None)
-        link.tell(Synced())
+        link.send_to_driver(Synced())
         assert events.get(timeout=10) == ("synced", 3, Synced())
         service.send(3, Assignment(PLACE, "elastic.1", True, False))
         link.join()
-    link.tell(Synced())
+    link.send_to_driver(Synced())
     time.sleep(1.5)         # it has retried
     monkeypatch.setenv("BAGUA_HVD_PORTS", str(service.port))
     events = queue.Queue()
@@ -254,5 +254,5 @@ def test_both_ends_notice_within_seconds_that_a_host_has_vanished(namespaces):
 def test_the_longest_heartbeat_limit_is_one_that_the_kernel_takes(monkeypatch):
     monkeypatch.setenv("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", "2000000")
     with socket.socket() as connection:
-        channel.watch(connection)
+        channel.enable_keepalive(connection)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2**31 - 1

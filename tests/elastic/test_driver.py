@@ -142,8 +142,8 @@ def test_a_silent_worker_is_killed_and_its_host_blacklisted():
     job = running({"a": 1, "b": 2, "c": 1}, min_num_proc=1)
     job.join(0, 3, silent=1)        # no time for the other worker on that host to join
     assert job.killed == [1] and job.stopped == [1, 2]
-    assert job.said == ["baguarun: a worker on b was silent, and is killed: the host is blacklisted.",
-                        "baguarun: the job goes on with size 2, on a, c."]
+    assert job.said == ["baguarun: a worker on b did not respond, and was killed: the host is blacklisted.",
+                        "baguarun: the job continues with size 2, on a, c."]
     assert job.ranks() == {0: 0, 3: 1}
     job.end(1, 137)
     job.end(2, 143)
@@ -160,7 +160,7 @@ def test_a_member_that_hangs_before_it_has_connected_is_killed():
     assert job.killed == []             # it may still join
     job.wait(2)
     assert job.killed == [2]
-    assert "baguarun: a worker on b was silent, and is killed: the host is blacklisted." in job.said
+    assert "baguarun: a worker on b did not respond, and was killed: the host is blacklisted." in job.said
     assert job.ranks() == {0: 0, 1: 1}
 
 

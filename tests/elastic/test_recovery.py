@@ -145,7 +145,7 @@ def test_a_new_worker_that_hangs_after_init_is_killed(make_job):
     train(job, 2)
     job.set_hosts({A: 1, B: 1, C: 1})
     job.wait_for("up", 1, size=3)
-    job.wait_for_text(f"a worker on {C} has not synchronized its state 3 s after init(), and is killed: the host is")
+    job.wait_for_text(f"a worker on {C} has not synchronized its state 3 s after init(), and was killed: the host is")
     assert step(job.wait_for("enter", 4, size=2)[2:]) >= 3
     ends_with(job, 2)
 

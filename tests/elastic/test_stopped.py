@@ -31,7 +31,7 @@ def test_a_stopped_worker_is_replaced(make_job, rank):
     host = (A, B)[rank]
     pid = stop(with_rank(first, rank))
     alone = job.wait_for("enter", size=1)[0]
-    job.wait_for_text(f"a worker on {host} was silent, and is killed: the host is blacklisted")
+    job.wait_for_text(f"a worker on {host} did not respond, and was killed: the host is blacklisted")
     assert alone.words["pid"] == with_rank(first, 1 - rank).words["pid"]
     assert int(alone.words["step"]) >= committed
     wait_until(lambda: not runs(pid))
@@ -53,7 +53,7 @@ def test_one_is_stopped_while_another_one_is_killed(make_job):
     job.wait_for("committed", 3, step=5)
     pid = stop(with_rank(first, 2))
     job.kill(with_rank(first, 1))
-    job.wait_for_text(f"a worker on {C} has not called init() for 4 s while others waited, and is killed")
+    job.wait_for_text(f"a worker on {C} has not called init() for 4 s while others waited, and was killed")
     alone = job.wait_for("enter", size=1)[0]
     assert alone.words["pid"] == with_rank(first, 0).words["pid"] and not runs(pid)
     assert job.finish() == 0, job.text
@@ -94,4 +94,4 @@ def test_on_a_host_over_ssh(make_job, ssh_hosts):
     job.wait_for("enter", size=1)
     wait_until(lambda: not runs(pid))
     assert job.finish() == 0, job.text
-    assert "a worker on far1 was silent, and is killed: the host is blacklisted" in job.text
+    assert "a worker on far1 did not respond, and was killed: the host is blacklisted" in job.text

@@ -30,5 +30,5 @@ def test_trains_on_without_a_host(launcher):
         fewer.replace(hosts)
         assert popen.wait(150) == 0, output.read_text()
     text = output.read_text()
-    assert "the job goes on with size 1, on localhost." in text
+    assert "the job continues with size 1, on localhost." in text
     assert float(re.findall(rf"epoch {EPOCHS} of {EPOCHS}, 1 ranks: test accuracy ([\d.]+) %", text)[0]) >= 95

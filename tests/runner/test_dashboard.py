@@ -92,7 +92,7 @@ def test_ranks_come_and_go():
     dashboard = Dashboard()
     for size in (2, 3, 2):
         for rank in range(size):
-            dashboard.seat(SlotInfo(f"h{size}.{rank}", rank, 0, rank, size, 1, size))
+            dashboard.reset_rank(SlotInfo(f"h{size}.{rank}", rank, 0, rank, size, 1, size))
             dashboard.report(rank, {"steps": 1, "bytes_sent": 1, "blocked_ms": 0, "exposed_ms": 0})
     dashboard.report(2, b'{"steps": 9}')        # still in flight when the rank left
     assert {rank: line.host for rank, line in dashboard._ranks.items()} == {0: "h2.0", 1: "h2.1"}

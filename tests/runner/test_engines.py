@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.job.engines.detect import Placement, detect
-from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange, folder
+from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange, folder
 from bagua_hvd.job.engines.join import Membership
 from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
 from ports import free_port
@@ -268,18 +268,18 @@ def test_detect_names_what_is_wrong():
 def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".bagua_hvd").mkdir(mode=0o755)
-    with pytest.raises(NoExchange, match="not a folder of this user alone"):
+    with pytest.raises(ExchangeUnavailable, match="not a folder of this user alone"):
         folder(one_host=False)
     (tmp_path / ".bagua_hvd").rmdir()
     (tmp_path / ".bagua_hvd").symlink_to(tmp_path)
-    with pytest.raises(NoExchange, match="not a folder of this user alone"):
+    with pytest.raises(ExchangeUnavailable, match="not a folder of this user alone"):
         folder(one_host=False)
 
 
 def test_the_message_is_private_and_goes(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     sender, receiver = FileExchange("job", False), FileExchange("job", False)
-    with pytest.raises(NoExchange, match="rank 0 left no message"):
+    with pytest.raises(ExchangeUnavailable, match="rank 0 left no message"):
         receiver.receive(0.05)
     sender.send(b"secret")
     files = list((tmp_path / ".bagua_hvd").iterdir())
@@ -293,5 +293,5 @@ def test_a_message_that_cannot_be_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     sender = FileExchange("job", False)
     (tmp_path / ".bagua_hvd").rmdir()
-    with pytest.raises(NoExchange, match=r"cannot store its message at .*/\.bagua_hvd/\w+: No such file"):
+    with pytest.raises(ExchangeUnavailable, match=r"cannot store its message at .*/\.bagua_hvd/\w+: No such file"):
         sender.send(b"secret")

@@ -234,7 +234,7 @@ basics.context().post(native.ALLREDUCE, "sum", [vectors.array_view(values)], op=
 @pytest.mark.parametrize("action, last", [
     ("skips init", "Exit code: 1. Before that, rank 1 had ended with exit code 0"),
     ("leaves early", "Exit code: 1. It needed rank 1, which ended with exit code 0"),
-    ("is stopped", "Exit code: 1. It needed rank 1, which did not do its part")])
+    ("is stopped", "Exit code: 1. It waited for rank 1, which did not respond")])
 def test_the_last_line_names_a_rank_that_did_not_fail(launcher, action, last):
     popen = launcher.start("-np", 2, sys.executable, "-c", OTHERS, action,
                            env={"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "4"})

@@ -15,7 +15,7 @@ import pytest
 
 import bagua_hvd
 from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.runner.desk import TASK, Desk
+from bagua_hvd.runner.function_server import TASK, FunctionServer
 from engines import BIN, open_mpi
 from launcher import MARK, ROOT, processes_of, wait_until
 
@@ -210,15 +210,15 @@ def test_mpi_args_without_mpi():
         assert bagua_hvd.run(lambda: 1, mpi_args="-x") == [1]
 
 
-class _HangsUp(Desk):
-    async def talk(self, reader, writer):
+class _HangsUp(FunctionServer):
+    async def serve(self, reader, writer):
         await reader.readline()
 
 
 def test_a_launcher_that_hangs_up_is_one_sentence():
     secret = make_secret_key()
-    with _HangsUp(base64.b64decode(secret), b"", "127.0.0.1") as desk:
-        done = subprocess.run([sys.executable, "-m", TASK, f"127.0.0.1:{desk.port}"], capture_output=True, text=True,
+    with _HangsUp(base64.b64decode(secret), b"", "127.0.0.1") as server:
+        done = subprocess.run([sys.executable, "-m", TASK, f"127.0.0.1:{server.port}"], capture_output=True, text=True,
                               timeout=60, env={**os.environ, "_HOROVOD_SECRET_KEY": secret.decode(),
                                                "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"})
-    assert (done.returncode, done.stderr) == (1, "bagua_hvd.run: the launcher of the job hung up\n")
+    assert (done.returncode, done.stderr) == (1, "bagua_hvd.run: the launcher of the job closed the connection\n")

@@ -219,7 +219,7 @@ def test_a_process_that_is_to_start_when_all_get_a_signal_does_not(talk):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("#!/bin/sh\nexec sleep 600\n", "--version` says nothing within 1 s"),
+    ("#!/bin/sh\nexec sleep 600\n", "--version` did not return within 1 s"),
     ("#!/no/interpreter\n", "mpirun cannot be run: No such file or directory")])
 def test_an_mpirun_that_does_not_answer(tmp_path, monkeypatch, text, words):
     monkeypatch.setattr(mpi_run, "_VERSION_SECONDS", 1)

@@ -316,8 +316,8 @@ def weights_in_communicate():
     for mode in (lambda function: function, tf.function):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), algorithm=AnnouncedDecay)
         np.testing.assert_allclose(train_by(optimizer, mode), [0, -0.75], atol=1e-6)
-        for algorithm, sentence in ((Decay, r"Decay looks at weights in communicate\(\), .* set uses_weights = \('com"),
-                                    (Moments, "Moments looks at the optimizer's Adam, .* set uses_adam = True in its")):
+        for algorithm, sentence in ((Decay, r"Decay reads weights in communicate\(\) .* set uses_weights = \('com"),
+                                    (Moments, "Moments reads the optimizer's Adam .* set uses_adam = True in its")):
             optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), algorithm=algorithm)
             with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
                 train_by(optimizer, mode)

@@ -528,7 +528,7 @@ def disagreeing():
 
 def test_ranks_that_decide_differently(run_ranks):
     first, _ = run_ranks(2, disagreeing)
-    assert "decided differently: all go on by gradient_allreduce" in first.output
+    assert "decided differently from equal inputs: all continue with gradient_allreduce" in first.output
 
 
 def measured_here():

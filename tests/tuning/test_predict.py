@@ -13,8 +13,8 @@ from bagua_hvd.training.timing import StepTimes
 from bagua_hvd.tuning import memory
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis
-from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, longer, waits
-from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, RATE_KNOWN_TO, Part, Predictor, on_the_lines
+from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, critical_hops, extrapolated_us
+from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, RATE_KNOWN_TO, Part, Predictor, total_line_bytes
 from bagua_hvd.tuning.speeds import Speeds
 from bagua_hvd.tuning.tuner import Plan, Tuner
 from bagua_hvd.tuning.window import POINTS, Window, points, window
@@ -23,8 +23,8 @@ CODECS = float16, block(8), minmax_uint8
 STEP = Window(30_000, 20_000, 15_000, tuple(range(5000, 5000 + 600 * 16, 600)), tuple(k / 16 for k in range(1, 17)))
 
 
-def measured(hosts=2, small=200, large=20_000, crowded=False):
-    return Measured(Ranks(hosts, hosts), small, 1 << 21, large, (300,) * 3, (300,) * 3, 0, crowded)
+def measured(hosts=2, small=200, large=20_000, oversubscribed=False):
+    return Measured(Ranks(hosts, hosts), small, 1 << 21, large, (300,) * 3, (300,) * 3, 0, oversubscribed)
 
 
 def exact(elements=1 << 20):
@@ -71,43 +71,43 @@ def test_the_slower_the_line_the_more_codes_gain(large):
 
 def test_a_far_line_is_measured_by_large_messages():
     """20 ms one way, 1 Gbit/s: 32 KiB take hardly longer than 4 bytes, so measuring 2 MiB is affordable."""
-    assert longer(0, 60_000, SIZES[0], 60_500, SIZES[1]) * 4 < MOST_US
-    assert longer(SIZES[0], 60_500, SIZES[1], 63_000, SIZES[2]) * 4 < MOST_US
-    assert longer(0, 1000, SIZES[0], 60_000, SIZES[1]) * 4 > MOST_US            # 4 Mbit/s
+    assert extrapolated_us(0, 60_000, SIZES[0], 60_500, SIZES[1]) * 4 < MOST_US
+    assert extrapolated_us(SIZES[0], 60_500, SIZES[1], 63_000, SIZES[2]) * 4 < MOST_US
+    assert extrapolated_us(0, 1000, SIZES[0], 60_000, SIZES[1]) * 4 > MOST_US   # 4 Mbit/s
 
 
 def test_hops_of_the_first_size_are_not_its_bytes():
     """Between 4 hosts 32 KiB have twice as many hops as 4 bytes, whose time must not count as a slow link."""
-    assert waits(4, SIZES[0]) == pytest.approx(2 * waits(4, 4))
+    assert critical_hops(4, SIZES[0]) == pytest.approx(2 * critical_hops(4, 4))
     slow = Measured(Ranks(4, 4), 41_164, SIZES[0], 84_011, (), (), 0, False)
     assert slow.network().bytes_per_s * 8e-6 > 300          # it used to be 49
 
 
-@pytest.mark.parametrize("hosts, small, lesser, large, least, most", [
+@pytest.mark.parametrize("hosts, small, next_us, large, least, most", [
     (2, 40_850, 44_000, 59_001, 900, 1100),         # 1 Gbit/s, 20 ms: 2 MiB took a hop less than a single allreduce
     (2, 10_742, 12_700, 31_200, 700, 1100),         # 1 Gbit/s, 5 ms
     (2, 10_644, 11_300, 15_400, 3200, 4400),        # 4 Gbit/s, 5 ms
     (4, 41_164, 86_700, 116_000, 500, 1100),        # 1 Gbit/s, 20 ms, 4 hosts
 ])
-def test_the_rate_of_a_far_line(hosts, small, lesser, large, least, most):
+def test_the_rate_of_a_far_line(hosts, small, next_us, large, least, most):
     """Measured between emulated hosts; earlier, the first rate was estimated as 2855 Mbit/s, the third as 11229."""
-    known = Measured(Ranks(hosts, hosts), small, SIZES[2], large, (), (), 0, False, SIZES[1], lesser)
+    known = Measured(Ranks(hosts, hosts), small, SIZES[2], large, (), (), 0, False, SIZES[1], next_us)
     assert least <= known.network().bytes_per_s * 8e-6 <= most
 
 
 def test_the_rate_that_was_used_is_named():
     known = Measured(Ranks(2, 2), 10_742, SIZES[2], 400_000, (), (), 0, False, SIZES[1], 70_000)
     measured_rate = known.network().bytes_per_s * 8e-6
-    assert known.words() == f"2 hosts, {measured_rate:.0f} Mbit/s, 5.37 ms"
-    assert known.words(seen=1.0) == known.words()
-    assert known.words(seen=1e8) == \
+    assert known.describe() == f"2 hosts, {measured_rate:.0f} Mbit/s, 5.37 ms"
+    assert known.describe(seen=1.0) == known.describe()
+    assert known.describe(seen=1e8) == \
         f"2 hosts, 800 Mbit/s as training has sent ({measured_rate:.0f} when measured), 5.37 ms"
 
 
 def test_a_line_carries_what_training_has_sent():
     """The rate is measured 20 times too low, with an allreduce for another link; the steps themselves correct it."""
     parts, slow = exact(), measured(large=400_000)
-    assert on_the_lines(parts, 2) == 4 * (1 << 20)      # 2 (n - 1) / n of each bucket, float32
+    assert total_line_bytes(parts, 2) == 4 * (1 << 20)  # 2 (n - 1) / n of each bucket, float32
     assert slow.network(seen=50e6).bytes_per_s == 50e6
     assert slow.network(seen=1.0) == slow.network()
     seen = Predictor(slow, CODECS, seen=50e6).step_us(parts, STEP)
@@ -146,14 +146,14 @@ class Gru(Tuner):
         return Window(step, 34_700, 32_900, (9200, 12_500, 31_200, 31_300, 32_700, 32_800), self.UNTIL)
 
 
-@pytest.mark.parametrize("lesser, large, mbit", [
+@pytest.mark.parametrize("next_us, large, mbit", [
     (81_000, 151_000, 752), (81_000, 142_000, 863), (78_000, 125_000, 1120),
 ])
-def test_what_is_wrong_with_a_rate_decides_nothing(lesser, large, mbit):
+def test_what_is_wrong_with_a_rate_decides_nothing(next_us, large, mbit):
     """Measured: 170 ms a step, 150 in buckets of 2 MiB, 135 by codes. If a link was measured too slow, only the plan in
     use was predicted correctly, and the tuner stayed with it.
     """
-    known = Measured(Ranks(2, 2), 40_724, 8 << 20, large, (300,), (300,), 0, False, 2 << 20, lesser)
+    known = Measured(Ranks(2, 2), 40_724, 8 << 20, large, (300,), (300,), 0, False, 2 << 20, next_us)
     assert known.network().bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.03)
     gru = Gru()
     predicted = gru.predict(gru.figures(170_000), known)
@@ -193,7 +193,7 @@ def test_many_buckets_wait_for_a_place(buckets):
 
 def test_crowded_processors_pay_for_codes():
     parts = by_codes(block(8), Ranks(2, 2))
-    assert step_us(parts, large=2, crowded=True) > step_us(parts, large=2)
+    assert step_us(parts, large=2, oversubscribed=True) > step_us(parts, large=2)
 
 
 @pytest.mark.parametrize("ranks, hierarchical, sent", [

@@ -15,20 +15,20 @@ _STARTERS = ("hydra_pmi_proxy", "mpiexec", "mpirun", "prterun", "prted", "orted"
 _POLL_SECONDS = 0.02
 
 
-class NoExchange(RuntimeError):
+class ExchangeUnavailable(RuntimeError):
     """This exchange is not available; the message says why."""
 
 
 def folder(one_host: Any) -> Any:
-    """The folder, created if needed. NoExchange: other users can access it."""
+    """The folder, created if needed. ExchangeUnavailable: other users can access it."""
     path = Path(tempfile.gettempdir()) / f"bagua_hvd-{os.getuid()}" if one_host else Path.home() / ".bagua_hvd"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     except OSError as error:
-        raise NoExchange(f"{path}: {error.strerror}") from None
+        raise ExchangeUnavailable(f"{path}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise NoExchange(f"{path} is not a folder of this user alone: remove it, or `chmod 700` it")
+        raise ExchangeUnavailable(f"{path} is not a folder of this user alone: remove it, or `chmod 700` it")
     return path
 
 
@@ -44,7 +44,7 @@ def starter() -> str:
         if name.startswith(_STARTERS):
             return f"{name}-{pid}-{fields[19]}"
         pid = int(fields[1])
-    raise NoExchange("the process that started the ranks of this host was not found")
+    raise ExchangeUnavailable("the process that started the ranks of this host was not found")
 
 
 class FileExchange:
@@ -60,12 +60,12 @@ class FileExchange:
 
     def __init__(self, job: Any, one_host: Any) -> None:
         if job is None and not one_host:
-            raise NoExchange("the engine gives its job no name")
+            raise ExchangeUnavailable("the engine gives its job no name")
         name = hashlib.sha256((job or starter()).encode()).hexdigest()[:32]
         self._path = folder(one_host) / name
 
     def send(self, message: Any) -> None:
-        """On rank 0: stores bytes for all others. NoExchange: they cannot be stored."""
+        """On rank 0: stores bytes for all others. ExchangeUnavailable: they cannot be stored."""
         part = self._path.with_suffix(".part")
         try:
             part.unlink(missing_ok=True)
@@ -74,10 +74,10 @@ class FileExchange:
                 file.write(message)
             os.replace(part, self._path)
         except OSError as error:
-            raise NoExchange(f"rank 0 cannot store its message at {self._path}: {error.strerror}") from None
+            raise ExchangeUnavailable(f"rank 0 cannot store its message at {self._path}: {error.strerror}") from None
 
     def receive(self, timeout: float) -> Any:
-        """On other ranks: returns the bytes. NoExchange: there are none after `timeout` seconds."""
+        """On other ranks: returns the bytes. ExchangeUnavailable: there are none after `timeout` seconds."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -85,8 +85,8 @@ class FileExchange:
             except FileNotFoundError:
                 pass
             if time.monotonic() > end:
-                raise NoExchange(f"rank 0 left no message at {self._path} within {timeout:g} s: did it call init(), "
-                                 "and do all hosts share that folder?")
+                raise ExchangeUnavailable(f"rank 0 left no message at {self._path} within {timeout:g} s: did it call "
+                                          "init(), and do all hosts share that folder?")
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from bagua_hvd.job.engines.detect import number, wrong
-from bagua_hvd.job.engines.exchange_file import NoExchange
+from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable
 
 _POLL_SECONDS = 0.005, 0.1          # first, last
 
@@ -80,12 +80,12 @@ class StoreMessage:
         self._store.set("message", message)
 
     def receive(self, timeout: float) -> Any:
-        """On other ranks: returns the bytes. NoExchange: there are none after `timeout` seconds."""
+        """On other ranks: returns the bytes. ExchangeUnavailable: there are none after `timeout` seconds."""
         try:
             self._store.wait(["message"], timedelta(seconds=timeout))
         except RuntimeError as error:
-            raise NoExchange(f"rank 0 left no message in torch's store within {timeout:g} s: did it call init()? "
-                             f"({str(error).splitlines()[0]})") from None
+            raise ExchangeUnavailable(f"rank 0 left no message in torch's store within {timeout:g} s: did it call "
+                                      f"init()? ({str(error).splitlines()[0]})") from None
         return bytes(self._store.get("message"))
 
     def close(self) -> None:
@@ -101,16 +101,16 @@ def store_exchange(placement: Any, timeout: float) -> StoreMessage:
     Args:
         placement: of this process, by torchrun or env. timeout: seconds.
     Raises:
-        NoExchange, RuntimeError: there is no such store, or a rank did not connect.
+        ExchangeUnavailable, RuntimeError: there is no such store, or a rank did not connect.
         ValueError: MASTER_ADDR or MASTER_PORT is not set, or malformed.
     """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     if placement.engine == "torchrun" and not agent:
-        raise NoExchange("torchrun keeps no store (TORCHELASTIC_USE_AGENT_STORE is not True)")
+        raise ExchangeUnavailable("torchrun keeps no store (TORCHELASTIC_USE_AGENT_STORE is not True)")
     try:
         from torch.distributed import TCPStore
     except ImportError:
-        raise NoExchange("the store at MASTER_ADDR:MASTER_PORT needs torch") from None
+        raise ExchangeUnavailable("the store at MASTER_ADDR:MASTER_PORT needs torch") from None
 
     address, port = os.environ.get("MASTER_ADDR"), number(os.environ, "MASTER_PORT", placement.engine)
     if not address:
@@ -124,5 +124,5 @@ def store_exchange(placement: Any, timeout: float) -> StoreMessage:
     except RuntimeError as error:
         in_use = "EADDRINUSE" in str(error)
         why = "MASTER_PORT is in use on this host; set another one" if in_use else str(error).splitlines()[0]
-        raise NoExchange(f"torch's store at {address}:{port}: {why}") from None
+        raise ExchangeUnavailable(f"torch's store at {address}:{port}: {why}") from None
     return StoreMessage(attempt(store, placement.rank, placement.size, timeout))

@@ -14,7 +14,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.job.engines.detect import Placement, detect
-from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange
+from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange
 from bagua_hvd.job.engines.exchange_store import StoreMessage, attempt, store_exchange
 from bagua_hvd.job.engines.mpi_library import MpiExchange
 from bagua_hvd.job.environment import addresses_of
@@ -29,7 +29,7 @@ _AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousInfo:
     """Rank 0's message to the others.
 
     Attributes:
@@ -46,7 +46,7 @@ class Meeting:
     job: str | None
 
 
-class _Stale(NoExchange):
+class _Stale(ExchangeUnavailable):
     """Rank 0's message may be an earlier rank 0's."""
 
 
@@ -75,7 +75,7 @@ class Membership:
         exchange = exchange or _exchange(placement, one_host, timeout)
         # On every rank: a rank that skipped this error would wait for rank 0, which has failed with it.
         addresses = ["127.0.0.1"] if one_host else [*addresses_of(variables.read("HOROVOD_GLOO_IFACE")).values()]
-        atexit.register(self.met)
+        atexit.register(self.connected)
         if placement.rank == 0:
             self._exchange = exchange
             message = self._host("127.0.0.1" if one_host else EVERY_INTERFACE, addresses, placement.job)
@@ -94,11 +94,12 @@ class Membership:
         self._rendezvous = Rendezvous(base64.b64decode(secret), listen)
         key = make_secret_key()
         self._target = probe.Target(_RANK_0, base64.b64decode(key), listen)
-        return Meeting(self._rendezvous.port, "" if given else secret, addresses, self._target.port, key.decode(), job)
+        return RendezvousInfo(self._rendezvous.port, "" if given else secret, addresses, self._target.port,
+                              key.decode(), job)
 
-    def met(self) -> None:
+    def connected(self) -> None:
         """Call this when all ranks are connected: the message is no longer needed."""
-        atexit.unregister(self.met)
+        atexit.unregister(self.connected)
         self.spent = self.scope is not None
         if self.spent and self._rendezvous is not None:
             self._rendezvous.close()
@@ -110,8 +111,8 @@ class Membership:
 
 
 def _exchange(placement, one_host, timeout):
-    """The first exchange that is available. NoExchange: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
-    ways = {
+    """The first available exchange. ExchangeUnavailable: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
+    exchanges = {
         "store": lambda: store_exchange(placement, timeout),
         "file": lambda: FileExchange(placement.job, one_host),
         "mpi": lambda: MpiExchange(placement),
@@ -125,21 +126,22 @@ def _exchange(placement, one_host, timeout):
         # On one host the file needs no MPI and has no side effects.
         order = ["file", "mpi"] if one_host else ["mpi", "file"]
     reasons = []
-    for way in order:
+    for kind in order:
         try:
-            return ways[way]()
-        except NoExchange as error:
-            reasons.append(f"{way}: {error}")
-    raise NoExchange(f"{placement.engine} started this process as rank {placement.rank} of {placement.size}, but rank "
-                     f"0 has no way to tell the others where to meet ({'; '.join(reasons)}): start the job by baguarun")
+            return exchanges[kind]()
+        except ExchangeUnavailable as error:
+            reasons.append(f"{kind}: {error}")
+    raise ExchangeUnavailable(
+        f"{placement.engine} started this process as rank {placement.rank} of {placement.size}, but rank 0 cannot send "
+        f"the rendezvous address to the other ranks ({'; '.join(reasons)}): start the job by baguarun")
 
 
-def _meeting(content):
-    """Decodes rank 0's message. NoExchange: it is something else."""
+def _parse_rendezvous_info(content):
+    """Decodes rank 0's message. ExchangeUnavailable: it is something else."""
     try:
-        return fill(Meeting, json.loads(content))
+        return fill(RendezvousInfo, json.loads(content))
     except ValueError as error:
-        raise NoExchange(f"rank 0's message is not understood: {error}") from None
+        raise ExchangeUnavailable(f"rank 0's message is not understood: {error}") from None
 
 
 def _given_secret():
@@ -148,10 +150,10 @@ def _given_secret():
 
 
 def _find_rank_0(exchange, job, timeout):
-    """(Meeting, rank 0's address as this host reaches it). Reads a message again that may be left over."""
+    """(RendezvousInfo, rank 0's address as this host reaches it). Reads a message again that may be left over."""
     end = time.monotonic() + timeout
     while True:
-        message = _meeting(exchange.receive(max(0, end - time.monotonic())))
+        message = _parse_rendezvous_info(exchange.receive(max(0, end - time.monotonic())))
         try:
             if message.job != job:
                 raise _Stale(f"rank 0's message is for the job {message.job}, and this is {job}")
@@ -187,7 +189,7 @@ def join(timeout: float) -> Any:
     Args:
         timeout: seconds to wait for rank 0.
     Raises:
-        ValueError: malformed variables. NoExchange, RuntimeError: the ranks cannot be connected.
+        ValueError: malformed variables. ExchangeUnavailable, RuntimeError: the ranks cannot be connected.
     """
     group = default_group()
     if group is not None:       # before the environment: file://, Ray or a notebook may have made it

@@ -13,7 +13,7 @@ from typing import Any
 
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.job.engines.exchange_file import NoExchange
+from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable
 
 # Engine -> vendor of the library it needs; None: it supports several.
 _VENDORS = {"openmpi": "openmpi", "hydra": "mpich", "slurm": None, "pmi": None}
@@ -34,15 +34,15 @@ def _candidates(vendor):
 
 
 def start(placement: Any) -> None:
-    """Loads and initializes MPI, unless that is done. NoExchange: it is not usable here; the message says why."""
+    """Loads and initializes MPI, unless that is done. ExchangeUnavailable: it is not usable here, and why."""
     if placement.engine not in _VENDORS:
-        raise NoExchange(f"{placement.engine} started this process, not mpirun or srun")
+        raise ExchangeUnavailable(f"{placement.engine} started this process, not mpirun or srun")
     vendor, given = _VENDORS[placement.engine], variables.read("BAGUA_HVD_MPI_LIBRARY")
     try:
         native.mpi_open([given] if given else _candidates(vendor), vendor, placement.rank, placement.size,
                         only_these=bool(given))
     except HorovodInternalError as error:
-        raise NoExchange(str(error)) from None
+        raise ExchangeUnavailable(str(error)) from None
     if not _state["registered"]:
         _state["registered"] = True
         atexit.register(_finish)
@@ -60,7 +60,7 @@ def _finish():
 
 
 class MpiExchange:
-    """The job's MPI broadcast. NoExchange: MPI is not usable here."""
+    """The job's MPI broadcast. ExchangeUnavailable: MPI is not usable here."""
 
     def __init__(self, placement: Any) -> None:
         start(placement)
@@ -69,12 +69,12 @@ class MpiExchange:
         try:
             return native.mpi_broadcast(message.ljust(_MESSAGE_NBYTES, b"\0")).rstrip(b"\0")
         except HorovodInternalError as error:
-            raise NoExchange(str(error)) from None
+            raise ExchangeUnavailable(str(error)) from None
 
     def send(self, message: Any) -> None:
         """On rank 0: broadcasts bytes to all others, none of them zero."""
         if len(message) > _MESSAGE_NBYTES:
-            raise NoExchange(f"a message of {len(message)} bytes is too long")
+            raise ExchangeUnavailable(f"a message of {len(message)} bytes is too long")
         self._broadcast(message)
 
     def receive(self, timeout: float) -> Any:

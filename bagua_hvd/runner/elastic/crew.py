@@ -141,7 +141,7 @@ class Crew:
         for output in self._running[number][1]:
             output.rank = slot.rank
         if self._dashboard:
-            self._dashboard.seat(slot)
+            self._dashboard.reset_rank(slot)
 
     def interface(self, host, hosts):
         """The interface by which a worker of `host` connects to those of `hosts`. NoRoute: there is none."""

@@ -43,9 +43,9 @@ from bagua_hvd.runner.ssh.network import NoRoute
 
 # News that arrives while a worker resets is dropped there, so it is repeated until it has led to a rendezvous.
 _REPEAT_SECONDS = 1
-_FAILED_MEETINGS_MAX = 3
+_FAILED_RENDEZVOUS_MAX = 3
 # A worker that was dismissed may still have something to save.
-_FAREWELL_SECONDS = 30
+_REMOVED_GRACE_SECONDS = 30
 
 _KILLED = 128 + signal.SIGKILL
 _NO_ROUTE = 255         # ssh's own exit code, as for hosts that cannot be reached
@@ -121,13 +121,13 @@ class ElasticDriver:
         finished: no worker is left, and none will be started.
         failure: the exception that the job ends with; None: none so far. Its cause, if workers failed since the last
             rendezvous, is the WorkerFailed of the first by cause, not by the end of its process.
-        meetings: number of rendezvous held so far.
+        generation: number of rendezvous held so far.
     """
 
     def __init__(self, settings, hosts, crew, rank_ended, clock=time.monotonic, survivors_seconds=0):
         self.finished = False
         self.failure = None
-        self.meetings = 0
+        self.generation = 0
         self._settings = settings
         self._hosts = hosts
         self._crew = crew
@@ -140,13 +140,13 @@ class ElasticDriver:
         self._state_exists = False      # all members of a generation have had the job's state
         self._ending = False            # a member, or a worker before the first rendezvous, ended with 0
         self._failures = []             # _Failures
-        self._lost_by = ""              # the message about the last failed worker
+        self._last_loss = ""            # the message about the last failed worker
         self._unconnected = None       # why members of the present generation could not connect to each other
-        self._unexplained = 0           # consecutive rendezvous that failed to connect without a failed member
+        self._failed_rendezvous = 0     # consecutive rendezvous that failed to connect without a failed member
         self._failed_starts = 0         # while no worker runs: workers that ended before calling init()
-        self._first_arrival = None      # time of the first init() call
-        self._lacking_since = None      # since when workers wait for slots or other workers
-        self._news = None               # (what, timestamp, when sent last)
+        self._first_join_at = None      # time of the first init() call
+        self._waiting_since = None      # since when workers wait for slots or other workers
+        self._host_changes = None       # (what, timestamp, when sent last)
         self._timestamp = 0
 
     # ---- events -------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ class ElasticDriver:
         self._unconnected = failure or self._unconnected
         self._enter(worker, Phase.WAITING)
         worker.skip_sync, worker.silent = skip_sync, silent
-        if self._first_arrival is None:
-            self._first_arrival = self._clock()
+        if self._first_join_at is None:
+            self._first_join_at = self._clock()
 
     def _kill_silent(self):
         """Kills the member that most others report as silent, once all on other hosts than such members' called init().
@@ -190,12 +190,12 @@ class ElasticDriver:
                       if members[rank].phase is Phase.RUNNING or members[rank].silent in members]
             if not silent:
                 return
-            self._kill(members[max(silent, key=lambda rank: (missed[rank], rank))], "was silent")
+            self._kill(members[max(silent, key=lambda rank: (missed[rank], rank))], "did not respond")
 
     def _kill(self, worker, why):
         self._enter(worker, Phase.LEAVING)
         self._crew.stop(worker.number, grace_seconds=0)
-        self._failed(worker, _KILLED, f"a worker on {worker.host} {why}, and is killed")
+        self._failed(worker, _KILLED, f"a worker on {worker.host} {why}, and was killed")
 
     def syncing(self, number):
         """A worker synchronizes its state: the others no longer wait for its script."""
@@ -255,13 +255,13 @@ class ElasticDriver:
         self._hosts.blacklist(worker.host)
         for other in self._live():
             if other.host == worker.host:
-                self._let_end(other)
-        self._lost_by = f" The last host was lost since {said}."
+                self._end_gracefully(other)
+        self._last_loss = f" The last host was lost since {said}."
         self._crew.say(f"baguarun: {said}: the host is blacklisted.")
 
     def _matters(self, worker):
         """Whether its end counts for the job: it is a member, or there was no rendezvous yet."""
-        return worker.rank is not None or self.meetings == 0
+        return worker.rank is not None or self.generation == 0
 
     def _note_failure(self, worker, exit_code, note, because_of):
         if not self._matters(worker):
@@ -269,10 +269,10 @@ class ElasticDriver:
         failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", worker.number)
         self._failures.append(_Failure(worker.rank, because_of, failure))
 
-    def _let_end(self, worker):
+    def _end_gracefully(self, worker):
         """Lets a worker of a host that is no longer used save something, unless it has not begun."""
         if worker.phase is Phase.WAITING:
-            self._dismiss(worker, self._survivors_seconds)
+            self._send_removed(worker, self._survivors_seconds)
         elif worker.phase is Phase.RUNNING and self._survivors_seconds:
             self._enter(worker, Phase.LEAVING)
             worker.leave_by = worker.since + self._survivors_seconds
@@ -294,17 +294,17 @@ class ElasticDriver:
         if not self._begun:
             self._begun = sum(hosts.values()) >= self._settings.num_proc
         staying, places = self._fit(hosts)
-        self._let_go(staying, now)
+        self._release_unplaced(staying, now)
         if self._begun and places:
             self._start(places)
             staying, _ = self._fit(hosts)
-        self._tell_news(staying, now)
-        self._meet(staying, hosts, now)
+        self._notify_host_changes(staying, now)
+        self._hold_rendezvous(staying, hosts, now)
         self._give_up(staying, hosts, now)
 
     def _scope(self):
         """The name of the present rendezvous."""
-        return f"elastic.{self.meetings}"
+        return f"elastic.{self.generation}"
 
     def _live(self):
         return [worker for worker in self._workers.values() if worker.phase is not Phase.LEAVING]
@@ -316,7 +316,7 @@ class ElasticDriver:
         worker.phase = phase
         worker.since = self._clock()
 
-    def _let_go(self, staying, now):
+    def _release_unplaced(self, staying, now):
         """Stops workers without a slot that have nothing to lose, and those whose time to leave is over."""
         for worker in self._workers.values():
             if worker.leave_by is not None and now > worker.leave_by:
@@ -324,7 +324,7 @@ class ElasticDriver:
             elif worker not in staying and worker.phase is Phase.STARTING:
                 self._stop(worker)
             elif worker not in staying and worker.phase is Phase.WAITING and worker.rank is None:
-                self._dismiss(worker)
+                self._send_removed(worker)
 
     def _fit(self, hosts):
         leaving = [worker for worker in self._workers.values() if worker.phase is Phase.LEAVING]
@@ -348,7 +348,7 @@ class ElasticDriver:
         worker.leave_by = None
         self._crew.stop(worker.number)
 
-    def _dismiss(self, worker, seconds=_FAREWELL_SECONDS):
+    def _send_removed(self, worker, seconds=_REMOVED_GRACE_SECONDS):
         """Tells a worker in init() that it has no slot; it ends by itself."""
         self._enter(worker, Phase.LEAVING)
         worker.leave_by = worker.since + seconds
@@ -358,7 +358,7 @@ class ElasticDriver:
         """Ends the job after a worker has finished. The others finish their work; no worker joins any more."""
         # Before the first rendezvous, workers may not need one.
         members = [worker for worker in self._live() if self._matters(worker)]
-        self._let_go(members, self._clock())
+        self._release_unplaced(members, self._clock())
         for worker in members:
             if worker.phase is Phase.WAITING:
                 self._enter(worker, Phase.RUNNING)
@@ -368,7 +368,7 @@ class ElasticDriver:
             self.finished = True
             self.failure = _cause(self._failures)
 
-    def _tell_news(self, staying, now):
+    def _notify_host_changes(self, staying, now):
         """Tells rank 0 which hosts were added or removed since the last rendezvous."""
         running = self._running()
         rank0 = next((worker for worker in running if worker.rank == 0), None)
@@ -379,18 +379,18 @@ class ElasticDriver:
             new = frozenset()       # one rendezvous for all workers that are starting, if they do not take too long
         if rank0 is None or not (lost or new):
             return
-        if self._news is None or self._news[0] != (lost, new):
+        if self._host_changes is None or self._host_changes[0] != (lost, new):
             self._timestamp += 1
-        elif now < self._news[2] + _REPEAT_SECONDS:
+        elif now < self._host_changes[2] + _REPEAT_SECONDS:
             return
-        self._news = ((lost, new), self._timestamp, now)
+        self._host_changes = ((lost, new), self._timestamp, now)
         result = HostUpdateResult.removed * bool(lost) | HostUpdateResult.added * bool(new)
         self._crew.send(rank0.number, HostsUpdated(self._timestamp, result))
 
-    def _meet(self, staying, hosts, now):
+    def _hold_rendezvous(self, staying, hosts, now):
         """Holds a rendezvous, if possible."""
         if any(worker.phase is Phase.WAITING and worker.rank is not None for worker in staying):
-            self._ask(staying, now)
+            self._ping(staying, now)
         timeout = self._settings.elastic_timeout
         if self._state_exists:
             self._kill_after(timeout, [worker for worker in staying if not (worker.has_state or worker.syncs)], now,
@@ -398,32 +398,32 @@ class ElasticDriver:
         members = [worker for worker in staying if worker.phase is Phase.WAITING]
         if len(members) < self._settings.min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
             return
-        patient = self.meetings == 0 and now < self._first_arrival + self._settings.start_timeout
-        if patient and any(worker.phase is Phase.STARTING for worker in staying):
+        first_wait = self.generation == 0 and now < self._first_join_at + self._settings.start_timeout
+        if first_wait and any(worker.phase is Phase.STARTING for worker in staying):
             return
         if self._state_exists and not any(worker.has_state for worker in members):
             if not self._running():
                 self._fail(RuntimeError(NO_HOSTS_LEFT))
             return
-        if self._exceeds_limit(self.meetings):
+        if self._exceeds_limit(self.generation):
             return
         for worker in self._live():
             if worker.phase is Phase.WAITING and worker not in members:
-                self._dismiss(worker)
+                self._send_removed(worker)
         places = list(dict.fromkeys(worker.host for worker in members))
         try:
             interfaces = {host: self._crew.interface(host, places) for host in places}
         except NoRoute as error:
-            self._leave_out([host for host in places if host in error.hosts][-1], error)
+            self._drop_unreachable([host for host in places if host in error.hosts][-1], error)
             return
-        self._unexplained = self._unexplained + 1 if self._unconnected and not self._failures else 0
-        if self._unexplained < _FAILED_MEETINGS_MAX:
+        self._failed_rendezvous = self._failed_rendezvous + 1 if self._unconnected and not self._failures else 0
+        if self._failed_rendezvous < _FAILED_RENDEZVOUS_MAX:
             self._assign(members, hosts, interfaces)
         else:
-            self._fail(RuntimeError(f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a "
+            self._fail(RuntimeError(f"the workers could not connect to each other {_FAILED_RENDEZVOUS_MAX} times in a "
                                     f"row: {self._unconnected}"))
 
-    def _ask(self, workers, now):
+    def _ping(self, workers, now):
         """Kills workers that neither call init() nor respond. A response counts until the next rendezvous."""
         for worker in workers:
             if worker.phase is not Phase.RUNNING:
@@ -432,7 +432,7 @@ class ElasticDriver:
                 worker.answer_by = now + self._settings.start_timeout
                 self._crew.send(worker.number, Ping())
             elif now >= worker.answer_by:
-                self._kill(worker, "was silent")
+                self._kill(worker, "did not respond")
 
     def _kill_after(self, seconds, workers, now, why):
         for worker in workers:
@@ -447,7 +447,7 @@ class ElasticDriver:
         self._fail(RuntimeError(RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)))
         return True
 
-    def _leave_out(self, host, error):
+    def _drop_unreachable(self, host, error):
         """Excludes a host that cannot reach another one; with too few left, the job ends."""
         for worker in self._live():
             if worker.host == host:
@@ -455,7 +455,7 @@ class ElasticDriver:
                 return
 
     def _assign(self, members, hosts, interfaces):
-        self.meetings += 1
+        self.generation += 1
         skip_sync = all(worker.skip_sync and worker.has_state for worker in members)
         for worker in self._workers.values():
             if worker not in members:       # its state is out of date from now on
@@ -468,11 +468,11 @@ class ElasticDriver:
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
             joins = self._state_exists and not worker.has_state
             self._crew.send(worker.number, Assignment(environment, self._scope(), skip_sync, joins))
-        self._news = self._lacking_since = self._unconnected = None
+        self._host_changes = self._waiting_since = self._unconnected = None
         self._failed_starts = 0
         self._failures.clear()
-        if self.meetings > 1:
-            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(interfaces)}.")
+        if self.generation > 1:
+            self._crew.say(f"baguarun: the job continues with size {len(members)}, on {', '.join(interfaces)}.")
 
     def _give_up(self, staying, hosts, now):
         """Ends the job if it cannot continue, or has not for too long."""
@@ -487,27 +487,27 @@ class ElasticDriver:
         if not live and self._failures and self._hosts.all_lost:
             self._fail(_cause(self._failures))
             return
-        if self._failed_starts and self._exceeds_limit(max(0, self.meetings - 1)):
+        if self._failed_starts and self._exceeds_limit(max(0, self.generation - 1)):
             return
         needed = self._settings.min_num_proc if self._begun else self._settings.num_proc
         slots = sum(hosts.values())
         waiting = any(worker.phase is Phase.WAITING and (worker.rank is not None or not self._running())
                       for worker in live)
         if live and not waiting and not (self._failed_starts and not self._running()):
-            self._lacking_since = None
+            self._waiting_since = None
             return
-        if self._lacking_since is None:
-            self._lacking_since = now
+        if self._waiting_since is None:
+            self._waiting_since = now
             if slots < needed and not self._settings.hosts_are_fixed:
                 self._crew.say(f"baguarun: waiting for slots: {needed} needed, {slots} available.")
         timeout = self._settings.elastic_timeout
-        waited = now >= self._lacking_since + timeout
+        waited = now >= self._waiting_since + timeout
         if slots < needed and (waited or self._settings.hosts_are_fixed and not self._hosts.come_back):
             how_long = f"for {timeout:g} s" if waited else "and no host can come back"
             self._fail(RuntimeError(
                 f"Timed out waiting for minimum number of slots to become available: {needed} needed, {slots} "
                 f"available, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a "
-                f"longer --elastic-timeout.{self._lost_by}"))
+                f"longer --elastic-timeout.{self._last_loss}"))
         elif waited:
             missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
             if len(staying) - len(missing) >= needed:       # the others continue without the missing ones

@@ -39,7 +39,7 @@ class _Stream:
         self._output.write(pack(self._kind, self._number, b""))
 
 
-class _Sayings:
+class _LauncherStderr:
     """A sink for Console that sends the supervisor's messages to the launcher."""
 
     is_terminal = False
@@ -70,9 +70,9 @@ class Agent:
         self._source = source
         os.set_blocking(source, False)
         self._output = Descriptor(sink)
-        sayings = _Sayings(self._output)
-        self._supervisor = Supervisor(Console(sayings, sayings), self._should_stop, report_failures=False,
-                                      on_exit=self._on_exit)
+        launcher_stderr = _LauncherStderr(self._output)
+        self._supervisor = Supervisor(Console(launcher_stderr, launcher_stderr), self._should_stop,
+                                      report_failures=False, on_exit=self._on_exit)
         self._supervisor.watch(source, lambda fd: self._handle())
         self._reader = Reader()
         self._frames = []

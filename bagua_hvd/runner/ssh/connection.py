@@ -32,7 +32,7 @@ from bagua_hvd.runner.ssh.frames import PIECE_NBYTES, Begin, Kind, Reader, Ready
 LOST = 255      # exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
 _READ_NBYTES = 1 << 16
-_WORDS_MAX_NBYTES = 1 << 16
+_STDERR_MAX_NBYTES = 1 << 16
 _ROOT = str(Path(__file__).resolve().parents[3])
 _AGENT = "import sys; sys.path[0] = {root!r}; from bagua_hvd.runner.ssh.agent import main; main()"
 # Variables that apply only to the launcher's host, or to its process in another launcher's job: patterns of names.
@@ -188,7 +188,7 @@ class RemoteHost:
         self._contents = defaultdict(bytearray)     # request -> content of a file received so far
         self._lock = threading.Lock()
         self._count = 0
-        self._words = b""           # stderr output of ssh and the agent
+        self._stderr = b""          # stderr output of ssh and the agent
         self._ready = threading.Event()
         self._say = say
         # Quoted for the host's login shell, whichever that is.
@@ -316,13 +316,13 @@ class RemoteHost:
                     if not data:
                         selector.unregister(key.fd)
                     elif key.fd == self._ssh.stderr:
-                        self._words = (self._words + data)[-_WORDS_MAX_NBYTES:]
+                        self._stderr = (self._stderr + data)[-_STDERR_MAX_NBYTES:]
                     else:
                         try:
                             for frame in reader.feed(data):
                                 self._handle(*frame)
                         except ValueError as error:
-                            self._words += f"\nthe host sent what is not understood: {error}".encode()
+                            self._stderr += f"\nthe host sent malformed data: {error}".encode()
                             selector.unregister(key.fd)
                             self._ssh.signal(signal.SIGKILL)
         while self._ssh.poll() is None:
@@ -374,7 +374,7 @@ class RemoteHost:
             future.set_exception(ConnectionError(self.error))
 
     def _explanation(self):
-        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._stderr.decode(errors="replace").splitlines() if line.strip()]
         words = lines[-1] if lines else f"ssh ended with status {self._ssh.exit_code} and said nothing"
         if self._ready.is_set():
             return f"the connection to host {self.name} was lost ({words}); its processes end by themselves"

@@ -213,6 +213,6 @@ def find_places(remote, local, nics, timeout):
     network.join(remote, [], timeout)
     among = ([LAUNCHER] if local else []) + [host.name for host in remote]
     places = {name: Place(network.interface(name, among), network.rendezvous(name, among)) for name in among}
-    meeting = {place.rendezvous for place in places.values()}
+    rendezvous_addresses = {place.rendezvous for place in places.values()}
     places.update({name: places[LAUNCHER] for name in local})
-    return places, len(meeting) == 1
+    return places, len(rendezvous_addresses) == 1

@@ -11,7 +11,7 @@ from importlib.util import module_from_spec
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _stand_in():
+def _install_alias():
     try:
         import bagua_hvd.as_horovod  # noqa: F401
     except ModuleNotFoundError as error:
@@ -26,5 +26,5 @@ def _run_hidden_sitecustomize():
         spec.loader.exec_module(sys.modules["sitecustomize"])
 
 
-_stand_in()
+_install_alias()
 _run_hidden_sitecustomize()

@@ -21,7 +21,7 @@ from bagua_hvd.torch.distributed.movements import Movements
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.reductions import Reductions
 from bagua_hvd.torch.distributed.tensors import Tensors, dense
-from bagua_hvd.torch.distributed.works import Together, Work
+from bagua_hvd.torch.distributed.works import CombinedWork, Work
 
 
 def create(backend_options: Any, options: Any) -> Any:
@@ -113,7 +113,7 @@ class ProcessGroup(Reductions, Movements):
         if other := self._other_on(device):
             return other._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
-        return self._work(Together(works), [tensor for work in works for tensor in work.result()],
+        return self._work(CombinedWork(works), [tensor for work in works for tensor in work.result()],
                           "coalesced operations")
 
     def split_group(self, ranks: list[int], timeout: timedelta | None = None, opts: Options | None = None,

@@ -17,14 +17,14 @@ def barrier(store: Any, rank: int, size: int, seconds: float, wait_all_ranks: An
     milliseconds = round(seconds * 1000)
     if rank:
         store.set(str(rank), "here")
-        if not _heard(store, "all", deadline):
+        if not _seen(store, "all", deadline):
             raise RuntimeError(f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
                                "for send/recv from rank 0. Please check rank 0 logs for faulty rank. (waited "
                                f"{milliseconds} ms)")
         return
     missing = []
     for other in range(1, size):
-        if not _heard(store, str(other), deadline):
+        if not _seen(store, str(other), deadline):
             missing.append(other)
             if not wait_all_ranks:
                 break
@@ -35,7 +35,7 @@ def barrier(store: Any, rank: int, size: int, seconds: float, wait_all_ranks: An
     store.set("all", "here")
 
 
-def _heard(store, key, deadline):
+def _seen(store, key, deadline):
     left = max(deadline - time.monotonic(), 0.01)
     try:
         store.wait([key], timedelta(seconds=left))

@@ -29,7 +29,7 @@ class _Call(Bucket):
 
 
 # Methods for more than communicating gradients: neither an all_reduce nor a DDP hook can call them.
-_BESIDES = ("step", "before_step", "after_step", "backward_begins", "gradients_travel")
+_BESIDES = ("step", "before_step", "after_step", "backward_begins", "communicates_gradients")
 
 
 def besides_gradients(algorithm: Algorithm) -> str:

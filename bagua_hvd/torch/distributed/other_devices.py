@@ -49,7 +49,7 @@ class OtherDevices(Group):
 
     def _make(self, backend, device):
         if backend not in _GROUPS or not hasattr(dist, _GROUPS[backend]):
-            raise ValueError(f'backend "bagua" goes together with {" and ".join(_GROUPS)}, not with {backend!r} for '
+            raise ValueError(f'backend "bagua" can be combined with {" and ".join(_GROUPS)}, not with {backend!r} for '
                              f"{device.type} (or this torch has none)")
         store = dist.PrefixStore(f"{device.type}/{backend}", self._store)
         group = dist.ProcessGroup(store, self._rank, len(self._ranks))

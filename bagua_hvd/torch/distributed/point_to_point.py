@@ -83,21 +83,21 @@ def _check_size(source, message, into):
         raise ValueError(f"recv of {into.nbytes} bytes, but rank {source} sent {message.nbytes}")
 
 
-class _Open(_Message):
+class _UnclaimedMessage(_Message):
     """A message from one rank that any call may take. On arrival it calls `arrived`, then completes `arrival`."""
 
     def __init__(self, pair, post, source, tensor, small, arrived):
         self.arrival: Future[None] = Future()
         self.taken = False
         super().__init__(pair, post, source, tensor, small)
-        self.when_ended(lambda: self._come(arrived))
+        self.when_ended(lambda: self._on_arrival(arrived))
 
-    def _come(self, arrived):
+    def _on_arrival(self, arrived):
         arrived(self)
         self.arrival.set_result(None)
 
 
-class _Wanted:
+class _AnySourceReceive:
     """A receive that takes a message posted earlier: from `source`, or from the rank that sends first."""
 
     def __init__(self, tensor, source=-1):
@@ -132,9 +132,9 @@ class PointToPoint:
 
     def __init__(self, context: Any, key: Any, rank: int, ranks: Any, id: int) -> None:
         self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
-        self._numbers: dict[tuple[int, int, int], int] = {}     # number of the next message by (sender, receiver, tag)
-        self._open: dict[tuple[int, int], _Open] = {}           # posted and not taken, by (sender, tag)
-        self._wanting: dict[int, deque[Any]] = {}               # by tag: (_Wanted without a message, its tensor)
+        self._numbers: dict[tuple[int, int, int], int] = {}  # number of the next message by (sender, receiver, tag)
+        self._open: dict[tuple[int, int], _UnclaimedMessage] = {}   # posted and not taken, by (sender, tag)
+        self._any_source_queue: dict[int, deque[Any]] = {}  # by tag: (_AnySourceReceive without a message, its tensor)
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
@@ -199,50 +199,50 @@ class PointToPoint:
             message = self._open.pop((rank, tag), None)
             if message is not None:
                 message.taken = True
-                self._want(tag)
-                wanted = _Wanted(tensor, rank)
+                self._post_any_source(tag)
+                wanted = _AnySourceReceive(tensor, rank)
                 message.arrival.add_done_callback(lambda _: wanted.give(message))
                 return wanted
         return self._begin(rank, tag, tensor, _Message)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
         """Starts to receive into a flat tensor from the rank that sends first. Returns a message with its `source`."""
-        wanted = _Wanted(tensor)
+        wanted = _AnySourceReceive(tensor)
         with self._lock:
-            self._wanting.setdefault(tag, deque()).append((wanted, tensor))
-            self._want(tag)
+            self._any_source_queue.setdefault(tag, deque()).append((wanted, tensor))
+            self._post_any_source(tag)
         return wanted
 
-    def _want(self, tag):
+    def _post_any_source(self, tag):
         """While a receive from any rank waits, keeps one posted for every rank, and assigns arrived messages."""
-        if tag not in self._wanting:
+        if tag not in self._any_source_queue:
             return
-        tensor = self._wanting[tag][0][1]
+        tensor = self._any_source_queue[tag][0][1]
         others = [rank for rank in range(len(self._ranks)) if rank != self._rank]
         for rank in others:
             if (rank, tag) not in self._open:
                 # In its own memory: the call that takes it may need the data elsewhere.
-                message = self._begin(rank, tag, torch.empty_like(tensor), _Open, self._arrived)
+                message = self._begin(rank, tag, torch.empty_like(tensor), _UnclaimedMessage, self._arrived)
                 message.tag = tag
                 self._open[rank, tag] = message
         for rank in others:
             message = self._open.get((rank, tag))
             if message is not None and message.done():
-                self._give(message, tag)
+                self._match(message, tag)
 
     def _arrived(self, message):
         with self._lock:
             tag = getattr(message, "tag", None)
             if tag is not None and not message.taken:
-                self._give(message, tag)
+                self._match(message, tag)
 
-    def _give(self, message, tag):
-        if message.taken or tag not in self._wanting:
+    def _match(self, message, tag):
+        if message.taken or tag not in self._any_source_queue:
             return
         message.taken = True
         del self._open[message.source, tag]
-        wanted, _ = self._wanting[tag].popleft()
-        if not self._wanting[tag]:
-            del self._wanting[tag]
+        wanted, _ = self._any_source_queue[tag].popleft()
+        if not self._any_source_queue[tag]:
+            del self._any_source_queue[tag]
         wanted.give(message)
-        self._want(tag)
+        self._post_any_source(tag)

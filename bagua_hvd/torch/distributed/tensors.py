@@ -43,7 +43,7 @@ def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
     """
     kind = kind_of(op)
     if kind not in _BINARY:
-        raise ValueError(f"{op} is not served for {rows.dtype}")
+        raise ValueError(f"{op} is not supported for {rows.dtype}")
     rounding = None if rows.is_floating_point() or rows.is_complex() else "trunc"
     terms = rows.long() if kind == _Op.AVG and rounding else rows
     result = functools.reduce(_BINARY[kind], terms.unbind(0))
@@ -56,7 +56,7 @@ def dense(tensor: torch.Tensor) -> Any:
     """The tensor, or a contiguous copy of it, detached."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
-        raise ValueError(f"tensors of layout {tensor.layout} are served by all_reduce only")
+        raise ValueError(f"tensors of layout {tensor.layout} are supported by all_reduce only")
     return tensor.contiguous().resolve_neg().resolve_conj()
 
 

@@ -163,7 +163,7 @@ class Work(_Work):
             seconds = seconds if seconds > 0 else self._timeout
             if not self.ended_within(seconds):
                 raise RuntimeError(f"{self._what}: Timed out waiting {seconds:g} s for the other ranks; the operation "
-                                   "goes on, and its tensors must be left alone. Is every rank of the group there?")
+                                   "continues; do not use its tensors. Have all ranks of the group called it?")
             self._end()
         if self._error is not None:
             raise self._error
@@ -250,7 +250,7 @@ class Work(_Work):
         future.set_result(self._value())
 
 
-class Together:
+class CombinedWork:
     """Several Works as the operation of one Work."""
 
     def __init__(self, works: list[Work]) -> None:

@@ -1,7 +1,8 @@
-"""One rank of a job that others start: `mpirun ... python -m bagua_hvd.runner.desk_task ADDRESS,ADDRESS:PORT`.
+"""One rank of a job that others start: `mpirun ... python -m bagua_hvd.runner.function_task ADDRESS,ADDRESS:PORT`.
 
 It may run on any host. It receives the function from the launcher that listens there, and sends back the result; see
-desk.py. If the launcher ends before that, the rank ends at once: not every mpirun ends its ranks when it is killed.
+function_server.py. If the launcher ends before that, the rank ends at once: not every mpirun ends its ranks when it is
+killed.
 """
 import io
 import os
@@ -86,7 +87,7 @@ def main():
         connection.send(Hello(get_env_rank_and_size()[0]))
         begin = connection.receive(Function)
         if begin is None:
-            raise EOFError("the launcher of the job hung up")
+            raise EOFError("the launcher of the job closed the connection")
         function = connection.receive_content(begin.nbytes)
     except (OSError, EOFError) as error:
         sys.exit(f"bagua_hvd.run: {error}")

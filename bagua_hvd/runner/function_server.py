@@ -11,49 +11,49 @@ import time
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
-from bagua_hvd.runner.desk_task import Error, Function, Result
+from bagua_hvd.runner.function_task import Error, Function, Result
 from bagua_hvd.runner.run_files import no_result, unpickled
 
-# Module of the ranks; its argument is ADDRESS,ADDRESS:PORT of the desk.
-TASK = "bagua_hvd.runner.desk_task"
+# Module of the ranks; its argument is ADDRESS,ADDRESS:PORT of the server.
+TASK = "bagua_hvd.runner.function_task"
 
 
-class Desk(Server):
+class FunctionServer(Server):
     """Sends the function to the ranks, and receives their results.
 
-        rank to desk    hello (its rank), later result or error (nbytes; the pickled result or the text follows)
-        desk to rank    function (nbytes; its pickle follows)
+        rank to server    hello (its rank), later result or error (nbytes; the pickled result or the text follows)
+        server to rank    function (nbytes; its pickle follows)
 
     Args:
         secret: bytes. function: the bytes of run_task.FUNCTION. host: numeric address to bind.
     Attributes:
-        first_words: dataclasses of a connection's first message.
+        opening_messages: dataclasses of a connection's first message.
         results: {rank: bytes}.
         failures: [(rank, text), ...] in order of arrival; text None: the connection ended without a message.
-        talking: number of ranks that have not sent everything.
+        unfinished: number of ranks that have not sent everything.
     """
 
-    first_words: tuple[type, ...] = (Hello,)
+    opening_messages: tuple[type, ...] = (Hello,)
 
     def __init__(self, secret, function, host):
         self.results = {}
         self.failures = []
-        self.talking = 0
+        self.unfinished = 0
         self._failed_at = None
         self._function = function
-        super().__init__(secret, host, "run desk")
+        super().__init__(secret, host, "function server")
 
-    async def talk(self, reader, writer):
+    async def serve(self, reader, writer):
         """Talks to one rank."""
-        self.talking += 1
+        self.unfinished += 1
         try:
-            said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), *self.first_words)
+            said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), *self.opening_messages)
             if isinstance(said, Hello):
                 await self._serve_rank(said.worker, reader, writer)
                 return
         finally:
-            self.talking -= 1
-        await self.talk_otherwise(said, reader, writer)
+            self.unfinished -= 1
+        await self.serve_other(said, reader, writer)
 
     async def _serve_rank(self, rank, reader, writer):
         writer.write(channel.encode(Function(len(self._function))))
@@ -70,8 +70,8 @@ class Desk(Server):
         else:
             self.fail(rank, content.decode(errors="replace"))
 
-    async def talk_otherwise(self, said, reader, writer):
-        """Handles another first message of `first_words` than Hello; there is none here. As talk()."""
+    async def serve_other(self, said, reader, writer):
+        """Handles another first message of `opening_messages` than Hello; there is none here. As serve()."""
         raise NotImplementedError
 
     def fail(self, rank, text):

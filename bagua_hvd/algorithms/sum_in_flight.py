@@ -11,7 +11,7 @@ from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.state import State
 
 
-class Travelling:
+class SumInFlight:
     """A sum over the ranks, in flight or complete, and the number of ranks in it. Checkpoints wait for it.
 
     Ranks may be some steps apart, so shutdown() and join() also wait: others may need this rank's part.
@@ -30,22 +30,22 @@ class Travelling:
         self._delta, self._inits = delta, runtime.inits
         self._ranks[0] = 1
         self._operations = [operation, c_fp_s(self._ranks, group, average=False, name=f"{name}.ranks")]
-        runtime.travel(self)
+        runtime.track(self)
 
-    def arrived(self) -> bool:
-        """Whether arrive() would return at once."""
+    def finished(self) -> bool:
+        """Whether wait_all() would return at once."""
         return all(operation.done() for operation in self._operations)
 
-    def arrive(self) -> None:
+    def wait_all(self) -> None:
         """Blocks until it is complete. Failures are raised to callers that use the result."""
         for operation in self._operations:
             with suppress(Exception):
                 operation.wait()
-        runtime.travelling.discard(self)
+        runtime.in_flight.discard(self)
 
     def _here(self) -> np.ndarray | None:
         """The sum; None: nothing was sent, or the connections were lost, and the sum with them, on all ranks."""
-        self.arrive()
+        self.wait_all()
         if self._operations and self._inits != runtime.inits:
             self._delta, self._operations = None, []
         for operation in self._operations:
@@ -76,12 +76,12 @@ class Travelling:
         return True
 
 
-def travelling(state: State, name: str, count: int, dtype: np.dtype) -> Travelling:
-    """The Travelling of `count` values that is kept under a name."""
-    def make() -> Travelling:
-        for sent in list(runtime.travelling):       # a dropped one may still use the name
-            sent.arrive()
-        return Travelling(count, dtype)
+def sum_in_flight(state: State, name: str, count: int, dtype: np.dtype) -> SumInFlight:
+    """The SumInFlight of `count` values that is kept under a name."""
+    def make() -> SumInFlight:
+        for sent in list(runtime.in_flight):        # a dropped one may still use the name
+            sent.wait_all()
+        return SumInFlight(count, dtype)
 
-    kept: Travelling = state.keep(name, make, shared=True, fits=lambda kept: kept.count == count)
+    kept: SumInFlight = state.keep(name, make, shared=True, fits=lambda kept: kept.count == count)
     return kept

@@ -24,7 +24,7 @@ def _as_bytes(views: Sequence[TensorView]) -> list[TensorView]:
             for view in views]
 
 
-class Late:
+class DelayedGradients:
     """Values with the shapes and the dtype of some tensors, zeros at first; on the host, or in memory handed over.
 
     Args:

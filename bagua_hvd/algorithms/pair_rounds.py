@@ -27,7 +27,7 @@ STOPPING_SECONDS = 0.05      # between two rounds of a rank that waits for all t
 
 
 @dataclass
-class Meeting:
+class PairRound:
     """A pairwise round in flight: its parts by bucket, its start (seconds, step), and the number of its buffers."""
 
     parts: list[Exchange]
@@ -39,7 +39,7 @@ class Meeting:
         return all([part.done() for part in self.parts])
 
 
-class Meetings(AnyRounds):
+class PairRounds(AnyRounds):
     """The pairwise rounds of one model, within one init().
 
     Args:
@@ -56,7 +56,7 @@ class Meetings(AnyRounds):
         self._interval_s, self._max_staleness = interval_s, max_staleness
         self._order = self._rounds()
         self._begun = np.zeros(cycle)
-        self._on_their_way: dict[int, Meeting] = {}
+        self._in_flight: dict[int, PairRound] = {}
         self._patience = Patience()
         self._last_took = 0.0
         self._changed_at = time.monotonic()
@@ -66,46 +66,46 @@ class Meetings(AnyRounds):
             yield from range(self._cycle) if self._in_order else Random(number).sample(range(self._cycle), self._cycle)
 
     def _begin(self, round: int) -> None:
-        taken = {meeting.place for meeting in self._on_their_way.values()}
+        taken = {pair_round.place for pair_round in self._in_flight.values()}
         place = next(place for place in itertools.count() if place not in taken)
         parts = [self._begin_part(bucket, round, place) for bucket in self._model.weights]
         self._changed_at = time.monotonic()
-        self._on_their_way[round] = Meeting(parts, self._changed_at, self._model.step, place)
+        self._in_flight[round] = PairRound(parts, self._changed_at, self._model.step, place)
         self._begun[round] += 1
 
     def _end(self, round: int) -> None:
-        meeting = self._on_their_way.pop(round)
-        for bucket, part in zip(self._model.weights, meeting.parts, strict=True):
+        pair_round = self._in_flight.pop(round)
+        for bucket, part in zip(self._model.weights, pair_round.parts, strict=True):
             bucket.add(part.wait())
         self._changed_at = time.monotonic()
-        self._last_took = self._changed_at - meeting.since
+        self._last_took = self._changed_at - pair_round.since
 
     def advance(self) -> None:
         """After a step: ends rounds that are done or too old, and begins one that is due."""
         self._end_done(self._max_staleness)
-        if self.running and not (self._on_their_way and self._max_staleness is not None):
+        if self.running and not (self._in_flight and self._max_staleness is not None):
             self._begin_due(self._interval_s)
 
     def _end_done(self, max_staleness: int | None) -> None:
         if max_staleness is None:
             self._wait_for_punctual()
-        for round, meeting in list(self._on_their_way.items()):
-            if meeting.done() or (max_staleness is not None and self._model.step - meeting.step >= max_staleness):
+        for round, pair_round in list(self._in_flight.items()):
+            if pair_round.done() or (max_staleness is not None and self._model.step - pair_round.step >= max_staleness):
                 self._end(round)
 
     def _wait_for_punctual(self) -> None:
         """Waits as Patience says, but not for rounds that take much longer than the last one."""
-        punctual = [meeting for meeting in self._on_their_way.values() if not self._is_late(meeting, 0)]
-        self._patience.wait_for(lambda: any([meeting.done() for meeting in punctual]),
-                                max((self._model.step - meeting.step for meeting in punctual), default=0))
+        punctual = [pair_round for pair_round in self._in_flight.values() if not self._is_late(pair_round, 0)]
+        self._patience.wait_for(lambda: any([pair_round.done() for pair_round in punctual]),
+                                max((self._model.step - pair_round.step for pair_round in punctual), default=0))
 
-    def _is_late(self, meeting: Meeting, interval_s: float) -> bool:
-        return time.monotonic() - meeting.since >= max(interval_s, LATE * self._last_took)
+    def _is_late(self, pair_round: PairRound, interval_s: float) -> bool:
+        return time.monotonic() - pair_round.since >= max(interval_s, LATE * self._last_took)
 
     def _begin_due(self, interval_s: float) -> None:
-        is_due = time.monotonic() - self._changed_at >= interval_s and len(self._on_their_way) < self._cycle
-        if is_due and all(self._is_late(meeting, interval_s) for meeting in self._on_their_way.values()):
-            self._begin(next(round for round in self._order if round not in self._on_their_way))
+        is_due = time.monotonic() - self._changed_at >= interval_s and len(self._in_flight) < self._cycle
+        if is_due and all(self._is_late(pair_round, interval_s) for pair_round in self._in_flight.values()):
+            self._begin(next(round for round in self._order if round not in self._in_flight))
 
     def stop(self) -> None:
         """Continues rounds until all ranks have called this, then ends those that peers wait for. Collective."""
@@ -122,10 +122,10 @@ class Meetings(AnyRounds):
         # From here on, a rank begins only rounds that a peer waits for.
         for round, times in enumerate(self._wanted()):
             while self._begun[round] < times:
-                if round in self._on_their_way:
+                if round in self._in_flight:
                     self._end(round)
                 self._begin(round)
-        for round in list(self._on_their_way):
+        for round in list(self._in_flight):
             self._end(round)
         self.stopped = True
         self._order = self._rounds()            # the last rounds were not in the common order
