@@ -47,7 +47,7 @@ CAUSES = (None, "ended", "silent", "left", "failed", "timeout", "protocol")
 
 CODEC_NONE = lib.BHVD_CODEC_NONE
 
-LOG_LATE = lib.BHVD_LOG_LATE
+LOG_STALLED = lib.BHVD_LOG_STALLED
 
 MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
 

@@ -44,7 +44,7 @@ _TENSOR = "PPPiii0P"
 
 # Counter of bytes sent that new operations add to, 1 to BYTE_COUNTERS - 1; 0: none. See Telemetry.sent().
 byte_counter: ContextVar[int] = ContextVar("byte_counter", default=0)
-BYTE_COUNTERS: int = lib.BHVD_ACCOUNTS
+BYTE_COUNTERS: int = lib.BHVD_BYTE_COUNTERS
 
 
 def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
@@ -304,7 +304,7 @@ class Posting:
         args = ffi.new("struct bhvd_args *", {
             "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
             "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
-            "blocking": blocking, "device": -1, "account": byte_counter.get(), **primitive,
+            "blocking": blocking, "device": -1, "byte_counter": byte_counter.get(), **primitive,
         })
         if tensors:
             for view in tensors:

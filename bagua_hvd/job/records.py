@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from bagua_hvd.core import log
-from bagua_hvd.core.native import LOG_LATE
+from bagua_hvd.core.native import LOG_STALLED
 
 _JOIN_SECONDS = 1
 
@@ -35,7 +35,7 @@ class Listener:
 def _listen(context, steps):
     for level, file, line, text in context.records():
         try:
-            if level == LOG_LATE:
+            if level == LOG_STALLED:
                 log.logger.warning("%s", _report(text, steps()))
             else:
                 log.log_from(file, line, level, text)

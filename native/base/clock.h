@@ -13,6 +13,8 @@ static inline int64_t clock_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+static inline int64_t clock_ms_ns(int64_t ms) { return ms * 1000000; }
+
 // CPU time of this thread.
 static inline int64_t clock_thread_ns(void)
 {
@@ -24,7 +26,7 @@ static inline int64_t clock_thread_ns(void)
 // Negative timeouts never expire.
 static inline int64_t clock_deadline_ns(int timeout_ms)
 {
-    return timeout_ms < 0 ? CLOCK_NEVER : clock_now_ns() + (int64_t)timeout_ms * 1000000;
+    return timeout_ms < 0 ? CLOCK_NEVER : clock_now_ns() + clock_ms_ns(timeout_ms);
 }
 
 // For poll(): -1 for never, 0 if past, else rounded up so that a wait never spins.

@@ -27,7 +27,7 @@ struct allgather {
     size_t slice, slices;               // bytes, whole segments; number per part
     struct round *rounds;
     size_t *local_part;                 // of a piece: bytes that each local member distributes
-    struct allgather_pipeline spreading;
+    struct allgather_pipeline distributing;
 };
 
 static struct round round_of(const struct allgather *g, size_t piece) { return g->rounds[piece / g->slices]; }
@@ -48,7 +48,7 @@ static int source_of(const struct allgather *g, struct round round, int index)
 
 // One round: sends this member's part to one host, and receives the parts of another host's members that map to this member (index
 // modulo the number of members here). The target moves to the next host, the source to the one before.
-static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
+static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     const struct allgather *g = (struct allgather *)l;
     const struct hierarchy *h = g->h;
@@ -69,7 +69,7 @@ static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, str
     return BHVD_OK;
 }
 
-static struct pipeline *spread(struct run *run, struct two_level *l, size_t piece)
+static struct pipeline *distribute(struct run *run, struct two_level *l, size_t piece)
 {
     struct allgather *g = (struct allgather *)l;
     const struct round round = round_of(g, piece);
@@ -85,11 +85,11 @@ static struct pipeline *spread(struct run *run, struct two_level *l, size_t piec
         if (i == l->local->rank && slice.nbytes)
             mine = source == g->group->rank ? g->src + slice.begin : place;
     }
-    allgather_begin(&g->spreading, run, l->local, l->lane, mine, &l->list, g->local_part);
-    return &g->spreading.pipeline;
+    allgather_begin(&g->distributing, run, l->local, l->lane, mine, &l->list, g->local_part);
+    return &g->distributing.pipeline;
 }
 
-static const struct two_level_form FORM = {.cross = cross, .spread = spread};
+static const struct two_level_ops OPS = {.inter_exchange = inter_exchange, .distribute = distribute};
 
 // Lists the rounds, this host's first. rounds NULL: only counts them.
 static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
@@ -128,7 +128,7 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct gr
     for (int i = 0; i < group->size; total += part[i++])
         longest = part[i] > longest ? part[i] : longest;
     const size_t slice = two_level_piece(longest, SLICES), slices = (longest + slice - 1) / slice, rounds = rounds_of(h, NULL);
-    struct allgather *g = two_level_create(run, sizeof *g, &FORM, h->local, total, rounds * slices, rounds * slices);
+    struct allgather *g = two_level_create(run, sizeof *g, &OPS, h->local, total, rounds * slices, rounds * slices);
     if (!g)
         return run->failure.status;
     g->group = group;

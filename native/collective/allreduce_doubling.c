@@ -36,7 +36,7 @@ void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_
             added[slot][round] = STEP_NONE;
     for (size_t i = 0; (part = part_segment((struct part){0, nbytes}, i)).nbytes; i++) {
         if (fold.rank < 0)
-            fold_aside(schedule, &fold, part);
+            fold_extra(schedule, &fold, part);
         else
             exchange(schedule, &fold, part, i % WINDOW, added[i % WINDOW]);
     }

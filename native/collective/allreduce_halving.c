@@ -67,7 +67,7 @@ void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t
     struct part part;
     for (size_t i = 0; (part = part_segment((struct part){0, nbytes}, i)).nbytes; i++, scratch += part.nbytes) {
         if (rank < 0)
-            fold_aside(schedule, &h.fold, part);
+            fold_extra(schedule, &h.fold, part);
         else
             done = schedule_both(schedule, done, fold_begin(schedule, &h.fold, part, in_space(IN_SCRATCH, scratch), STEP_NONE));
     }

@@ -28,14 +28,14 @@ struct shards {
     struct two_level two_level;
     const struct hierarchy *h;
     struct reduction within;
-    struct between between;
+    struct inter_host_stage stage;
     struct span_cursor cursor;
     struct reducescatter_pipeline reducing;
-    struct allgather_pipeline spreading;
-    struct piece pieces[BETWEEN_DEPTH];
+    struct allgather_pipeline distributing;
+    struct piece pieces[INTER_HOST_DEPTH];
 };
 
-static size_t piece_nbytes(const struct shards *x) { return x->between.shard_nbytes * (size_t)x->h->shards; }
+static size_t piece_nbytes(const struct shards *x) { return x->stage.shard_nbytes * (size_t)x->h->shards; }
 static struct piece *piece_at(struct shards *x, size_t number) { return &x->pieces[number % x->two_level.depth]; }
 
 // Cuts the next piece off the vector.
@@ -66,31 +66,31 @@ static struct pipeline *reduce(struct run *run, struct two_level *l, size_t numb
     return &x->reducing.pipeline;
 }
 
-static bhvd_status cross(struct run *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t number, struct plan *plan)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
     size_t begin = number * piece_nbytes(x);
     for (int i = 0; i < x->h->index; i++)
         begin += piece->part[i];
-    return piece->shard.nbytes ? x->between.plan(run, x->h, &piece->shard_list, begin, &x->between, plan) : BHVD_OK;
+    return piece->shard.nbytes ? x->stage.plan(run, x->h, &piece->shard_list, begin, &x->stage, plan) : BHVD_OK;
 }
 
-static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *distribute(struct run *run, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
-    allgather_begin(&x->spreading, run, l->local, l->lane, piece->shard.dst, &piece->list, piece->part);
-    return &x->spreading.pipeline;
+    allgather_begin(&x->distributing, run, l->local, l->lane, piece->shard.dst, &piece->list, piece->part);
+    return &x->distributing.pipeline;
 }
 
-static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread};
+static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange, .distribute = distribute};
 
 // Bytes to reserve for the largest shard.
-static size_t shard_room(const struct shards *x)
+static size_t largest_shard(const struct shards *x)
 {
     if (x->two_level.count > 1)
-        return x->between.shard_nbytes;
+        return x->stage.shard_nbytes;
     hierarchy_cut(x->h, x->two_level.list.nbytes, x->two_level.part);
     return size_round_up(x->two_level.part[0], CACHE_LINE);
 }
@@ -103,12 +103,12 @@ static bool lay_out(struct run *run, struct shards *x)
     l->part = malloc(l->depth * members * sizeof *l->part);
     if (!l->part)
         return false;
-    const size_t shard = shard_room(x), room = shard + size_round_up(spans * sizeof(struct span), CACHE_LINE);
-    if (!fusion_borrow(&run->fusion, l->depth * room, &l->memory))
+    const size_t shard = largest_shard(x), stride = shard + size_round_up(spans * sizeof(struct span), CACHE_LINE);
+    if (!buffer_pool_acquire(&run->buffers, l->depth * stride, &l->memory))
         return false;
     for (size_t i = 0; i < l->depth; i++) {
         struct piece *piece = &x->pieces[i];
-        piece->shard.dst = (unsigned char *)l->memory.data + i * room;
+        piece->shard.dst = (unsigned char *)l->memory.data + i * stride;
         piece->list = (struct span_list){.spans = (struct span *)(void *)(piece->shard.dst + shard), .capacity = spans};
         piece->part = l->part + i * members;
     }
@@ -116,16 +116,16 @@ static bool lay_out(struct run *run, struct shards *x)
 }
 
 bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
-                              struct span_list *list, const struct between *between)
+                              struct span_list *list, const struct inter_host_stage *stage)
 {
     const struct hierarchy *h = group->hierarchy;
-    const size_t piece = between->shard_nbytes * (size_t)h->shards, count = (list->nbytes + piece - 1) / piece;
-    struct shards *x = two_level_create(run, sizeof *x, &FORM, h->local, list->nbytes, count, (size_t)between->depth);
+    const size_t piece = stage->shard_nbytes * (size_t)h->shards, count = (list->nbytes + piece - 1) / piece;
+    struct shards *x = two_level_create(run, sizeof *x, &OPS, h->local, list->nbytes, count, (size_t)stage->depth);
     if (!x)
         return run->failure.status;
     x->h = h;
     x->within = *within;
-    x->between = *between;
+    x->stage = *stage;
     x->two_level.list = *list;
     *list = (struct span_list){0};
     x->cursor = span_cursor_at(&x->two_level.list, 0);
@@ -135,10 +135,10 @@ bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *
 // ----------------------------------------------------------------------------------------------------------- allreduce
 
 static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                              const struct between *between, struct plan *plan)
+                              const struct inter_host_stage *stage, struct plan *plan)
 {
     (void)begin;
-    allreduce_plan(plan, run, h->cross, &between->reduction, shard);
+    allreduce_plan(plan, run, h->cross, &stage->reduction, shard);
     return BHVD_OK;
 }
 
@@ -146,7 +146,8 @@ bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct gr
                                    struct span_list *list)
 {
     struct reduction within = *reduction;
-    struct between between = {.plan = plan_shard, .reduction = *reduction, .shard_nbytes = SHARD_BYTES, .depth = BETWEEN_DEPTH};
-    within.postscale = between.reduction.prescale = 1.0;
-    return hierarchical_plan(plan, run, group, &within, list, &between);
+    struct inter_host_stage stage = {.plan = plan_shard, .reduction = *reduction, .shard_nbytes = SHARD_BYTES,
+                                     .depth = INTER_HOST_DEPTH};
+    within.postscale = stage.reduction.prescale = 1.0;
+    return hierarchical_plan(plan, run, group, &within, list, &stage);
 }

@@ -15,7 +15,7 @@ struct broadcast {
     const unsigned char *src;
     unsigned char *dst;
     size_t piece;                       // bytes, whole segments
-    struct broadcast_pipeline spreading;
+    struct broadcast_pipeline distributing;
 };
 
 static struct part piece_of(const struct broadcast *b, size_t number)
@@ -23,7 +23,7 @@ static struct part piece_of(const struct broadcast *b, size_t number)
     return (struct part){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
 }
 
-static bhvd_status cross(struct run *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t number, struct plan *plan)
 {
     const struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
@@ -36,22 +36,22 @@ static bhvd_status cross(struct run *run, struct two_level *l, size_t number, st
     return BHVD_OK;
 }
 
-static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *distribute(struct run *run, struct two_level *l, size_t number)
 {
     struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
-    broadcast_begin(&b->spreading, run, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
-    return &b->spreading.pipeline;
+    broadcast_begin(&b->distributing, run, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
+    return &b->distributing.pipeline;
 }
 
-static const struct two_level_form FORM = {.cross = cross, .spread = spread};
+static const struct two_level_ops OPS = {.inter_exchange = inter_exchange, .distribute = distribute};
 
 bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t piece = two_level_piece(nbytes, PIECES), count = (nbytes + piece - 1) / piece;
-    struct broadcast *b = two_level_create(run, sizeof *b, &FORM, h->local, nbytes, count, count);
+    struct broadcast *b = two_level_create(run, sizeof *b, &OPS, h->local, nbytes, count, count);
     if (!b)
         return run->failure.status;
     b->h = h;

@@ -30,26 +30,26 @@ void allreduce_plan(struct plan *plan, const struct run *run, const struct group
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
 // Two-level, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets the owners of each shard of the
 // vector work on it, and distributes the result within each host.
-struct between;
+struct inter_host_stage;
 
 // Plans the work of a shard's owners, in place; may plan nothing. begin: the shard's offset in the vector, in bytes.
 // BHVD_ERR_SYSTEM: the run has failed.
-typedef bhvd_status (*between_fn)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                                  const struct between *between, struct plan *plan);
+typedef bhvd_status (*inter_host_fn)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+                                     const struct inter_host_stage *stage, struct plan *plan);
 
-struct between {
-    between_fn plan;
+struct inter_host_stage {
+    inter_host_fn plan;
     struct reduction reduction;         // for `plan`; unused fields may be 0
     const struct work *work;            // lives as long as the task
     size_t shard_nbytes;                // bytes, at most
-    int depth;                          // shards in flight, at most BETWEEN_DEPTH
+    int depth;                          // shards in flight, at most INTER_HOST_DEPTH
 };
 
-enum { BETWEEN_DEPTH = 4 };
+enum { INTER_HOST_DEPTH = 4 };
 
 // Turns the plan into a task, which takes ownership of the list.
 bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
-                              struct span_list *list, const struct between *between);
+                              struct span_list *list, const struct inter_host_stage *stage);
 bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
                                    struct span_list *list);
 

@@ -34,7 +34,7 @@ static inline int fold_position(const struct fold *fold, int rank)
 }
 
 // For a rank outside the p: sends this part, and receives the result.
-static inline void fold_aside(struct schedule *schedule, const struct fold *fold, struct part part)
+static inline void fold_extra(struct schedule *schedule, const struct fold *fold, struct part part)
 {
     const struct place own = in_space(IN_VECTOR, part.begin);
     const int sent = schedule_send(schedule, fold->neighbor, own, part.nbytes, schedule_load(schedule, part, STEP_NONE));

@@ -61,7 +61,7 @@ static struct pipeline *reduce(struct run *run, struct two_level *l, size_t piec
     return &r->reducing.pipeline;
 }
 
-static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
+static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     (void)run;
@@ -72,7 +72,7 @@ static bhvd_status cross(struct run *run, struct two_level *l, size_t piece, str
     return BHVD_OK;
 }
 
-static const struct two_level_form FORM = {.reduce = reduce, .cross = cross};
+static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange};
 
 // Allocates the arrays indexed by member, and memory for the sums. False: out of memory.
 static bool lay_out(struct run *run, struct reducescatter *r, const struct group *group, const size_t *part)
@@ -86,7 +86,7 @@ static bool lay_out(struct run *run, struct reducescatter *r, const struct group
     r->place = parts_keep(l->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    return !l->depth || fusion_borrow(&run->fusion, l->depth * hosts * r->slice, &l->memory);
+    return !l->depth || buffer_pool_acquire(&run->buffers, l->depth * hosts * r->slice, &l->memory);
 }
 
 bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group,
@@ -95,7 +95,7 @@ bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struc
     const struct hierarchy *h = group->hierarchy;
     const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;
     const size_t slice = part[0] < most ? size_round_up(part[0], CACHE_LINE) : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
-    struct reducescatter *r = two_level_create(run, sizeof *r, &FORM, h->local, part[0] * (size_t)group->size, count, DEPTH);
+    struct reducescatter *r = two_level_create(run, sizeof *r, &OPS, h->local, part[0] * (size_t)group->size, count, DEPTH);
     if (!r)
         return run->failure.status;
     r->h = h;

@@ -76,13 +76,13 @@ static bhvd_status driver_open(struct driver *driver, const char *libraries, int
     const struct library_symbol symbols[] = {DRIVER_FUNCTIONS(SYMBOL)};
     bhvd_status status = library_open(
         "libcuda.so.1", libraries,
-        "it comes with NVIDIA's driver; BAGUA_HVD_LIBCUDA names it where it lies elsewhere", symbols,
+        "it comes with NVIDIA's driver; BAGUA_HVD_LIBCUDA sets its path", symbols,
         sizeof symbols / sizeof symbols[0], error);
     if (status)
         return status;
     *version = 0;
     if (driver->driver_get_version(version) || *version < DRIVER_OLDEST)
-        return error_set(error, BHVD_ERR_UNSUPPORTED, "libcuda.so.1 is of CUDA %d.%d; bagua_hvd needs %d.%d at least: "
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "libcuda.so.1 supports CUDA %d.%d; bagua_hvd needs at least %d.%d: "
                          "install a newer driver", *version / 1000, *version % 1000 / 10, DRIVER_OLDEST / 1000,
                          DRIVER_OLDEST % 1000 / 10);
     cu_result code = driver->init(0);

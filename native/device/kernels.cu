@@ -219,8 +219,8 @@ template <class T> __device__ typename T::real rounded(typename T::real x)
     {                                                                                                               \
         const type::stored *from = (const type::stored *)decoded;                                                   \
         for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
-            const float lost = error[i] - (float)type::load(from + i);                                              \
-            error[i] = lost - lost == 0 ? lost : 0.0f;                                                              \
+            const float residual = error[i] - (float)type::load(from + i);                                          \
+            error[i] = residual - residual == 0 ? residual : 0.0f;                                                  \
         }                                                                                                           \
     }
 EACH_TYPE(FEEDBACK)

@@ -2,8 +2,8 @@
 // a lane accesses only the elements i = lane mod 32, so no synchronization is needed.
 
 enum {
-    ROTATED_ROOM = 4 * ROTATED_LARGEST_BLOCK,   // floats of shared memory per block of threads: two vectors for each warp
-    ROTATED_STEPS = ROTATED_UNIT / WARP         // elements of a unit per lane
+    ROTATED_SCRATCH = 4 * ROTATED_LARGEST_BLOCK,  // floats of shared memory per block of threads: two vectors for each warp
+    ROTATED_STEPS = ROTATED_UNIT / WARP           // elements of a unit per lane
 };
 #define ALL_LANES 0xffffffffu
 
@@ -17,18 +17,18 @@ struct rotated {
     float level;                        // level number lane mod 8
 };
 
-__device__ static struct rotated rotated_of(const struct coded &coded, float *room, uint64_t option)
+__device__ static struct rotated rotated_of(const struct coded &coded, float *scratch, uint64_t option)
 {
     struct rotated r;
     r.bits = (int)(option & 255);
     r.size = option >> 8;
     r.count = coded.part.count;
     r.lane = threadIdx.x % WARP;
-    const uint64_t fit = ROTATED_ROOM / (2 * r.size), warps = blockDim.x / WARP, used = warps < fit ? warps : fit;
+    const uint64_t fit = ROTATED_SCRATCH / (2 * r.size), warps = blockDim.x / WARP, used = warps < fit ? warps : fit;
     const uint64_t warp = threadIdx.x / WARP;
     r.first = warp < used ? coded.block * used + warp : r.count;      // past the end: not enough shared memory for this warp
     r.step = coded.step / blockDim.x * used;
-    r.values = room + 2 * r.size * (warp % used);
+    r.values = scratch + 2 * r.size * (warp % used);
     r.sum = r.values + r.size;
     r.level = ROTATED_LEVELS[r.bits - 1].level[r.lane % 8];
     return r;
@@ -314,8 +314,8 @@ template <class Each> __device__ void for_blocks(const struct rotated &r, Each e
 
 template <class T> __device__ void rotated_encode(const struct coded &coded, const void *src, uint64_t option, uint64_t seed)
 {
-    __shared__ float room[ROTATED_ROOM];
-    const struct rotated r = rotated_of(coded, room, option);
+    __shared__ float scratch[ROTATED_SCRATCH];
+    const struct rotated r = rotated_of(coded, scratch, option);
     const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         forward(r, r.values, seed, begin, d, [&](uint64_t i) { return i < r.count ? (float)T::load(from + i) : 0.0f; });
@@ -347,8 +347,8 @@ __device__ static void rotated_header(const struct coded &coded, uint64_t option
 
 template <class T> __device__ void rotated_decode(const struct coded &coded, void *dst, uint64_t option)
 {
-    __shared__ float room[ROTATED_ROOM];
-    const struct rotated r = rotated_of(coded, room, option);
+    __shared__ float scratch[ROTATED_SCRATCH];
+    const struct rotated r = rotated_of(coded, scratch, option);
     typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         decode_block<T>(r, coded.code, begin, d, false, [&](uint64_t i, typename T::real x) {
@@ -360,8 +360,8 @@ template <class T> __device__ void rotated_decode(const struct coded &coded, voi
 
 template <class T> __device__ void rotated_decode_add(const struct coded &coded, float *dst, uint64_t option)
 {
-    __shared__ float room[ROTATED_ROOM];
-    const struct rotated r = rotated_of(coded, room, option);
+    __shared__ float scratch[ROTATED_SCRATCH];
+    const struct rotated r = rotated_of(coded, scratch, option);
     float *to = dst + coded.part.begin;
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         decode_block<T>(r, coded.code, begin, d, true, [&](uint64_t i, typename T::real x) {
@@ -377,8 +377,8 @@ template <class T>
 __device__ void rotated_decode_sum(const struct coded &coded, void *dst, uint64_t rank_stride, uint64_t ranks, double factor,
                                    uint64_t option)
 {
-    __shared__ float room[ROTATED_ROOM];
-    const struct rotated r = rotated_of(coded, room, option);
+    __shared__ float scratch[ROTATED_SCRATCH];
+    const struct rotated r = rotated_of(coded, scratch, option);
     typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
     const bool alike = r.count && are_alike(r, coded.code, rank_stride, ranks);
     auto put = [&](uint64_t i, typename T::real x) {
@@ -399,8 +399,8 @@ template <class T>
 __device__ void rotated_recode(const struct coded &to, const uint8_t *from, uint64_t rank_stride, uint64_t ranks, double factor,
                                uint64_t option, uint64_t seed)
 {
-    __shared__ float room[ROTATED_ROOM];
-    const struct rotated r = rotated_of(to, room, option);
+    __shared__ float scratch[ROTATED_SCRATCH];
+    const struct rotated r = rotated_of(to, scratch, option);
     const bool alike = r.count && are_alike(r, from, rank_stride, ranks);
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         sum_block<T>(r, from, rank_stride, ranks, factor, alike, begin, d);

@@ -153,27 +153,27 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
     uint64_t count = encoding->layout->cut.count;
     const void *values = encoding->values;
     void *vector = NULL, *rounded = NULL;
-    float *lost = encoding->lost;
+    float *residual = encoding->residual;
     double prescale = encoding->prescale;
     int code = 0;
-    if (prescale != 1.0 || lost)
+    if (prescale != 1.0 || residual)
         code = device_scratch_acquire(scratch, count * e->host.element, &vector);
     if (!code && prescale != 1.0) {
         void *params[] = {&vector, &values, &prescale, &count};
         code = launch_over(e, BHVD_DEVICE_SCALE, count, params, scratch->stream);
         values = vector;
     }
-    if (!code && lost) {
+    if (!code && residual) {
         const float *error = encoding->error;
-        void *params[] = {&lost, &rounded, &error, &values, &count};
+        void *params[] = {&residual, &rounded, &error, &values, &count};
         rounded = e->host.dtype == BHVD_FLOAT32 ? NULL : vector;
         code = launch_over(e, BHVD_DEVICE_FEED_ERROR, count, params, scratch->stream);
-        values = rounded ? rounded : lost;
+        values = rounded ? rounded : residual;
     }
     if (!code)
         code = launch_codec(e, encoding, values, scratch);
-    if (!code && lost) {
-        void *params[] = {&lost, &vector, &count};
+    if (!code && residual) {
+        void *params[] = {&residual, &vector, &count};
         code = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
         if (!code)
             code = launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);

@@ -39,12 +39,12 @@ struct encoding {
     const void *values;                 // layout->cut.count elements
     double prescale;                    // of the values
     const float *error;                 // one per element; NULL: no error feedback
-    float *lost;                        // the new errors, in other memory
+    float *residual;                    // the new errors, in other memory
     enum encoder_pass pass;
     uint64_t begin;                     // offset of the vector in the operation's, in elements
 };
 
-// codes = Q(prescale * values + error); lost = prescale * values + error - D(codes)
+// codes = Q(prescale * values + error); residual = prescale * values + error - D(codes)
 int device_encoder_encode(const struct device_encoder *e, const struct encoding *encoding, struct device_scratch *scratch);
 // values = D(codes)
 int device_encoder_decode(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,

@@ -192,7 +192,7 @@ static bhvd_status join(struct run *run, struct group *set, struct nccl_group *g
     if (status)
         return status;
     if (first.result)
-        return nccl_failed(run, group, first.result, "rank 0 of the process set cannot make a communicator's id");
+        return nccl_failed(run, group, first.result, "rank 0 of the process set cannot create the communicator's id");
     code = device->ops->enter(device);
     if (code)
         return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
@@ -200,7 +200,7 @@ static bhvd_status join(struct run *run, struct group *set, struct nccl_group *g
     nccl_result result = nccl->comm_init(&group->comm, set->size, first.id, set->rank, &config);
     device->ops->leave(device);
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
-        return nccl_failed(run, group, result, "its communicator cannot be made");
+        return nccl_failed(run, group, result, "cannot create its communicator");
     return nccl_settle(run, group);
 }
 
@@ -240,7 +240,7 @@ bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int res
     const struct nccl *nccl = group->device->nccl;
     const char *details = group->comm ? nccl->last_error(group->comm) : NULL;
     return run_fail(run, BHVD_ERR_SYSTEM, "rank %d: NCCL %d.%d.%d with CUDA %d.%d on GPU %d: %s: %s%s%s; NCCL_DEBUG=WARN "
-                    "says more, BAGUA_HVD_NCCL=0 does without it", run->connections.rank, nccl->version / 10000,
+                    "says more, BAGUA_HVD_NCCL=0 disables NCCL", run->connections.rank, nccl->version / 10000,
                     nccl->version % 10000 / 100, nccl->version % 100, group->device->driver_version / 1000,
                     group->device->driver_version % 1000 / 10, group->device->index, what,
                     nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
@@ -292,12 +292,12 @@ static bool is_late(const struct run *run, struct nccl_group *group)
     return !done;
 }
 
-void nccl_look(struct run *run, struct nccl_group *group)
+void nccl_poll(struct run *run, struct nccl_group *group)
 {
     for (; group; group = group->local) {
         const nccl_result state = group->comm && !run->failure.status ? state_of(group) : NCCL_SUCCESS;
         if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
-            nccl_failed(run, group, state, "it failed while tensors were on their way");
+            nccl_failed(run, group, state, "it failed during a collective");
         else if (group->comm && !run->failure.status && is_late(run, group))
             run_fail(run, BHVD_ERR_TIMEOUT, "rank %d: GPU %d has not finished a collective by NCCL for %.1f s, and NCCL reports no "
                      "error; the limit is %d times HOROVOD_GLOO_TIMEOUT_SECONDS", run->connections.rank, group->device->index,

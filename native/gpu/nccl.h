@@ -7,7 +7,7 @@
 // (gpu/staging.h) have their tensors on the device too, so in an execution NCCL takes staged and direct operations alike.
 //
 // An execution only puts work on the device's stream from_host, which waits for the events of the framework's streams. Operations
-// end when all is enqueued. Errors of NCCL and of peers are found by polling (nccl_look): the run fails, and every communicator is
+// end when all is enqueued. Errors of NCCL and of peers are found by polling (nccl_poll): the run fails, and every communicator is
 // aborted, so that no stream hangs (decision 28).
 #pragma once
 
@@ -79,7 +79,7 @@ bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int res
 
 // These include the communicator of this host; NULL is allowed. Called by the engine only.
 // Fails the run if NCCL reports an error, or if the GPU exceeds the time limit for the work that was enqueued last.
-void nccl_look(struct run *run, struct nccl_group *group);
+void nccl_poll(struct run *run, struct nccl_group *group);
 // Aborts the GPU work of all these groups together: an abort waits for the GPU, where another group's kernel may hang.
 void nccl_abort(struct nccl_group *const *groups, int count);
 // Before nccl_close: waits briefly for pending GPU work. False: it has not finished; abort it.

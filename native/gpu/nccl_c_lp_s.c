@@ -11,7 +11,7 @@ struct coded_run {
     const struct work *work;
     struct device_encoder encoder;
     struct code_layout layout;
-    struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: no error feedback
+    struct device_buffer *worker_residual, *server_residual;  // the new errors; NULL: no error feedback
 };
 
 // One code for each rank of the set is sent, or received: nbytes[i] bytes at distance `stride`; stride 0: the same code for all. A
@@ -42,7 +42,7 @@ static int encode_values(struct coded_run *c, void *codes)
     int code = staged_codes_pack(c->work, &c->run->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
                                 .prescale = c->work->prescale_factor, .pass = ENCODER_VALUES};
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->worker_copy, &c->worker_lost, &c->run->scratch);
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->worker_copy, &c->worker_residual, &c->run->scratch);
 }
 
 // Encodes the mean of the own chunk over all ranks' codes.
@@ -60,7 +60,7 @@ static int encode_mean(struct coded_run *c, const struct segment_part *own, void
     if (!code)
         code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
     encoding.values = mean;
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->server_copy, &c->server_lost, &c->run->scratch);
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->server_copy, &c->server_residual, &c->run->scratch);
 }
 
 // Bytes of every chunk's codes; bytes of the own chunk's codes, repeated for every rank.
@@ -119,8 +119,8 @@ static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const uns
         struct tensor *tensor = &work->tensors[t];
         const struct staging_place *place = &work->staging->places[t];
         if (tensor->nbytes && (!place->dst || place->dst_on_host)) {
-            if (tensor_allocate_result(tensor, tensor->dim0))
-                return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+            if (run_allocate_result(x->run, tensor, tensor->dim0))
+                return x->run->failure.status;
             x->host_waits = true;
             status = nccl_run_copy(x, place->dst ? place->dst : tensor->dst, values, tensor->nbytes);
         }
@@ -130,12 +130,12 @@ static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const uns
 }
 
 // The new errors replace the old ones once the operation has been enqueued.
-static void keep(struct coded_run *c, struct bhvd_device_array *device_copy, struct device_buffer *lost, bhvd_status status)
+static void keep(struct coded_run *c, struct bhvd_device_array *device_copy, struct device_buffer *residual, bhvd_status status)
 {
-    if (lost && !status)
-        device_copy_adopt(device_copy, c->run->device, lost);
+    if (residual && !status)
+        device_copy_adopt(device_copy, c->run->device, residual);
     else
-        device_buffer_release(c->run->device, lost);
+        device_buffer_release(c->run->device, residual);
 }
 
 bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *work)
@@ -161,8 +161,8 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *work)
         status = nccl_run_checked(x, staged_codes_unpack(work, &x->scratch, values));
     if (!status)
         status = copy_to_host(x, work, values);
-    keep(&c, work->worker_copy, c.worker_lost, status);
-    keep(&c, work->server_copy, c.server_lost, status);
+    keep(&c, work->worker_copy, c.worker_residual, status);
+    keep(&c, work->server_copy, c.server_residual, status);
     free(sizes);
     return status;
 }

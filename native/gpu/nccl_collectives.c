@@ -35,8 +35,8 @@ static bhvd_status target(struct nccl_run *x, struct work *work, size_t index, i
         out->device = place->result->data;
         return BHVD_OK;
     }
-    if (tensor_allocate_result(tensor, dim0))
-        return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", out->nbytes);
+    if (run_allocate_result(x->run, tensor, dim0))
+        return x->run->failure.status;
     out->host = place->dst ? place->dst : tensor->result;
     return scratch_acquire(x, out->nbytes, &out->device);
 }
@@ -61,7 +61,7 @@ static bhvd_status scale(struct nccl_run *x, bhvd_dtype dtype, void *dst, const 
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
-// dst = postscale * reduce over ranks (prescale * src). Two-level: in place, with more memory (nccl_two_level_room).
+// dst = postscale * reduce over ranks (prescale * src). Two-level: in place, with more memory (nccl_two_level_nbytes).
 static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, void *dst,
                                  const void *src, size_t nbytes)
 {
@@ -145,7 +145,7 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
     if (nbytes == 0)
         return BHVD_OK;
     void *vector = NULL;
-    bhvd_status status = scratch_acquire(x, x->hierarchy ? nccl_two_level_room(x->hierarchy, nbytes) : nbytes, &vector);
+    bhvd_status status = scratch_acquire(x, x->hierarchy ? nccl_two_level_nbytes(x->hierarchy, nbytes) : nbytes, &vector);
     if (!status)
         status = copy_fused(x, reduction->dtype, vector, true);
     if (!status)

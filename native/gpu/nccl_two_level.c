@@ -45,7 +45,7 @@ static size_t shard_of(const struct hierarchy *h, size_t nbytes)
     return shard >= SHARD_MAX_BYTES ? SHARD_MAX_BYTES : size_round_up(shard, NCCL_ALIGNMENT);
 }
 
-size_t nccl_two_level_room(const struct hierarchy *h, size_t nbytes)
+size_t nccl_two_level_nbytes(const struct hierarchy *h, size_t nbytes)
 {
     const size_t most = longest_piece(h), whole = nbytes / most * most;
     return whole + shard_of(h, nbytes - whole) * (size_t)h->shards;

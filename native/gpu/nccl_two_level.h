@@ -8,8 +8,8 @@
 #include "gpu/nccl_run.h"
 
 // Bytes of device memory needed for a vector of nbytes.
-size_t nccl_two_level_room(const struct hierarchy *h, size_t nbytes);
-// In place, without the prescaling; vector: on the device, with nccl_two_level_room bytes.
+size_t nccl_two_level_nbytes(const struct hierarchy *h, size_t nbytes);
+// In place, without the prescaling; vector: on the device, with nccl_two_level_nbytes bytes.
 bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes);
 // src: at the root; dst: on the device. root: a position.

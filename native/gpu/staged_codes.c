@@ -82,12 +82,12 @@ static int keep_rest(const struct encoding *encoding, const struct bhvd_device_a
     const size_t count = encoding->layout->cut.count;
     if (device_copy->count <= count)
         return 0;
-    return scratch->device->ops->copy(scratch->device, encoding->lost + count, encoding->error + count,
+    return scratch->device->ops->copy(scratch->device, encoding->residual + count, encoding->error + count,
                                       (device_copy->count - count) * sizeof(float), scratch->stream);
 }
 
 int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
-                        struct device_buffer **lost, struct device_scratch *scratch)
+                        struct device_buffer **residual, struct device_scratch *scratch)
 {
     struct bhvd_device *device = scratch->device;
     if (!device_copy)
@@ -95,17 +95,17 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
     float *error;
     int code = device_copy_use(device_copy, device, scratch->stream, &error);
     if (!code)
-        code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), lost);
+        code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), residual);
     if (code)
         return code;
     encoding->error = error;
-    encoding->lost = (float *)(void *)(*lost)->data;
+    encoding->residual = (float *)(void *)(*residual)->data;
     code = device_encoder_encode(encoder, encoding, scratch);
     if (!code)
         code = keep_rest(encoding, device_copy, scratch);
     if (!code)
         code = device_copy_use_end(device_copy, scratch->stream);
-    const int recorded = device_buffer_record(device, *lost, scratch->stream);
+    const int recorded = device_buffer_record(device, *residual, scratch->stream);
     return code ? code : recorded;
 }
 
@@ -125,7 +125,7 @@ static int encode(struct work *work, struct device_scratch *scratch, const void 
         code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
     if (!code)
-        code = staged_codes_encode(&codes->encoder, &encoding, work->worker_copy, &codes->lost, scratch);
+        code = staged_codes_encode(&codes->encoder, &encoding, work->worker_copy, &codes->residual, scratch);
     if (!code)
         code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
     const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
@@ -205,15 +205,15 @@ bhvd_status staged_codes_create(struct work *work, const struct kernel_table *ke
     codes->peers = peers_of(BHVD_TOPOLOGY_RING, set_size, rank, 0);
     codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
     const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
-    unsigned char *room;
-    bhvd_status status = staging_open(work, args, own_nbytes + codes->results_nbytes, &room, error);
+    unsigned char *memory;
+    bhvd_status status = staging_open(work, args, own_nbytes + codes->results_nbytes, &memory, error);
     if (status) {
         free(codes);
         return status;
     }
     work->staging->codes = codes;
-    codes->results = room + own_nbytes;
-    codes->own = own_nbytes ? room : codes->results + (size_t)rank * codes->layout.nbytes;
+    codes->results = memory + own_nbytes;
+    codes->own = own_nbytes ? memory : codes->results + (size_t)rank * codes->layout.nbytes;
     int code = start(work, args->stream);
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
 }
@@ -222,9 +222,9 @@ bhvd_status staged_codes_create(struct work *work, const struct kernel_table *ke
 static void update_residual(struct work *work)
 {
     struct staged_codes *codes = work->staging->codes;
-    if (codes->lost)
-        device_copy_adopt(work->worker_copy, work->staging->device, codes->lost);
-    codes->lost = NULL;
+    if (codes->residual)
+        device_copy_adopt(work->worker_copy, work->staging->device, codes->residual);
+    codes->residual = NULL;
 }
 
 // C_LP_S: decodes the result from its codes.
@@ -304,7 +304,7 @@ void staged_codes_destroy(struct work *work)
     struct staged_codes *codes = work->staging ? work->staging->codes : NULL;
     if (!codes)
         return;
-    device_buffer_release(work->staging->device, codes->lost);
+    device_buffer_release(work->staging->device, codes->residual);
     device_buffer_release(work->staging->device, codes->on_device);
     free(codes);
     work->staging->codes = NULL;

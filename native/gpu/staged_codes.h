@@ -23,7 +23,7 @@ struct staged_codes {
     size_t results_nbytes;              // of `results`
     struct peers peers;                 // D_LP_S: the senders of `results`
     struct device_buffer *on_device;    // D_LP_S: own codes on the device, followed by memory for the peers'; else NULL
-    struct device_buffer *lost;         // the worker's new errors, valid when this has ended; NULL: no error feedback
+    struct device_buffer *residual;     // the worker's new errors, valid when this has ended; NULL: no error feedback
 };
 
 // Whether this operation can be done this way. is_hierarchical: it works between hosts only, on means that the CPU computes.
@@ -41,9 +41,9 @@ static inline struct ready_codes staged_codes_ready(const struct staged_codes *c
     return (struct ready_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
 }
 
-// Encodes with the errors of a device copy; *lost receives the new ones. device_copy NULL: no error feedback.
+// Encodes with the errors of a device copy; *residual receives the new ones. device_copy NULL: no error feedback.
 int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
-                        struct device_buffer **lost, struct device_scratch *scratch);
+                        struct device_buffer **residual, struct device_scratch *scratch);
 
 // D_LP_S: its replicas += D(their codes), which are one after the other on the device: the own one, then those of the peers.
 int staged_codes_add(const struct work *work, const struct device_encoder *encoder, const struct code_layout *layout,

@@ -125,7 +125,7 @@ bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t
     int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
     if (code) {
         free(staging);
-        return device_failed(device, code, "pinned memory cannot be had", error);
+        return device_failed(device, code, "cannot allocate pinned memory", error);
     }
     device_hold(device);
     *out = staging->buffer->data;

@@ -221,12 +221,12 @@ struct bhvd_counters {
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
 
 /* Each operation is posted with a counter's number; that counter and payload_bytes_sent both count the bytes that it sends. */
-enum { BHVD_ACCOUNTS = 64 };
+enum { BHVD_BYTE_COUNTERS = 64 };
 struct bhvd_sent {
     uint64_t shm_bytes, tcp_bytes, mpi_bytes;
 };
 /* Bytes sent by ended operations on this counter; zeros for an invalid number. Thread-safe. */
-void bhvd_context_sent(bhvd_context *ctx, int account, struct bhvd_sent *out);
+void bhvd_context_sent(bhvd_context *ctx, int byte_counter, struct bhvd_sent *out);
 
 /* The network between hosts, as measured when the ranks connected. */
 struct bhvd_measured_network {
@@ -273,7 +273,7 @@ bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct
 
 /* Log levels of the core; those from 10 are the levels of Python's logging. */
 typedef enum bhvd_log_level {
-    BHVD_LOG_LATE = 0,          /* not for people: other ranks wait for this one; the text names the operations */
+    BHVD_LOG_STALLED = 0,       /* not for people: other ranks wait for this one; the text names the operations */
     BHVD_LOG_DEBUG = 10, BHVD_LOG_INFO = 20, BHVD_LOG_WARNING = 30, BHVD_LOG_ERROR = 40
 } bhvd_log_level;
 
@@ -352,7 +352,7 @@ struct bhvd_args {
     int32_t device;                 /* -1: host memory; else the GPU's index: src and dst of all tensors are on it */
     bhvd_device *gpu;               /* the device of that index; NULL on the CPU */
     void *stream;                   /* the framework's stream: the operation sees the results of all work enqueued on it before */
-    int32_t account;                /* byte counter of this rank, 0 to BHVD_ACCOUNTS - 1, see bhvd_context_sent */
+    int32_t byte_counter;           /* byte counter of this rank, 0 to BHVD_BYTE_COUNTERS - 1, see bhvd_context_sent */
 };
 
 /* Posts an operation and returns at once. Thread-safe. Posting order need not agree between ranks: operations match by
@@ -406,7 +406,7 @@ void bhvd_result_free(void *data);
  * except with BHVD_IN_PROGRESS: then the caller must wait for it and drop it. */
 bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
                              const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
-                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
+                             double postscale_factor, int byte_counter, int wait_ms, struct bhvd_result *result,
                              bhvd_handle **out, struct bhvd_error *error);
 /* Copies a result on the GPU to dst there, in the order of `stream`, for which bhvd_handle_join must have been called.
  * Does not block; the handle may be dropped at once. */

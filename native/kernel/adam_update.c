@@ -14,21 +14,21 @@ void adam_kernels_init(struct adam_kernels *kernels, bhvd_dtype flat, unsigned c
         adam_kernels_init_avx2(kernels, flat);
 }
 
-// A tensor's elements i ... i + n - 1 in the flat dtype: in place, or converted into `room`.
-static const void *load(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, size_t n, void *room)
+// A tensor's elements i ... i + n - 1 in the flat dtype: in place, or converted into `scratch`.
+static const void *load(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, size_t n, void *scratch)
 {
     const char *from = (const char *)tensor->src + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype);
     if (tensor->dtype == (int32_t)flat)
         return from;
-    kernel_table_best()->to_float[tensor->dtype](room, from, n);
-    return room;
+    kernel_table_best()->to_float[tensor->dtype](scratch, from, n);
+    return scratch;
 }
 
-// Where to compute these elements: in place, or in `room` if store() has to convert them.
-static void *place(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, void *room)
+// Where to compute these elements: in place, or in `scratch` if store() has to convert them.
+static void *place(bhvd_dtype flat, const struct bhvd_tensor *tensor, size_t i, void *scratch)
 {
     const bool same = tensor->dtype == (int32_t)flat;
-    return same ? (char *)tensor->dst + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype) : room;
+    return same ? (char *)tensor->dst + i * bhvd_dtype_size((bhvd_dtype)tensor->dtype) : scratch;
 }
 
 static void store(const struct bhvd_tensor *tensor, size_t i, size_t n, const void *from)
@@ -61,13 +61,13 @@ bhvd_status bhvd_adam_momentum(const struct bhvd_tensor *m, const struct bhvd_te
 {
     struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {m, v, g, x, NULL};
-    float room[4][BLOCK];
+    float scratch[4][BLOCK];
     if (!find(&kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (m, count) {
-        const void *ms = load(flat, &m[t], i, n, room[0]), *vs = load(flat, &v[t], i, n, room[1]),
-                   *gs = load(flat, &g[t], i, n, room[2]),
-                   *xs = x && by[t].weight_decay != 0 ? load(flat, &x[t], i, n, room[3]) : NULL;
+        const void *ms = load(flat, &m[t], i, n, scratch[0]), *vs = load(flat, &v[t], i, n, scratch[1]),
+                   *gs = load(flat, &g[t], i, n, scratch[2]),
+                   *xs = x && by[t].weight_decay != 0 ? load(flat, &x[t], i, n, scratch[3]) : NULL;
         void *to = (char *)sent + (at + i) * bhvd_dtype_size(flat);
         kernels.momentum(to, ms, gs, vs, xs, &by[t], in_steps, n);
     }
@@ -79,13 +79,13 @@ bhvd_status bhvd_adam_step(const struct bhvd_tensor *m, const struct bhvd_tensor
 {
     struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {m, v, x, NULL};
-    float room[3][BLOCK];
+    float scratch[3][BLOCK];
     if (!find(&kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (m, count) {
-        const void *vs = load(flat, &v[t], i, n, room[0]), *before = load(flat, &x[t], i, n, room[1]),
+        const void *vs = load(flat, &v[t], i, n, scratch[0]), *before = load(flat, &x[t], i, n, scratch[1]),
                    *from = (const char *)sent + (at + i) * bhvd_dtype_size(flat);
-        void *ms = place(flat, &m[t], i, room[2]), *xs = place(flat, &x[t], i, room[1]);
+        void *ms = place(flat, &m[t], i, scratch[2]), *xs = place(flat, &x[t], i, scratch[1]);
         kernels.step(xs, ms, from, vs, before, &by[t], in_steps, n);
         store(&m[t], i, n, ms);
         store(&x[t], i, n, xs);
@@ -98,13 +98,13 @@ bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_te
 {
     struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {v, g, NULL};
-    float room[2][BLOCK];
+    float scratch[2][BLOCK];
     if (!find(&kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (v, count) {
-        const void *gs = load(flat, &g[t], i, n, room[0]);
+        const void *gs = load(flat, &g[t], i, n, scratch[0]);
         const size_t offset = (at + i) * bhvd_dtype_size(flat);
-        void *used = place(flat, &v[t], i, room[1]);
+        void *used = place(flat, &v[t], i, scratch[1]);
         kernels.variance(used, (char *)exact + offset, (char *)own + offset, gs, &by[t], n);
         store(&v[t], i, n, used);
     }

@@ -58,7 +58,7 @@ struct topk_element {
 };
 
 // Called for kept element j.
-typedef void topk_visit(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude);
+typedef void topk_visitor(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude);
 
 // The magnitude as an integer that orders as |x| does; for every NaN: infinity + 1.
 INLINE uint64_t topk_magnitude(const char *x, const struct topk_element *element)
@@ -186,9 +186,9 @@ INLINE struct topk_candidate topk_candidate(const struct topk_selection *of, uin
     return (struct topk_candidate){topk_magnitude(of->src + index * of->element->size, of->element), index};
 }
 
-// Lists the elements that reach a magnitude. Returns their number; `room` or more: they do not fit. Always writes two entries per
-// block, since a branch would be unpredictable.
-INLINE size_t topk_collect(const struct topk_selection *of, uint64_t least, struct topk_candidate *list, size_t room)
+// Lists the elements that reach a magnitude. Returns their number; `capacity` or more: they do not fit. Always writes two entries
+// per block, since a branch would be unpredictable.
+INLINE size_t topk_collect(const struct topk_selection *of, uint64_t least, struct topk_candidate *list, size_t capacity)
 {
     struct topk_found blocks[TOPK_BATCH];
     size_t listed = 0;
@@ -196,8 +196,8 @@ INLINE size_t topk_collect(const struct topk_selection *of, uint64_t least, stru
         const size_t n = topk_find(of, i, least, blocks);
         for (size_t b = 0; b < n; b++) {
             const uint32_t first = blocks[b].found, second = first & (first - 1);
-            if (room - listed <= TOPK_BLOCK)
-                return room;
+            if (capacity - listed <= TOPK_BLOCK)
+                return capacity;
             list[listed] = topk_candidate(of, blocks[b].index, first);
             list[listed + 1] = topk_candidate(of, blocks[b].index, second ? second : first);
             listed += 1 + (second != 0);
@@ -222,10 +222,10 @@ INLINE void topk_list(struct topk_selection *of, size_t k)
         memcpy(sample + run * TOPK_RUN * element->size, of->src + run * apart * element->size, TOPK_RUN * element->size);
     const struct topk_selection of_sample = {.src = sample, .count = TOPK_SAMPLE, .element = element};
     const uint64_t guess = topk_threshold(&of_sample, (size_t)most, &ties);
-    const size_t room = (size_t)(1.5 * most / TOPK_SAMPLE * (double)of->count) + 2 * TOPK_BLOCK;
-    of->list = malloc(room * sizeof *of->list);
-    of->listed = of->list ? topk_collect(of, guess, of->list, room) : 0;
-    if (of->listed < k || of->listed == room) {
+    const size_t capacity = (size_t)(1.5 * most / TOPK_SAMPLE * (double)of->count) + 2 * TOPK_BLOCK;
+    of->list = malloc(capacity * sizeof *of->list);
+    of->listed = of->list ? topk_collect(of, guess, of->list, capacity) : 0;
+    if (of->listed < k || of->listed == capacity) {
         free(of->list);
         of->list = NULL;
         of->listed = 0;
@@ -264,7 +264,7 @@ INLINE struct topk_selection topk_select(const char *src, size_t count, size_t k
 static inline void topk_selection_fini(struct topk_selection *of) { free(of->list); }
 
 // Visits the kept elements in the order of their indices.
-INLINE void topk_walk(const struct topk_selection *of, topk_visit *visit, void *state)
+INLINE void topk_visit(const struct topk_selection *of, topk_visitor *visit, void *state)
 {
     const struct topk_element *element = of->element;
     uint32_t left = of->ties;
@@ -307,7 +307,7 @@ INLINE void topk_encode(void *dst, const void *src, size_t count, double paramet
     struct topk_pairs pairs = {element, indices, indices + k * sizeof(uint32_t), 1};
     if (k > 0) {
         struct topk_selection of = topk_select(src, count, k, element);
-        topk_walk(&of, topk_store, &pairs);
+        topk_visit(&of, topk_store, &pairs);
         topk_selection_fini(&of);
     }
     codec_header_init(dst, TOPK_VERSION, pairs.is_finite);

@@ -88,7 +88,7 @@ struct topk_2bit_sums {
     uint64_t largest;
 };
 
-struct topk_2bit_walk {
+struct topk_2bit_encoding {
     const struct topk_element *element;
     struct topk_2bit_layout of;
     struct topk_2bit_sums sums;
@@ -99,25 +99,25 @@ struct topk_2bit_walk {
 
 INLINE void topk_2bit_sum(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude)
 {
-    struct topk_2bit_walk *walk = state;
+    struct topk_2bit_encoding *encoding = state;
     (void)j, (void)index, (void)x;
-    walk->sums.all += walk->element->number(magnitude) * 0x1p-32;
-    if (magnitude > walk->sums.largest)
-        walk->sums.largest = magnitude;
+    encoding->sums.all += encoding->element->number(magnitude) * 0x1p-32;
+    if (magnitude > encoding->sums.largest)
+        encoding->sums.largest = magnitude;
 }
 
 INLINE void topk_2bit_split(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude)
 {
-    struct topk_2bit_walk *walk = state;
-    const double number = walk->element->number(magnitude) * 0x1p-32;
-    const uint32_t is_high = number >= walk->mean, is_negative = (uint8_t)x[walk->element->size - 1] >> 7;
-    walk->sums.high += is_high ? number : 0;        // without a branch, which would be unpredictable
-    walk->sums.low += is_high ? 0 : number;
-    walk->sums.lows += !is_high;
-    const size_t at = (index >> walk->of.low_bits) + j;
-    walk->high[at / 8] = (char)((uint8_t)walk->high[at / 8] | 1u << at % 8);
-    topk_2bit_put(&walk->low, index & (uint32_t)(((uint64_t)1 << walk->of.low_bits) - 1), walk->of.low_bits);
-    topk_2bit_put(&walk->codes, is_negative << 1 | is_high, 2);
+    struct topk_2bit_encoding *encoding = state;
+    const double number = encoding->element->number(magnitude) * 0x1p-32;
+    const uint32_t is_high = number >= encoding->mean, is_negative = (uint8_t)x[encoding->element->size - 1] >> 7;
+    encoding->sums.high += is_high ? number : 0;    // without a branch, which would be unpredictable
+    encoding->sums.low += is_high ? 0 : number;
+    encoding->sums.lows += !is_high;
+    const size_t at = (index >> encoding->of.low_bits) + j;
+    encoding->high[at / 8] = (char)((uint8_t)encoding->high[at / 8] | 1u << at % 8);
+    topk_2bit_put(&encoding->low, index & (uint32_t)(((uint64_t)1 << encoding->of.low_bits) - 1), encoding->of.low_bits);
+    topk_2bit_put(&encoding->codes, is_negative << 1 | is_high, 2);
 }
 
 // The bits of the mean of some magnitudes.
@@ -132,25 +132,25 @@ INLINE uint64_t topk_2bit_level(const struct topk_element *element, double sum, 
 INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double parameter,
                              const struct topk_element *element)
 {
-    struct topk_2bit_walk walk = {.element = element, .of = topk_2bit_layout(parameter, count)};
-    const size_t k = walk.of.k;
-    walk.high = (char *)dst + CODEC_HEADER;
-    walk.low.to = (char *)dst + walk.of.low_at;
-    walk.codes.to = (char *)dst + walk.of.codes_at;
-    memset(dst, 0, walk.of.size);
+    struct topk_2bit_encoding encoding = {.element = element, .of = topk_2bit_layout(parameter, count)};
+    const size_t k = encoding.of.k;
+    encoding.high = (char *)dst + CODEC_HEADER;
+    encoding.low.to = (char *)dst + encoding.of.low_at;
+    encoding.codes.to = (char *)dst + encoding.of.codes_at;
+    memset(dst, 0, encoding.of.size);
     uint64_t low = 0, high = 0;
     int is_finite = 1;
     if (k > 0) {
         struct topk_selection of = topk_select(src, count, k, element);
-        topk_walk(&of, topk_2bit_sum, &walk);
-        is_finite = walk.sums.largest < element->infinity;
-        walk.mean = walk.sums.all / (double)k;
-        topk_walk(&of, topk_2bit_split, &walk);
-        topk_2bit_end(&walk.low);
-        topk_2bit_end(&walk.codes);
+        topk_visit(&of, topk_2bit_sum, &encoding);
+        is_finite = encoding.sums.largest < element->infinity;
+        encoding.mean = encoding.sums.all / (double)k;
+        topk_visit(&of, topk_2bit_split, &encoding);
+        topk_2bit_end(&encoding.low);
+        topk_2bit_end(&encoding.codes);
         topk_selection_fini(&of);
-        low = topk_2bit_level(element, walk.sums.low, walk.sums.lows, walk.sums.largest);
-        high = topk_2bit_level(element, walk.sums.high, k - walk.sums.lows, walk.sums.largest);
+        low = topk_2bit_level(element, encoding.sums.low, encoding.sums.lows, encoding.sums.largest);
+        high = topk_2bit_level(element, encoding.sums.high, k - encoding.sums.lows, encoding.sums.largest);
         if (!is_finite)
             low = high = element->nan;
     }

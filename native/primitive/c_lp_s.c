@@ -37,7 +37,7 @@ struct c_lp_s {
 };
 
 // Scratch memory of one step.
-struct room {
+struct scratch {
     void *values;                       // a segment in the dtype
     float *sum;                         // a sum over its elements, or over coefficients of the codes
 };
@@ -48,16 +48,16 @@ struct sum_of {
     const unsigned char *like;
 };
 
-static bool make_room(struct c_lp_s *x, struct room *room)
+static bool make_scratch(struct c_lp_s *x, struct scratch *scratch)
 {
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const struct kernel_transform *transform = encoder_transform(&x->encoder);
     const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
     const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
     const size_t floats = size_round_up(sums * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_room(x->run, &x->encoder, &x->codes, values + floats);
+    unsigned char *memory = coded_scratch(x->run, &x->encoder, &x->codes, values + floats);
     if (memory)
-        *room = (struct room){memory, (float *)(void *)(memory + values)};
+        *scratch = (struct scratch){memory, (float *)(void *)(memory + values)};
     return memory;
 }
 
@@ -129,21 +129,21 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
     const struct part *values = &step->values;
     const size_t count = values->nbytes / x->encoder.element;
     struct sum_of of = {0};
-    struct room room;
-    if (!make_room(x, &room))
+    struct scratch scratch;
+    if (!make_scratch(x, &scratch))
         return;
     if (step->kind == STEP_RECODE || step->kind == STEP_COMBINE)
-        of = add(x, room.sum, place_among(spaces, step->other), place_among(spaces, step->from), count);
+        of = add(x, scratch.sum, place_among(spaces, step->other), place_among(spaces, step->from), count);
     if (step->kind == STEP_ENCODE) {
         encode(x, values, place_among(spaces, step->to));
     } else if (step->kind == STEP_RECODE) {
-        recode(x, values, room.sum, of, place_among(spaces, step->to));
+        recode(x, values, scratch.sum, of, place_among(spaces, step->to));
     } else {
-        void *to = span_target(&x->list, values->begin, values->nbytes, room.values);
+        void *to = span_target(&x->list, values->begin, values->nbytes, scratch.values);
         if (step->kind == STEP_DECODE)
             x->encoder.codec->decode(to, place_among(spaces, step->from), count, &x->encoder.options);
         else
-            end_sum(x, to, room.sum, of, count);
+            end_sum(x, to, scratch.sum, of, count);
         span_store(&x->list, values->begin, values->nbytes, to);
     }
 }
@@ -180,9 +180,9 @@ static struct c_lp_s *plan_among(struct run *run, const struct group *group, con
 
 // Plans a shard of the vector, from byte `offset` on, among its owners.
 static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
-                              const struct between *between, struct plan *plan)
+                              const struct inter_host_stage *stage, struct plan *plan)
 {
-    const struct work *work = between->work;
+    const struct work *work = stage->work;
     const size_t begin = offset / bhvd_dtype_size(work->tensors[0].dtype);
     struct span_list list = {0};
     struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : plan_among(run, h->cross, work, shard->nbytes, NULL, &list, plan);
@@ -206,10 +206,10 @@ static bhvd_status among_hosts(struct run *run, struct group *group, struct work
     // sum is the host's mean.
     const double weight = work->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, work->prescale_factor, weight);
-    const struct between between = primitive_between(plan_shard, work);
-    bhvd_status status = hierarchical_plan(plan, run, group, &within, list, &between);
+    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, work);
+    bhvd_status status = hierarchical_plan(plan, run, group, &within, list, &stage);
     if (!status)
-        plan->task->state = work_state(work);
+        plan->task->exclusive_memory = work_exclusive_memory(work);
     return status;
 }
 
@@ -221,7 +221,7 @@ bhvd_status c_lp_s(struct run *run, struct group *group, struct work *work, cons
         status = among_hosts(run, group, work, &list, plan);
     } else if (!status && work_nbytes(work)) {
         if (plan_among(run, group, work, work_nbytes(work), ready, &list, plan))
-            plan->operands.state = work_state(work);
+            plan->operands.exclusive_memory = work_exclusive_memory(work);
         else
             status = run->failure.status;
     }

@@ -16,13 +16,13 @@ void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *en
     plan->operands.output = ready->results;
 }
 
-unsigned char *coded_room(struct run *run, struct encoder *encoder, const struct codes *codes, size_t nbytes)
+unsigned char *coded_scratch(struct run *run, struct encoder *encoder, const struct codes *codes, size_t nbytes)
 {
     const size_t longest = segments_part(&codes->cut, 0, 0).count;
-    unsigned char *room = fusion_acquire(&run->fusion, nbytes + encoder_scratch_size(encoder, longest));
-    if (room)
-        encoder_set_scratch(encoder, room + nbytes, longest);
+    unsigned char *scratch = buffer_pool_scratch(&run->buffers, nbytes + encoder_scratch_size(encoder, longest));
+    if (scratch)
+        encoder_set_scratch(encoder, scratch + nbytes, longest);
     else
         run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
-    return room;
+    return scratch;
 }

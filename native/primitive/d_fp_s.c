@@ -38,13 +38,13 @@ static const unsigned char *received_at(const struct d_fp_s *a, const struct seg
     return segment->received + (size_t)p * a->codes.received.each;
 }
 
-// Returns the values in the type of the sum: themselves, or converted into `room`.
-static const void *widen(const struct d_fp_s *a, void *room, const void *values, size_t count)
+// Returns the values in the type of the sum: themselves, or converted into `scratch`.
+static const void *widen(const struct d_fp_s *a, void *scratch, const void *values, size_t count)
 {
     if (a->dtype == a->wide)
         return values;
-    a->run->kernels.to_float[a->dtype](room, values, count);
-    return room;
+    a->run->kernels.to_float[a->dtype](scratch, values, count);
+    return scratch;
 }
 
 // dst = weight * sum
@@ -84,14 +84,14 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
 {
     enum { WIDE_BYTES = PLAIN_SEGMENT_NBYTES / 2 * sizeof(float) };
     const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
-    unsigned char *room = fusion_acquire(&a->run->fusion, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
-    if (!room) {
+    unsigned char *scratch = buffer_pool_scratch(&a->run->buffers, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
+    if (!scratch) {
         run_fail(a->run, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
         return;
     }
-    const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from), room + PLAIN_SEGMENT_NBYTES,
-                                    room + PLAIN_SEGMENT_NBYTES + WIDE_BYTES};
-    void *dst = span_target(&a->list, begin, nbytes, room);
+    const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from),
+                                    scratch + PLAIN_SEGMENT_NBYTES, scratch + PLAIN_SEGMENT_NBYTES + WIDE_BYTES};
+    void *dst = span_target(&a->list, begin, nbytes, scratch);
     (a->is_weighted ? average_weighted : average)(a, &segment, dst, count);
     span_store(&a->list, begin, nbytes, dst);
 }
@@ -168,15 +168,15 @@ static bhvd_status plan_among(struct run *run, const struct group *group, const 
 
 // Plans a shard of the vector among hosts; without peers it stays as it is.
 static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                              const struct between *between, struct plan *out)
+                              const struct inter_host_stage *stage, struct plan *out)
 {
     struct span_list list = {0};
     (void)begin;
-    if (!peers_of(between->work->topology, h->cross->size, h->cross->rank, between->work->round).count)
+    if (!peers_of(stage->work->topology, h->cross->size, h->cross->rank, stage->work->round).count)
         return BHVD_OK;
     bhvd_status status = primitive_shard(run, shard, &list);
     if (!status)
-        status = plan_among(run, h->cross, h, between->work, &list, out);
+        status = plan_among(run, h->cross, h, stage->work, &list, out);
     span_list_fini(&list);
     return status;
 }
@@ -186,10 +186,10 @@ static bhvd_status average_hosts(struct run *run, struct group *group, struct sp
                                  struct plan *out)
 {
     const bool several = group->hierarchy != NULL;
-    const struct between between = primitive_between(plan_shard, work);
+    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, work);
     const int members = several ? group->hierarchy->local->size : group->size;
     const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? hierarchical_plan(out, run, group, &mean, list, &between) : allreduce_shared(run, group, &mean, list);
+    return several ? hierarchical_plan(out, run, group, &mean, list, &stage) : allreduce_shared(run, group, &mean, list);
 }
 
 bhvd_status d_fp_s(struct run *run, struct group *group, struct work *work, struct plan *out, struct bhvd_error *error)

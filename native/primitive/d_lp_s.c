@@ -47,25 +47,25 @@ struct d_lp_s {
 };
 
 // Scratch memory of one step: a segment in the dtype, in float32, and as doubles.
-struct room {
+struct scratch {
     unsigned char *result;
     float *mixed;
     void *term;
 };
 
-static bool make_room(struct d_lp_s *x, struct room *room)
+static bool make_scratch(struct d_lp_s *x, struct scratch *scratch)
 {
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
     const size_t floats = size_round_up(longest * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_room(x->run, &x->encoder, &x->codes, values + 3 * floats);
+    unsigned char *memory = coded_scratch(x->run, &x->encoder, &x->codes, values + 3 * floats);
     if (memory)
-        *room = (struct room){memory, (float *)(void *)(memory + values), memory + values + floats};
+        *scratch = (struct scratch){memory, (float *)(void *)(memory + values), memory + values + floats};
     return memory;
 }
 
 // dst = weights[0] values + the other weights times the replicas, for the elements from `begin` on.
-static void mix(const struct d_lp_s *x, const struct room *room, void *dst, const void *values, const double *weights,
+static void mix(const struct d_lp_s *x, const struct scratch *scratch, void *dst, const void *values, const double *weights,
                 size_t begin, size_t count)
 {
     const struct kernel_table *kernels = &x->run->kernels;
@@ -75,22 +75,22 @@ static void mix(const struct d_lp_s *x, const struct room *room, void *dst, cons
         if (weights[1 + r] == 0)
             continue;
         const float *replica = x->work->replicas[r] + begin;
-        kernels->scale[BHVD_FLOAT32](is_first ? room->mixed : room->term, replica, weights[1 + r], count);
+        kernels->scale[BHVD_FLOAT32](is_first ? scratch->mixed : scratch->term, replica, weights[1 + r], count);
         if (!is_first)
-            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](room->mixed, room->mixed, room->term, count);
+            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->mixed, scratch->term, count);
         is_first = false;
     }
     if (weights[0] == 0) {
-        kernels->from_float[dtype](dst, room->mixed, count);
+        kernels->from_float[dtype](dst, scratch->mixed, count);
     } else if (dtype == BHVD_FLOAT64) {
-        kernels->from_float[dtype](room->term, room->mixed, count);
+        kernels->from_float[dtype](scratch->term, scratch->mixed, count);
         kernels->scale[dtype](dst, values, weights[0], count);
-        kernels->reduce[KERNEL_SUM][dtype](dst, dst, room->term, count);
+        kernels->reduce[KERNEL_SUM][dtype](dst, dst, scratch->term, count);
     } else {
-        kernels->to_float[dtype](room->term, values, count);
-        kernels->scale[BHVD_FLOAT32](room->term, room->term, weights[0], count);
-        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](room->mixed, room->term, room->mixed, count);
-        kernels->from_float[dtype](dst, room->mixed, count);
+        kernels->to_float[dtype](scratch->term, values, count);
+        kernels->scale[BHVD_FLOAT32](scratch->term, scratch->term, weights[0], count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->term, scratch->mixed, count);
+        kernels->from_float[dtype](dst, scratch->mixed, count);
     }
 }
 
@@ -100,22 +100,22 @@ static size_t element_of(const struct d_lp_s *x, const struct part *values)
     return x->begin + values->begin / x->encoder.element;
 }
 
-static void encode(struct d_lp_s *x, const struct room *room, const struct part *values, unsigned char *code)
+static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct part *values, unsigned char *code)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
     if (x->work->mixes_before) {
-        mix(x, room, x->encoder.value, value, x->before, begin, count);
+        mix(x, scratch, x->encoder.value, value, x->before, begin, count);
         value = x->encoder.value;
     }
     encoder_encode(&x->encoder, code, value, count, NULL, ENCODER_VALUES, begin);
 }
 
-static void store_result(const struct d_lp_s *x, const struct room *room, const struct part *values)
+static void store_result(const struct d_lp_s *x, const struct scratch *scratch, const struct part *values)
 {
     const size_t begin = element_of(x, values), place = begin * x->encoder.element;
-    void *to = span_target(&x->results, place, values->nbytes, room->result);
-    mix(x, room, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after, begin,
+    void *to = span_target(&x->results, place, values->nbytes, scratch->result);
+    mix(x, scratch, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after, begin,
         values->nbytes / x->encoder.element);
     span_store(&x->results, place, values->nbytes, to);
 }
@@ -126,24 +126,24 @@ static void combine(struct d_lp_s *x, const struct part *values, const unsigned 
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
     const unsigned char *codes[REPLICAS] = {own, x->peers.count ? peers : own, x->peers.count ? last : own};
-    struct room room;
-    if (!make_room(x, &room))
+    struct scratch scratch;
+    if (!make_scratch(x, &scratch))
         return;
     for (int r = 0; r < REPLICAS; r++)
         if (x->work->replicas[r])
             x->encoder.codec->decode_add(x->work->replicas[r] + begin, codes[r], count, &x->encoder.options);
     if (x->work->mixes_after)
-        store_result(x, &room, values);
+        store_result(x, &scratch, values);
 }
 
 static void act(void *arg, const struct step *step, unsigned char *const *spaces)
 {
     struct d_lp_s *x = arg;
-    struct room room;
+    struct scratch scratch;
     if (step->kind == STEP_COMBINE)
         combine(x, &step->values, place_among(spaces, step->other), place_among(spaces, step->from));
-    else if (make_room(x, &room))
-        encode(x, &room, &step->values, place_among(spaces, step->to));
+    else if (make_scratch(x, &scratch))
+        encode(x, &scratch, &step->values, place_among(spaces, step->to));
 }
 
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
@@ -171,7 +171,7 @@ static bhvd_status plan_among(struct run *run, const struct group *group, const 
         return run->failure.status;
     *x = d_lp_s_of(run, work, group->size, group->rank);
     x->list = x->results = plan->list;
-    plan->operands = (struct operands){.act = act, .arg = x, .state = work_state(work)};
+    plan->operands = (struct operands){.act = act, .arg = x, .exclusive_memory = work_exclusive_memory(work)};
     coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &run->wire, ready);
     schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
     return BHVD_OK;
@@ -211,7 +211,7 @@ struct host_ring {
     struct span_list list;              // of the piece in reduction, from values to their mean
     size_t code_nbytes;                 // bytes of a code, at most
     struct allreduce_pipeline reducing;
-    struct broadcast_pipeline spreading;
+    struct broadcast_pipeline distributing;
     struct piece pieces[PIECES];
 };
 
@@ -243,7 +243,7 @@ static struct pipeline *reduce(struct run *run, struct two_level *l, size_t numb
     return &ring->reducing.pipeline;
 }
 
-static bhvd_status cross(struct run *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t number, struct plan *plan)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -256,13 +256,13 @@ static bhvd_status cross(struct run *run, struct two_level *l, size_t number, st
 }
 
 // The leader's codes are sent to the other members ...
-static struct pipeline *spread(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *distribute(struct run *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     unsigned char *codes = piece_at(ring, number)->codes;
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    broadcast_begin(&ring->spreading, run, l->local, l->lane, 0, codes, codes, nbytes);
-    return &ring->spreading.pipeline;
+    broadcast_begin(&ring->distributing, run, l->local, l->lane, 0, codes, codes, nbytes);
+    return &ring->distributing.pipeline;
 }
 
 // ... and all members combine them.
@@ -274,7 +274,7 @@ static void end(struct run *run, struct two_level *l, size_t number)
     combine(&piece->x, &(struct part){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
 }
 
-static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end};
+static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange, .distribute = distribute, .end = end};
 
 // Allocates memory for means and codes. False: out of memory.
 static bool lay_out(struct run *run, struct host_ring *ring)
@@ -290,11 +290,11 @@ static bool lay_out(struct run *run, struct host_ring *ring)
     codes->own = (struct code_lay){IN_OUTPUT, 0, 0, 0, false};
     codes->results = (struct code_lay){IN_OUTPUT, ring->code_nbytes, ring->code_nbytes, 0, false};
     codes->received.each = ring->code_nbytes;
-    const size_t room = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    if (!fusion_borrow(&run->fusion, l->depth * room + spans * sizeof(struct span), &l->memory))
+    const size_t stride = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
+    if (!buffer_pool_acquire(&run->buffers, l->depth * stride + spans * sizeof(struct span), &l->memory))
         return false;
     unsigned char *place = l->memory.data;
-    for (size_t i = 0; i < l->depth; i++, place += room) {
+    for (size_t i = 0; i < l->depth; i++, place += stride) {
         ring->pieces[i].mean = (struct span){place, place, 0};
         ring->pieces[i].codes = place + mean;
     }
@@ -309,7 +309,8 @@ static bhvd_status plan_hosts(struct run *run, struct group *group, const struct
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     struct group *local = h ? h->local : group;
     struct d_lp_s x = d_lp_s_of(run, work, h ? h->hosts : 1, h ? h->host : 0);
-    struct host_ring *ring = two_level_create(run, sizeof *ring, &FORM, local, list->nbytes, segments_in_chunk(&x.codes.cut), PIECES);
+    struct host_ring *ring = two_level_create(run, sizeof *ring, &OPS, local, list->nbytes,
+                                              segments_in_chunk(&x.codes.cut), PIECES);
     if (!ring)
         return run->failure.status;
     if (h && work->replicas[0]) {
@@ -323,7 +324,7 @@ static bhvd_status plan_hosts(struct run *run, struct group *group, const struct
     ring->all = x;
     ring->group = group;
     ring->mean = reduction_of(&run->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
-    ring->two_level.task.state = work_state(work);
+    ring->two_level.task.exclusive_memory = work_exclusive_memory(work);
     return two_level_plan(run, &ring->two_level, lay_out(run, ring), plan);
 }
 

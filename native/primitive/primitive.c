@@ -9,8 +9,10 @@ bhvd_status primitive_spans(struct run *run, struct work *work, struct span_list
 {
     for (size_t t = 0; t < work->tensor_count; t++) {
         struct tensor *tensor = &work->tensors[t];
-        if (tensor_allocate_result(tensor, tensor->dim0) || !span_list_add(list, tensor))
-            return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+        if (run_allocate_result(run, tensor, tensor->dim0))
+            return run->failure.status;
+        if (!span_list_add(list, tensor))
+            return run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", work->tensor_count);
     }
     return BHVD_OK;
 }
@@ -40,9 +42,9 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-struct between primitive_between(between_fn plan, const struct work *work)
+struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct work *work)
 {
-    return (struct between){.plan = plan, .work = work, .shard_nbytes = 16 << 20, .depth = 2};
+    return (struct inter_host_stage){.plan = plan, .work = work, .shard_nbytes = 16 << 20, .depth = 2};
 }
 
 bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list)

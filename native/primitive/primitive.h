@@ -29,7 +29,7 @@ bhvd_status primitive_check_hosts(const struct run *run, const struct group *gro
 void *primitive_create(struct run *run, size_t size, struct span_list *list, struct plan *plan);
 
 // The inter-host stage of a two-level operation: calls `plan` for each shard, with few shards at a time.
-struct between primitive_between(between_fn plan, const struct work *work);
+struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct work *work);
 // Copies a shard's span into `list`, because the function's argument is reused for the next piece. list: empty; as for
 // primitive_spans.
 bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list);

@@ -85,10 +85,10 @@ void executor_abort(struct run *run)
     }
 }
 
-bool executor_has_state(const struct run *run, const void *state)
+bool executor_uses_memory(const struct run *run, const void *memory)
 {
     const struct task *task = run->executor.tasks.head;
-    while (task && !(state && task->state == state))
+    while (task && !(memory && task->exclusive_memory == memory))
         task = task->next;
     return task;
 }

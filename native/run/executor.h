@@ -11,7 +11,7 @@ struct task {
     struct task *next;
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
     const struct group *group;              // of a schedule
-    const void *state;                      // memory that outlives the task; two tasks that share it do not run at the same time
+    const void *exclusive_memory;           // memory that outlives the task; two tasks that share it do not run at the same time
     bool (*advance)(struct run *run, struct task *task);                     // does all possible work; true: there was some
     bool (*can_advance)(struct run *run, struct task *task);                 // can it work now without a link event? NULL: never
     void (*destroy)(struct run *run, struct task *task);
@@ -34,8 +34,8 @@ bool executor_advance(struct run *run);
 bool executor_can_advance(struct run *run);
 // After the run has failed: ends the tasks that have `ended`. Tasks without it are dropped by their creators.
 void executor_abort(struct run *run);
-// Is a task with this state running?
-bool executor_has_state(const struct run *run, const void *state);
+// Is a task with this exclusive memory running? NULL: false.
+bool executor_uses_memory(const struct run *run, const void *memory);
 // Is a schedule of this group running?
 bool executor_has_group(const struct run *run, const struct group *group);
 // The number of the oldest execution running here, except pairwise operations; 0: none.

@@ -5,16 +5,10 @@
 #include "run/plan.h"
 #include "transport/socket.h"
 
-static void fail_left(struct run *run, const struct link *link)
-{
-    run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while an operation still needed it",
-              link->rank);
-}
-
 static void fail_link(struct run *run, const struct link *link, bhvd_status status)
 {
     if (status == BHVD_ERR_PEER_LOST && link->state == LINK_LEFT)
-        fail_left(run, link);
+        run_fail_left(run, link->rank);
     else if (status == BHVD_ERR_PEER_LOST)
         run_blame(run, status, BHVD_CAUSE_ENDED, link->rank, "rank %d was lost: its process ended or became unreachable without "
                   "leaving the job", link->rank);
@@ -26,7 +20,7 @@ static void fail_link(struct run *run, const struct link *link, bhvd_status stat
 static void update(struct run *run, struct link *link)
 {
     if (!run->failure.status && poller_update(&run->connections.poller, link))
-        run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s%s", link->rank, strerror(errno),
+        run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be polled: %s%s", link->rank, strerror(errno),
                  socket_remedy(errno));
 }
 
@@ -34,7 +28,7 @@ static void update(struct run *run, struct link *link)
 static void fail_opening(struct run *run, const struct link *link, const struct bhvd_error *error)
 {
     if (link->state == LINK_LEFT)
-        fail_left(run, link);
+        run_fail_left(run, link->rank);
     else if (error->status == BHVD_ERR_PEER_LOST || error->status == BHVD_ERR_TIMEOUT)
         run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, link->rank,
                   "%.700s. Rank %d has ended, or its host or the network between broke down: see whether a firewall closes the ports "
@@ -57,7 +51,7 @@ static void take_arrivals(struct run *run)
         if (error.status && is_needed(link))
             fail_opening(run, link, &error);
         update(run, link);
-        link_note(link);
+        link_mark_ready(link);
     }
 }
 
@@ -72,7 +66,7 @@ static bool advance(struct run *run, struct link *link, bool by_socket)
         fail_link(run, link, status);
     } else if (link->state == LINK_LEFT && !moved &&
                (traffic_is_pending(&link->sends) || (traffic_is_pending(&link->receives) && !by_socket))) {
-        fail_left(run, link);
+        run_fail_left(run, link->rank);
     }
     if (payload && by_socket)
         atomic_fetch_add_explicit(&run->connections.doorbell.word->activity, 1, memory_order_relaxed);
@@ -90,12 +84,12 @@ static bool has_something(struct link *link, bool look_at_sockets)
     return false;
 }
 
-static bool walk(struct run *run, bool look_at_sockets)
+static bool advance_polled(struct run *run, bool look_at_sockets)
 {
     const struct poller *poller = &run->connections.poller;
     bool progress = false;
-    for (int i = 0; i < poller->walked_count && !run->failure.status; i++) {
-        struct link *link = poller->walked[i];
+    for (int i = 0; i < poller->polled_count && !run->failure.status; i++) {
+        struct link *link = poller->polled[i];
         const enum link_state state = link->state;
         if (!has_something(link, look_at_sockets))
             continue;
@@ -107,13 +101,13 @@ static bool walk(struct run *run, bool look_at_sockets)
 }
 
 // Advances the links queued now; links queued meanwhile are for the next call.
-static bool advance_due(struct run *run)
+static bool advance_ready(struct run *run)
 {
-    struct link_queue *due = &run->connections.poller.due, now = *due;
+    struct link_queue *ready_links = &run->connections.poller.ready_links, now = *ready_links;
     bool progress = false;
     if (!now.head)
         return false;
-    fifo_take_all(due);
+    fifo_take_all(ready_links);
     for (struct link *link; (link = link_queue_pop(&now)) && !run->failure.status;) {
         if (is_needed(link) && connections_open(&run->connections, link))
             run_fail(run, BHVD_ERR_SYSTEM, "no memory to connect to rank %d", link->rank);
@@ -121,7 +115,7 @@ static bool advance_due(struct run *run)
         progress |= moved;
         update(run, link);
         if (moved && link->state != LINK_OPEN)
-            link_note(link);            // check once more for expected messages
+            link_mark_ready(link);      // check once more for expected messages
     }
     return progress;
 }
@@ -146,16 +140,16 @@ bool run_advance_links(struct run *run, bool look_at_sockets)
         take_arrivals(run);
     if (look_at_sockets && run->connections.poller.socket_count)
         look(run);
-    bool progress = walk(run, look_at_sockets);
-    progress |= advance_due(run);
+    bool progress = advance_polled(run, look_at_sockets);
+    progress |= advance_ready(run);
     progress |= executor_advance(run);
     return progress;
 }
 
 bool run_links_need_poll(const struct run *run)
 {
-    for (int i = 0; i < run->connections.poller.walked_count && !run->failure.status; i++) {
-        if (link_needs_poll(run->connections.poller.walked[i]))
+    for (int i = 0; i < run->connections.poller.polled_count && !run->failure.status; i++) {
+        if (link_needs_poll(run->connections.poller.polled[i]))
             return true;
     }
     return false;
@@ -163,17 +157,17 @@ bool run_links_need_poll(const struct run *run)
 
 bool run_links_are_ready(struct run *run)
 {
-    for (int i = 0; i < run->connections.poller.walked_count; i++) {
-        if (link_ready(run->connections.poller.walked[i]))
+    for (int i = 0; i < run->connections.poller.polled_count; i++) {
+        if (link_ready(run->connections.poller.polled[i]))
             return true;
     }
-    return run->connections.poller.due.head || connections_have_arrivals(&run->connections) || executor_can_advance(run);
+    return run->connections.poller.ready_links.head || connections_have_arrivals(&run->connections) || executor_can_advance(run);
 }
 
 bool run_links_wait_for_room(const struct run *run)
 {
-    for (int i = 0; i < run->connections.poller.walked_count; i++) {
-        if (run->connections.poller.walked[i]->control_out.size)
+    for (int i = 0; i < run->connections.poller.polled_count; i++) {
+        if (run->connections.poller.polled[i]->control_out.size)
             return true;
     }
     return false;

@@ -7,11 +7,11 @@
 #include "base/clock.h"
 
 enum {
-    SPIN_ROUNDS = 100,          // a few us: enough for a message from a rank that is running
-    SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the awaited rank may need this core
-    YIELD_ROUNDS = 1000,        // a rank of this host may share this core although others are free: yield it repeatedly
-                                // for up to half a millisecond before paying for a sleep and a wake-up
-    LOOK_AGAIN_NS = 100000      // MPI and GPUs have no descriptor to sleep on
+    SPIN_ROUNDS = 100,                  // a few us: enough for a message from a rank that is running
+    SPIN_ROUNDS_OVERSUBSCRIBED = 20,    // more ranks than cores: the awaited rank may need this core
+    YIELD_ROUNDS = 1000,                // a rank of this host may share this core although others are free: yield it repeatedly
+                                        // for up to half a millisecond before paying for a sleep and a wake-up
+    LOOK_AGAIN_NS = 100000              // MPI and GPUs have no descriptor to sleep on
 };
 
 static int core_count(void)
@@ -22,7 +22,7 @@ static int core_count(void)
 
 void pause_init(struct run *run)
 {
-    run->spin_limit = run->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
+    run->spin_limit = run->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_OVERSUBSCRIBED;
     run->yield_limit = run->connections.local_size > 1 ? YIELD_ROUNDS : 0;
 }
 
@@ -51,7 +51,7 @@ void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, 
 
 static bool computes(struct run *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
 
-bool pause_is_patient(struct run *run) { return computes(run) && run->connections.local_size == 1; }
+bool pause_blocks(struct run *run) { return computes(run) && run->connections.local_size == 1; }
 
 // Waits for an event; ready: the caller's condition, checked once more after the doorbell is set; NULL: none.
 // True if something moved.
@@ -59,7 +59,7 @@ static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn read
 {
     pause_set_doorbell(run, DOORBELL_ASLEEP);
     bool progress = run->callbacks->poll(run->owner, true);
-    const bool may_sleep = (!progress || pause_is_patient(run)) && !run->connections.poller.due.head;
+    const bool may_sleep = (!progress || pause_blocks(run)) && !run->connections.poller.ready_links.head;
     if (may_sleep && !run->failure.status && !(ready && ready(run, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > run->sleep_ms)
@@ -78,7 +78,7 @@ static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn read
 // that sleeps gets the core back at once.
 bool pause_sleeps(struct run *run, int rounds)
 {
-    return pause_is_patient(run) || rounds >= run->spin_limit + (computes(run) ? 0 : run->yield_limit);
+    return pause_blocks(run) || rounds >= run->spin_limit + (computes(run) ? 0 : run->yield_limit);
 }
 
 // On an oversubscribed machine each yield may take a time slice of every other program, so the clock and the peers' liveness must

@@ -18,7 +18,7 @@ void pause_engine(struct run *run, int *rounds, int64_t deadline_ns, run_ready_f
 bool pause_sleeps(struct run *run, int rounds);
 // Sleep at once? True over a network while this process computes: each poll takes the core from the computation, and a socket that
 // is polled continuously moves one packet at a time. poll() wakes for larger amounts.
-bool pause_is_patient(struct run *run);
+bool pause_blocks(struct run *run);
 // The CPU's pause instruction, of some cycles.
 void pause_processor(void);
 

@@ -23,7 +23,7 @@ struct running_schedule {
     struct operands operands;
     unsigned char *spaces[SPACE_COUNT];
     bool packed;                            // the vector is in `memory`; else it is the result of the only tensor
-    struct fusion_buffer memory;            // of vector and scratch
+    struct pool_buffer memory;              // of vector and scratch
     struct step_state *steps;
     int *ready;                             // local steps that wait for nothing, in order
     int ready_begin, ready_end;
@@ -44,7 +44,7 @@ static bool take_memory(struct running_schedule *running)
     running->packed = list && (list->count != 1 || !list->spans[0].dst);
     const size_t vector = !list || running->packed ? size_round_up(nbytes[IN_VECTOR], CACHE_LINE) : 0;
     const size_t total = vector + size_round_up(nbytes[IN_SCRATCH], CACHE_LINE);
-    if (total && !fusion_borrow(&running->run->fusion, total, &running->memory))
+    if (total && !buffer_pool_acquire(&running->run->buffers, total, &running->memory))
         return false;
     running->spaces[IN_INPUT] = (unsigned char *)running->operands.input;
     running->spaces[IN_OUTPUT] = running->operands.output;
@@ -65,7 +65,7 @@ static void end_pairwise(const struct running_schedule *running)
 static void destroy(struct run *run, struct task *task)
 {
     struct running_schedule *running = (struct running_schedule *)task;
-    fusion_return(&run->fusion, &running->memory);
+    buffer_pool_release(&run->buffers, &running->memory);
     schedule_fini(&running->schedule);
     free(running->steps);
     free(running->ready);
@@ -236,7 +236,8 @@ static struct task *task_of(struct run *run, const struct group *group, struct s
     }
     const uint64_t execution = operands->execution ? operands->execution : run->connections.started;
     *running = (struct running_schedule){
-        .task = {.execution = execution, .group = group, .state = operands->state, .advance = advance, .destroy = destroy},
+        .task = {.execution = execution, .group = group, .exclusive_memory = operands->exclusive_memory,
+                 .advance = advance, .destroy = destroy},
         .run = run, .schedule = *schedule, .operands = *operands, .left = schedule->count};
     *schedule = (struct schedule){0};
     running->steps = malloc((count + 1) * sizeof *running->steps);

@@ -31,7 +31,7 @@ struct operands {
     void *output;
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
-    const void *state;                      // memory that outlives the schedule; schedules that share it never run at the same time
+    const void *exclusive_memory;           // memory that outlives the schedule; schedules that share it never run at the same time
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id; 0: the execution started last
 };
 

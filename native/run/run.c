@@ -14,7 +14,7 @@ void run_init(struct run *run, const struct executor_callbacks *callbacks, bhvd_
 
 void run_fini(struct run *run)
 {
-    fusion_fini(&run->fusion);
+    buffer_pool_fini(&run->buffers);
     pthread_mutex_destroy(&run->failure_lock);
 }
 
@@ -47,6 +47,24 @@ bhvd_status run_fail_protocol(struct run *run, int rank)
 {
     return run_blame(run, BHVD_ERR_SYSTEM, BHVD_CAUSE_PROTOCOL, rank, "rank %d sent something that breaks the protocol; "
                      "do all ranks run the same version and the same program?", rank);
+}
+
+bhvd_status run_fail_left(struct run *run, int rank)
+{
+    return run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, rank, "rank %d left the job while an operation still needed it",
+                     rank);
+}
+
+bhvd_status run_allocate_result(struct run *run, struct tensor *tensor, int64_t dim0)
+{
+    tensor->result_dim0 = dim0;
+    tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
+    if (tensor->dst || tensor->result_nbytes == 0)
+        return BHVD_OK;
+    tensor->result = block_pool_acquire(&result_memory, tensor->result_nbytes);
+    tensor->dst = tensor->result;
+    return tensor->result ? BHVD_OK
+                          : run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
 }
 
 struct bhvd_error run_failure(struct run *run)

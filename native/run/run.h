@@ -11,7 +11,7 @@
 
 #include "base/fifo.h"
 #include "kernel/kernel.h"
-#include "run/fusion.h"
+#include "run/buffer_pool.h"
 #include "run/schedule.h"
 #include "run/work.h"
 #include "transport/connect.h"
@@ -67,7 +67,7 @@ struct run {
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // the reason why nothing can be executed any more
     struct writes writes;
-    struct fusion fusion;
+    struct buffer_pool buffers;
     struct executor executor;           // executor.h
     int spin_limit, yield_limit;        // rounds of polling, and of yielding, before the engine sleeps
     int sleep_ms;                       // longest sleep
@@ -96,6 +96,10 @@ bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int
 bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error);
 // A peer violated the protocol.
 bhvd_status run_fail_protocol(struct run *run, int rank);
+// A rank said goodbye too early.
+bhvd_status run_fail_left(struct run *run, int rank);
+// Allocates the result of a tensor posted with dst NULL and points dst at it. BHVD_ERR_SYSTEM: no memory; the run has failed.
+bhvd_status run_allocate_result(struct run *run, struct tensor *tensor, int64_t dim0);
 // For any thread.
 struct bhvd_error run_failure(struct run *run);
 

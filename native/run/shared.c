@@ -115,8 +115,7 @@ int pipeline_can_advance(struct run *run, struct pipeline *pipeline)
     }
     for (int step = 0; step < HOST_COUNTS; step++) {
         if (waits_for_left(run, pipeline, (enum host_count)step, &who)) {
-            run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, pipeline->group->ranks[who],
-                      "rank %d left the job while an operation still needed it", pipeline->group->ranks[who]);
+            run_fail_left(run, pipeline->group->ranks[who]);
             return -1;
         }
     }

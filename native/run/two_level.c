@@ -13,7 +13,7 @@ static void start_inter_host(struct run *run, struct two_level *l)
 {
     struct inter_host *inter_host = inter_host_of(l, l->begun);
     struct plan *plan = &inter_host->plan;
-    const bhvd_status status = l->form->cross(run, l, l->begun++, plan);
+    const bhvd_status status = l->ops->inter_exchange(run, l, l->begun++, plan);
     if (status || !plan->made)
         return;
     plan->operands.execution = l->task.execution;
@@ -31,7 +31,7 @@ static void end_inter_host(struct run *run, struct inter_host *inter_host)
 
 static bool begins_next(const struct two_level *l) { return l->begun < l->count && l->begun < l->ended + l->depth; }
 
-static bool has_crossed(const struct two_level *l)
+static bool exchange_is_over(const struct two_level *l)
 {
     const struct task *running = l->ended < l->begun ? inter_host_of(l, l->ended)->running : NULL;
     return l->ended < l->begun && (!running || running->is_over);
@@ -49,8 +49,8 @@ static void leave_lane(struct two_level *l)
 
 static void end_piece(struct run *run, struct two_level *l)
 {
-    if (l->form->end)
-        l->form->end(run, l, l->ended);
+    if (l->ops->end)
+        l->ops->end(run, l, l->ended);
     l->ended++;
 }
 
@@ -68,23 +68,23 @@ static void end_pipeline(struct run *run, struct two_level *l)
 static bool may_begin_stage(const struct two_level *l)
 {
     if (begins_next(l))
-        return !l->form->reduce || may_take_lane(l);
-    return has_crossed(l) && (!l->form->spread || may_take_lane(l));
+        return !l->ops->reduce || may_take_lane(l);
+    return exchange_is_over(l) && (!l->ops->distribute || may_take_lane(l));
 }
 
 static void begin_stage(struct run *run, struct two_level *l)
 {
     l->is_reducing = begins_next(l);
     if (l->is_reducing) {
-        if (l->form->reduce)
-            l->pipeline = l->form->reduce(run, l, l->begun);
+        if (l->ops->reduce)
+            l->pipeline = l->ops->reduce(run, l, l->begun);
         else
             start_inter_host(run, l);
         return;
     }
     end_inter_host(run, inter_host_of(l, l->ended));
-    if (l->form->spread)
-        l->pipeline = l->form->spread(run, l, l->ended);
+    if (l->ops->distribute)
+        l->pipeline = l->ops->distribute(run, l, l->ended);
     else
         end_piece(run, l);
 }
@@ -147,14 +147,14 @@ static void destroy(struct run *run, struct task *task)
     leave_lane(l);
     for (size_t i = 0; i < l->depth; i++)
         end_inter_host(run, &l->inter_hosts[i]);
-    fusion_return(&run->fusion, &l->memory);
+    buffer_pool_release(&run->buffers, &l->memory);
     span_list_fini(&l->list);
     free(l->part);
     free(l->inter_hosts);
     free(l);
 }
 
-void *two_level_create(struct run *run, size_t size, const struct two_level_form *form, struct group *local,
+void *two_level_create(struct run *run, size_t size, const struct two_level_ops *ops, struct group *local,
                        size_t nbytes, size_t count, size_t most)
 {
     const size_t depth = count < most ? count : most;
@@ -169,7 +169,7 @@ void *two_level_create(struct run *run, size_t size, const struct two_level_form
     *l = (struct two_level){
         .task = {.execution = run->connections.started, .advance = advance, .can_advance = can_advance, .destroy = destroy},
         .sent = run->sent, .wire = run->wire,
-        .form = form, .local = local, .lane = 1 + (int)(run->connections.started % (HOST_LANES - 1)),
+        .ops = ops, .local = local, .lane = 1 + (int)(run->connections.started % (HOST_LANES - 1)),
         .nbytes = nbytes, .count = count, .depth = depth, .inter_hosts = inter_hosts,
     };
     return l;

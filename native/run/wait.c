@@ -7,7 +7,7 @@
 
 enum { WAITS_PER_POLL = 64 };   // of waits that were ready at once
 
-static int64_t timeout_ns(const struct run *run) { return (int64_t)run->timeout_ms * 1000000; }
+static int64_t timeout_ns(const struct run *run) { return clock_ms_ns(run->timeout_ms); }
 
 int64_t run_gpu_timeout_ns(const struct run *run) { return GPU_TIMEOUTS * timeout_ns(run); }
 
@@ -102,7 +102,7 @@ bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waitin
         if (looks_at_clock(run, rounds, polls) && no_progress_is_over_limit(run, &still, limit_ns) && ready(run, arg) <= 0) {
             return fail_still(run, waiting_for);
         }
-        if (!moved || (pause_is_patient(run) && !ready(run, arg)))
+        if (!moved || (pause_blocks(run) && !ready(run, arg)))
             pause_engine(run, &rounds, still.since_ns ? still.since_ns + limit_ns : CLOCK_NEVER, ready, arg);
     }
 }

@@ -9,14 +9,3 @@ size_t work_nbytes(const struct work *work)
         nbytes += work->tensors[t].nbytes;
     return nbytes;
 }
-
-bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0)
-{
-    tensor->result_dim0 = dim0;
-    tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
-    if (tensor->dst || tensor->result_nbytes == 0)
-        return BHVD_OK;
-    tensor->result = block_pool_acquire(&result_memory, tensor->result_nbytes);
-    tensor->dst = tensor->result;
-    return tensor->result ? BHVD_OK : BHVD_ERR_SYSTEM;
-}

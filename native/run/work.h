@@ -61,7 +61,7 @@ struct sent {
 // Total over all tensors.
 size_t work_nbytes(const struct work *work);
 // Memory kept from one operation to the next; NULL: none. Operations with the same memory run one after the other.
-static inline const void *work_state(const struct work *work)
+static inline const void *work_exclusive_memory(const struct work *work)
 {
     return work->worker_error ? work->worker_error : work->server_error ? work->server_error : work->replicas[1];
 }
@@ -74,6 +74,3 @@ static inline double work_sum_factor(const struct work *work, int size)
 // Memory of the results that the core allocates.
 extern struct block_pool result_memory;
 enum { RESULT_MEMORY_KEPT = 32 << 20 };     // limit of the freed bytes that a process keeps
-
-// Allocates the result of a tensor posted with dst NULL and points dst at it.
-bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0);

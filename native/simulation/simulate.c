@@ -110,12 +110,12 @@ static bhvd_status check(const struct bhvd_simulated *what, struct bhvd_error *e
     if (what->kind != BHVD_ALLREDUCE && what->kind != BHVD_D_FP_S && !is_coded)
         return error_set(error, BHVD_ERR_ARGUMENT, "allreduces and primitives are simulated, not operations of kind %d", what->kind);
     if (element == 0 || what->nbytes % element)
-        return error_set(error, BHVD_ERR_ARGUMENT, "%zu bytes are no elements of %zu", what->nbytes, element);
+        return error_set(error, BHVD_ERR_ARGUMENT, "%zu bytes are not a multiple of the element size %zu", what->nbytes, element);
     if (is_coded && !size_encoded(what, 1))
         return error_set(error, BHVD_ERR_ARGUMENT, "codec %d with parameter %g does not encode dtype %d", what->codec,
                          what->codec_parameter, what->dtype);
     if (what->topology < BHVD_TOPOLOGY_SHIFT_ONE || what->topology > BHVD_TOPOLOGY_ROUND_ROBIN || what->round < 0)
-        return error_set(error, BHVD_ERR_ARGUMENT, "no topology %d, or no round %d", what->topology, what->round);
+        return error_set(error, BHVD_ERR_ARGUMENT, "invalid topology %d or round %d", what->topology, what->round);
     return BHVD_OK;
 }
 
@@ -127,11 +127,11 @@ bhvd_status bhvd_simulate(int size, const char *path, const struct bhvd_simulate
     if (status)
         return status;
     if (what.path == ALLREDUCE_SHARED || what.path == ALLREDUCE_HIERARCHICAL)
-        return error_set(error, BHVD_ERR_ARGUMENT, "%s is no path between hosts with one rank each", path);
+        return error_set(error, BHVD_ERR_ARGUMENT, "path %s needs several ranks per host", path);
     if (size < 2 || count > (size_t)INT32_MAX - 1 || !(network->latency_s >= 0) || !(network->bytes_per_s > 0) ||
         (network->slow_rank >= 0 && (!(network->slow_latency_s >= 0) || !(network->slow_bytes_per_s > 0))))
-        return error_set(error, BHVD_ERR_ARGUMENT, "a simulation takes at least two hosts, latencies of at least 0 and lines of more "
-                         "than 0 bytes a second");
+        return error_set(error, BHVD_ERR_ARGUMENT, "a simulation takes at least two hosts, latencies of at least 0 and bandwidths "
+                         "above 0 bytes/s");
     for (size_t i = 0; i < count && !status; i++)
         status = check(&operations[i], error);
     if (status)
@@ -145,5 +145,5 @@ bhvd_status bhvd_simulate(int size, const char *path, const struct bhvd_simulate
         return error_set(error, status, "%d hosts do more than %d steps on this path: take fewer hosts or another path", size,
                          SIMULATOR_STEPS_MAX);
     return status ? error_set(error, status, status == BHVD_ERR_SYSTEM ? "no memory for the steps of %d hosts"
-                                                                       : "some of %d hosts waits for ever", size) : BHVD_OK;
+                                                                       : "deadlock: one of %d hosts waits forever", size) : BHVD_OK;
 }

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include "base/clock.h"
 #include "transport/socket.h"
 #include "transport/transport.h"
 
@@ -34,7 +35,7 @@ static int64_t channel_tcp_silence_ns(struct channel *channel, int64_t now_ns)
         channel->unanswered_since_ns = 0;
         return -1;
     }
-    int64_t answered_ns = now_ns - (int64_t)info.tcpi_last_ack_recv * 1000000;
+    int64_t answered_ns = now_ns - clock_ms_ns(info.tcpi_last_ack_recv);
     if (!channel->unanswered_since_ns)
         channel->unanswered_since_ns = now_ns;      // the connection may have been idle for long before
     if (channel->unanswered_since_ns < answered_ns)

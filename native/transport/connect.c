@@ -1,4 +1,4 @@
-// Connecting: (1) every rank opens a TCP listener and, if it may share memory, a UNIX one; (2) all ranks exchange cards with
+// Connecting: (1) every rank opens a TCP listener and, if it may share memory, a UNIX one; (2) all ranks exchange endpoints with
 // their addresses at the rendezvous; (3) of each pair that communicates from the beginning, the higher rank connects to the lower
 // one and both authenticate. On one host these are all pairs, which then use shared memory (the host's first rank sends the memfd,
 // every rank its doorbell); between hosts the pairs of the negotiation, in small jobs all, with control channels only; (4)
@@ -31,7 +31,7 @@ enum {
     SMALL = 8                           // up to this many ranks, all links are connected from the beginning
 };
 
-// ------------------------------------------------------------------------------------------------------------ cards
+// -------------------------------------------------------------------------------------------------------- endpoints
 
 static void read_line(const char *path, char *out, size_t size)
 {
@@ -59,86 +59,86 @@ static void derive_host_id(char *out, size_t size)
 static bool may_share(const struct bhvd_context_options *options) { return strcmp(options->transport, "tcp") != 0; }
 static bool uses_mpi(const struct bhvd_context_options *options) { return strcmp(options->transport, "mpi") == 0; }
 
-static bhvd_status fill_card(struct connecting *k, struct card *card)
+static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info *info)
 {
     const struct bhvd_context_options *options = k->options;
     int port;
-    *card = (struct card){.magic = CARD_MAGIC, .protocol = CARD_PROTOCOL, .rank = options->rank};
-    snprintf(card->version, sizeof card->version, "%s", bhvd_version());
+    *info = (struct endpoint_info){.magic = ENDPOINT_MAGIC, .protocol = ENDPOINT_PROTOCOL, .rank = options->rank};
+    snprintf(info->version, sizeof info->version, "%s", bhvd_version());
     bhvd_status status = socket_listen(options->listen_host, options->listen_port, options->listen_port_last, &k->tcp_listener,
                                        &port, k->error);
     if (status)
         return status;
-    card->port = port;
-    card->uses_mpi = uses_mpi(options);
-    card->streams = options->streams;
-    snprintf(card->host, sizeof card->host, "%s", options->listen_host);
-    snprintf(card->allreduce_path, sizeof card->allreduce_path, "%s",
+    info->port = port;
+    info->uses_mpi = uses_mpi(options);
+    info->streams = options->streams;
+    snprintf(info->host, sizeof info->host, "%s", options->listen_host);
+    snprintf(info->allreduce_path, sizeof info->allreduce_path, "%s",
              options->allreduce_path ? options->allreduce_path : "");
-    snprintf(card->negotiation, sizeof card->negotiation, "%s", options->negotiation ? options->negotiation : "");
-    card->negotiation_fanout = options->negotiation_fanout;
+    snprintf(info->negotiation, sizeof info->negotiation, "%s", options->negotiation ? options->negotiation : "");
+    info->negotiation_fanout = options->negotiation_fanout;
     if (!may_share(options))
         return BHVD_OK;
     if (options->host_id)
-        snprintf(card->host_id, sizeof card->host_id, "%s", options->host_id);
+        snprintf(info->host_id, sizeof info->host_id, "%s", options->host_id);
     else
-        derive_host_id(card->host_id, sizeof card->host_id);
+        derive_host_id(info->host_id, sizeof info->host_id);
     uint64_t random[2];
     if (getrandom(random, sizeof random, 0) != sizeof random)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no random numbers: %s", strerror(errno));
-    snprintf(card->local_name, sizeof card->local_name, "%016llx%016llx", (unsigned long long)random[0],
+    snprintf(info->local_name, sizeof info->local_name, "%016llx%016llx", (unsigned long long)random[0],
              (unsigned long long)random[1]);
     return BHVD_OK;
 }
 
-static void take_card(struct card *card, const struct rendezvous_blob *blob)
+static void take_endpoint_info(struct endpoint_info *info, const struct rendezvous_blob *blob)
 {
-    memcpy(card, blob->data, sizeof *card);
-    card->version[sizeof card->version - 1] = '\0';
-    card->host[sizeof card->host - 1] = '\0';
-    card->host_id[sizeof card->host_id - 1] = '\0';
-    card->local_name[sizeof card->local_name - 1] = '\0';
-    card->allreduce_path[sizeof card->allreduce_path - 1] = '\0';
-    card->negotiation[sizeof card->negotiation - 1] = '\0';
+    memcpy(info, blob->data, sizeof *info);
+    info->version[sizeof info->version - 1] = '\0';
+    info->host[sizeof info->host - 1] = '\0';
+    info->host_id[sizeof info->host_id - 1] = '\0';
+    info->local_name[sizeof info->local_name - 1] = '\0';
+    info->allreduce_path[sizeof info->allreduce_path - 1] = '\0';
+    info->negotiation[sizeof info->negotiation - 1] = '\0';
 }
 
-// All ranks have the same cards, so all report the same error.
+// All ranks have the same data, so all report the same error.
 static bhvd_status check_card(const struct connecting *k, int rank, size_t nbytes)
 {
-    const struct card *card = &k->cards[rank], *first = &k->cards[0];
-    if (card->magic != CARD_MAGIC)
+    const struct endpoint_info *info = &k->endpoints[rank], *first = &k->endpoints[0];
+    if (info->magic != ENDPOINT_MAGIC)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d runs a version of bagua_hvd before 0.2, or has another byte order: install "
                          "the same version on every host", rank);
-    if (strcmp(card->version, first->version) != 0 || card->protocol != first->protocol)
+    if (strcmp(info->version, first->version) != 0 || info->protocol != first->protocol)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank 0 runs bagua_hvd %s (protocol %u), but rank %d runs %s (protocol %u): install "
-                         "the same version on every host", first->version, first->protocol, rank, card->version, card->protocol);
-    if (nbytes != sizeof *card || card->rank != rank || card->streams < 0 || card->streams > LINK_STREAMS_MAX)
+                         "the same version on every host", first->version, first->protocol, rank, info->version, info->protocol);
+    if (nbytes != sizeof *info || info->rank != rank || info->streams < 0 || info->streams > LINK_STREAMS_MAX)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d sent an address that cannot be read", rank);
-    if (strcmp(card->allreduce_path, first->allreduce_path) != 0)
+    if (strcmp(info->allreduce_path, first->allreduce_path) != 0)
         return error_set(k->error, BHVD_ERR_MISMATCH,
                          "BAGUA_HVD_ALLREDUCE is \"%s\" on rank 0 but \"%s\" on rank %d: give all ranks the same",
-                         first->allreduce_path, card->allreduce_path, rank);
-    if (strcmp(card->negotiation, first->negotiation) != 0 || card->negotiation_fanout != first->negotiation_fanout)
+                         first->allreduce_path, info->allreduce_path, rank);
+    if (strcmp(info->negotiation, first->negotiation) != 0 || info->negotiation_fanout != first->negotiation_fanout)
         return error_set(k->error, BHVD_ERR_MISMATCH,
                          "BAGUA_HVD_NEGOTIATION is \"%s\" and BAGUA_HVD_NEGOTIATION_FANOUT %d on rank 0 but \"%s\" "
                          "and %d on rank %d: give all ranks the same", first->negotiation, first->negotiation_fanout,
-                         card->negotiation, card->negotiation_fanout, rank);
-    if (card->uses_mpi != first->uses_mpi)
+                         info->negotiation, info->negotiation_fanout, rank);
+    if (info->uses_mpi != first->uses_mpi)
         return error_set(k->error, BHVD_ERR_MISMATCH,
                          "transport \"mpi\" is used by rank %d but not by rank %d: give all ranks the same "
-                         "BAGUA_HVD_TRANSPORT", card->uses_mpi ? rank : 0, card->uses_mpi ? 0 : rank);
+                         "BAGUA_HVD_TRANSPORT", info->uses_mpi ? rank : 0, info->uses_mpi ? 0 : rank);
     return BHVD_OK;
 }
 
-static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
+static bhvd_status exchange_endpoints(struct connecting *k, const struct endpoint_info *mine)
 {
     const struct bhvd_context_options *options = k->options;
     struct rendezvous_address address = {options->rendezvous_host, options->rendezvous_port, options->secret,
                                          options->secret_size};
     struct rendezvous_blob blob = {.size = sizeof *mine};
     struct rendezvous_blob *all = calloc((size_t)options->size, sizeof *all);
-    k->cards = calloc((size_t)options->size, sizeof *k->cards);
-    if (!all || !k->cards) {
+    k->endpoints = calloc((size_t)options->size, sizeof *k->endpoints);
+    if (!all || !k->endpoints) {
         free(all);
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
     }
@@ -146,14 +146,14 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
     bhvd_status status = rendezvous_exchange(&address, options->scope, options->rank, options->size, &blob, all,
                                              k->deadline_ns, k->error);
     for (int rank = 0; rank < options->size; rank++)
-        take_card(&k->cards[rank], &all[rank]);
+        take_endpoint_info(&k->endpoints[rank], &all[rank]);
     for (int rank = 0; rank < options->size && !status; rank++)
         status = check_card(k, rank, all[rank].size);
     free(all);
     return status;
 }
 
-// Equal on all ranks, since all have the same cards.
+// Equal on all ranks, since all have the same data.
 static void count_hosts(const struct connecting *k)
 {
     int hosts = 0;
@@ -170,7 +170,7 @@ static void count_hosts(const struct connecting *k)
 // The smaller of the numbers that the two ranks set; 0: neither set one, and the higher rank chooses after its control connection.
 static int asked_streams(const struct connecting *k, int rank)
 {
-    int mine = k->cards[k->c->rank].streams, theirs = k->cards[rank].streams;
+    int mine = k->endpoints[k->c->rank].streams, theirs = k->endpoints[rank].streams;
     return mine && (!theirs || mine < theirs) ? mine : theirs;
 }
 
@@ -348,14 +348,14 @@ static bhvd_status open_listener(struct connecting *k)
     if (!addresses)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", size);
     for (int rank = 0; rank < size; rank++) {
-        addresses[rank].port = k->cards[rank].port;
+        addresses[rank].port = k->endpoints[rank].port;
         addresses[rank].streams = asked_streams(k, rank);
-        memcpy(addresses[rank].host, k->cards[rank].host, sizeof addresses[rank].host);
+        memcpy(addresses[rank].host, k->endpoints[rank].host, sizeof addresses[rank].host);
     }
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
     bhvd_status status = listener_create(&(struct listener_options){
         .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
-        .tcp_port = k->cards[options->rank].port,
+        .tcp_port = k->endpoints[options->rank].port,
         .secret = options->secret, .secret_size = options->secret_size, .addresses = addresses, .by_mpi = uses_mpi(options),
         .doorbell_fd = k->c->doorbell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->listener, k->error);
     k->tcp_listener = k->local_listener = -1;
@@ -390,12 +390,12 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     struct connecting k = {
         .c = c, .options = options, .tcp_listener = -1, .local_listener = -1, .memory_fd = -1,
         .deadline_ns = clock_deadline_ns(options->start_timeout_ms), .error = error};
-    struct card mine;
-    bhvd_status status = fill_card(&k, &mine);
+    struct endpoint_info mine;
+    bhvd_status status = fill_endpoint_info(&k, &mine);
     if (!status && may_share(options))
         status = local_listen(&k, mine.local_name);
     if (!status)
-        status = exchange_cards(&k, &mine);
+        status = exchange_endpoints(&k, &mine);
     if (!status)
         count_hosts(&k);
     for (int rank = 0; rank < c->size && !status; rank++) {
@@ -419,7 +419,7 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         close_needless_listener(c);
     if (!status && uses_mpi(options))
         status = mpi_connect(c, k.deadline_ns, error);
-    free(k.cards);
+    free(k.endpoints);
     free(k.talks_to);
     fd_close(&k.tcp_listener);
     fd_close(&k.local_listener);
@@ -469,7 +469,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     if (status)
         return status;
     c->links = calloc((size_t)c->size, sizeof *c->links);
-    c->host_of = calloc((size_t)c->size, sizeof *c->host_of);       // one host, unless the cards say otherwise
+    c->host_of = calloc((size_t)c->size, sizeof *c->host_of);       // one host, unless the endpoints say otherwise
     if (!c->links || !c->host_of) {
         free(c->links);
         free(c->host_of);
@@ -487,7 +487,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
                  : c->size == 1 ? connect_alone(c, error)
                                 : connect_network(c, options, chooses, error);
     if (!status && poller_init(&c->poller, c->links, c->size, c->rank))
-        status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be watched: %s%s", c->size,
+        status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be polled: %s%s", c->size,
                            strerror(errno), socket_remedy(errno));
     if (status)
         connections_fini(c);

@@ -38,7 +38,7 @@ bhvd_status local_listen(struct connecting *k, const char *name)
 bhvd_status local_connect(struct connecting *k, int rank, int *out)
 {
     socklen_t size;
-    struct sockaddr_un address = local_address(k->cards[rank].local_name, &size);
+    struct sockaddr_un address = local_address(k->endpoints[rank].local_name, &size);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));

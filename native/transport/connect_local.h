@@ -8,16 +8,16 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x43484742,            // "BGHC", also detects another byte order
+    ENDPOINT_MAGIC = 0x43484742,        // "BGHC", also detects another byte order
     HANDSHAKE_MS = 5000,                // limit for the rest of the handshake after the proof
     ID_SIZE = 192
 };
 
 // Raise it with each change of the messages between ranks.
-enum { CARD_PROTOCOL = 4 };
+enum { ENDPOINT_PROTOCOL = 4 };
 
 // A rank's description for the others. All versions have the first three fields, so that versions can be compared.
-struct card {
+struct endpoint_info {
     uint32_t magic;
     uint32_t protocol;
     char version[24];                   // of the package
@@ -35,7 +35,7 @@ struct card {
 struct connecting {
     struct connections *c;
     const struct bhvd_context_options *options;
-    struct card *cards;
+    struct endpoint_info *endpoints;
     bool *talks_to;                     // by rank: connected from the beginning
     int tcp_listener, local_listener;
     int memory_fd;
@@ -45,8 +45,8 @@ struct connecting {
 
 static inline bool connecting_share_memory(const struct connecting *k, int rank, int other)
 {
-    const char *id = k->cards[rank].host_id;
-    return id[0] && strcmp(id, k->cards[other].host_id) == 0;
+    const char *id = k->endpoints[rank].host_id;
+    return id[0] && strcmp(id, k->endpoints[other].host_id) == 0;
 }
 
 static inline bool connecting_shares_memory(const struct connecting *k, int rank)

@@ -19,7 +19,7 @@ enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
 
 // One connection attempt in progress.
 struct attempt {
-    struct arrival *call;               // NULL: no attempt
+    struct arrival *request;            // NULL: no attempt
     enum stage stage;
     int fd;                             // -1: PAUSED
     int poll;                           // the index of its entry; -1: none
@@ -30,7 +30,7 @@ struct attempt {
 
 struct connector {
     struct connector_options options;
-    struct FIFO(struct arrival) calls;     // waiting to be attempted
+    struct FIFO(struct arrival) requests;  // waiting to be attempted
     int unserved;                       // attempts that were polled and not yet handled
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
@@ -63,54 +63,54 @@ static bool is_somebody_else(bhvd_status status, int failure)
 }
 
 // How long a failure may persist, in ms; negative: until the deadline.
-static int patience_ms(const struct arrival *call, bhvd_status status, int failure)
+static int retry_limit_ms(const struct arrival *request, bhvd_status status, int failure)
 {
     if (status == BHVD_ERR_PEER_LOST)
         return -1;                      // no route, or the peer hung up, as it does on strangers
-    if (status == BHVD_ERR_TIMEOUT || call->is_at_start)
+    if (status == BHVD_ERR_TIMEOUT || request->is_at_start)
         return 0;
     return is_somebody_else(status, failure) ? REFUSED_MS : SYSTEM_MS;
 }
 
-// Pauses before another attempt, or ends the call with this error. failure: an errno, or 0. Returns whether the call has ended.
+// Pauses before another attempt, or ends the request with this error. failure: an errno, or 0. True: the request has ended.
 static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd_error *error)
 {
-    const int patience = patience_ms(a->call, error->status, failure);
+    const int limit_ms = retry_limit_ms(a->request, error->status, failure);
     const int64_t now_ns = clock_now_ns();
     a->failing_since_ns = a->failing_since_ns ? a->failing_since_ns : now_ns;
     fd_close(&a->fd);
     a->stage = PAUSED;
-    a->wake_ns = now_ns + CONNECTOR_RETRY_MS * INT64_C(1000000);
-    const int64_t end_ns = failure ? a->call->connect_deadline_ns : a->call->deadline_ns;
-    if (now_ns < end_ns && (patience < 0 || now_ns < a->failing_since_ns + (int64_t)patience * 1000000))
+    a->wake_ns = now_ns + clock_ms_ns(CONNECTOR_RETRY_MS);
+    const int64_t end_ns = failure ? a->request->connect_deadline_ns : a->request->deadline_ns;
+    if (now_ns < end_ns && (limit_ms < 0 || now_ns < a->failing_since_ns + clock_ms_ns(limit_ms)))
         return false;
-    const bool is_gone = is_somebody_else(error->status, failure) && !a->call->is_at_start;
-    error_set(&a->call->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s", own_rank,
-              a->call->rank, error->message);
+    const bool is_gone = is_somebody_else(error->status, failure) && !a->request->is_at_start;
+    error_set(&a->request->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s",
+              own_rank, a->request->rank, error->message);
     return true;
 }
 
 static void enter(struct attempt *a, enum stage stage)
 {
     a->stage = stage;
-    a->wake_ns = stage == CONNECTING ? a->call->connect_deadline_ns : a->call->deadline_ns;
+    a->wake_ns = stage == CONNECTING ? a->request->connect_deadline_ns : a->request->deadline_ns;
 }
 
 static bhvd_status begin_handshake(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    const struct auth_binding binding = {AUTH_CHANNEL, connector->options.rank, a->call->rank,
-                                         connector->options.addresses[a->call->rank].port};
+    const struct auth_binding binding = {AUTH_CHANNEL, connector->options.rank, a->request->rank,
+                                         connector->options.addresses[a->request->rank].port};
     enter(a, HANDSHAKE);
     return auth_call(&a->auth, a->fd, &binding, error);
 }
 
 static bhvd_status say_channel(const struct connector *connector, struct attempt *a)
 {
-    struct arrival *call = a->call;
-    const int asked = connector->options.addresses[call->rank].streams;
-    call->stream_count = asked ? asked : connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
+    struct arrival *request = a->request;
+    const int asked = connector->options.addresses[request->rank].streams;
+    request->stream_count = asked ? asked : connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
     enter(a, ANSWER);
-    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, call->channel, (uint32_t)call->stream_count},
+    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, request->channel, (uint32_t)request->stream_count},
                                 sizeof(struct hello));
 }
 
@@ -133,22 +133,23 @@ static bhvd_status converse(const struct connector *connector, struct attempt *a
 
 static bhvd_status connect_begin(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = &connector->options.addresses[a->call->rank];
+    const struct address *address = &connector->options.addresses[a->request->rank];
     enter(a, CONNECTING);
     // On a control channel the bandwidth may be measured (probe.h).
-    return socket_connect_begin(address->host, address->port, a->call->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
+    return socket_connect_begin(address->host, address->port,
+                                a->request->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }
 
 static bhvd_status give_up_waiting(const struct connector *connector, const struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = &connector->options.addresses[a->call->rank];
+    const struct address *address = &connector->options.addresses[a->request->rank];
     if (a->stage != CONNECTING)
         return auth_explain(BHVD_ERR_TIMEOUT, error);
     return error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt",
                      socket_name(address->host, address->port).text);
 }
 
-// Returns whether the call has ended, successfully or not.
+// Returns whether the request has ended, successfully or not.
 static bool advance(const struct connector *connector, struct attempt *a, bool has_event)
 {
     struct bhvd_error error = {0};
@@ -162,7 +163,7 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         failure = status ? errno : 0;
         status = status ? status : BHVD_IN_PROGRESS;
     } else if (has_event && a->stage == CONNECTING) {
-        const struct address *address = &connector->options.addresses[a->call->rank];
+        const struct address *address = &connector->options.addresses[a->request->rank];
         status = socket_connect_complete(a->fd, address->host, address->port, &error);
         failure = status ? errno : 0;
         status = status ? status : begin_handshake(connector, a, &error);
@@ -176,8 +177,8 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         return false;
     if (status)
         return fail(a, connector->options.rank, failure, &error);
-    a->call->round_trip_ns = socket_round_trip_ns(a->fd);
-    a->call->fd = a->fd;
+    a->request->round_trip_ns = socket_round_trip_ns(a->fd);
+    a->request->fd = a->fd;
     a->fd = -1;
     return true;
 }
@@ -197,18 +198,18 @@ struct connector *connector_create(const struct connector_options *options)
 
 static struct arrival *end_attempt(struct attempt *a)
 {
-    struct arrival *call = a->call;
+    struct arrival *request = a->request;
     fd_close(&a->fd);
     *a = (struct attempt){.fd = -1};
-    return call;
+    return request;
 }
 
 void connector_destroy(struct connector *connector)
 {
     for (int i = 0; connector && i < CONNECTOR_POLLS_MAX; i++)
         arrival_destroy(end_attempt(&connector->attempts[i]));
-    for (struct arrival *call; connector && (call = fifo_take(&connector->calls, next));)
-        arrival_destroy(call);
+    for (struct arrival *request; connector && (request = fifo_take(&connector->requests, next));)
+        arrival_destroy(request);
     free(connector);
 }
 
@@ -218,7 +219,7 @@ void connector_after_fork(struct connector *connector)
         fd_close(&connector->attempts[i].fd);
 }
 
-void connector_add(struct connector *connector, struct arrival *call) { fifo_put(&connector->calls, call, next); }
+void connector_add(struct connector *connector, struct arrival *request) { fifo_put(&connector->requests, request, next); }
 
 // Polls only entries with a descriptor: poll() takes no more entries than this process may have descriptors.
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns)
@@ -226,10 +227,10 @@ int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *w
     int count = 0;
     for (int i = 0; i < CONNECTOR_POLLS_MAX; i++) {
         struct attempt *a = &connector->attempts[i];
-        if (!a->call)
-            *a = (struct attempt){.call = fifo_take(&connector->calls, next), .fd = -1};
+        if (!a->request)
+            *a = (struct attempt){.request = fifo_take(&connector->requests, next), .fd = -1};
         a->poll = -1;
-        if (!a->call)
+        if (!a->request)
             continue;
         if (a->fd >= 0) {
             a->poll = count;
@@ -245,7 +246,7 @@ struct arrival *connector_next(struct connector *connector, const struct pollfd 
 {
     while (connector->unserved > 0) {
         struct attempt *a = &connector->attempts[--connector->unserved];
-        if (a->call && advance(connector, a, a->poll >= 0 && polls[a->poll].revents))
+        if (a->request && advance(connector, a, a->poll >= 0 && polls[a->poll].revents))
             return end_attempt(a);
     }
     return NULL;

@@ -67,8 +67,8 @@ struct connector *connector_create(const struct connector_options *options);
 void connector_destroy(struct connector *connector);
 // In a forked child: closes its copies of the descriptors.
 void connector_after_fork(struct connector *connector);
-// Starts connecting. The connector owns call from now on.
-void connector_add(struct connector *connector, struct arrival *call);
+// Starts connecting. The connector owns the request from now on.
+void connector_add(struct connector *connector, struct arrival *request);
 
 // Fills in the descriptors to poll, at most CONNECTOR_POLLS_MAX, returns how many, and lowers *wake_ns to the connector's next
 // timeout.

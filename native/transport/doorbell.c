@@ -1,7 +1,7 @@
 #include "transport/doorbell.h"
 
 #include <poll.h>
-#include <unistd.h>
+#include <sys/eventfd.h>
 
 void doorbell_ring(struct doorbell *doorbell, int lazy)
 {
@@ -9,18 +9,13 @@ void doorbell_ring(struct doorbell *doorbell, int lazy)
     if (state == DOORBELL_AWAKE || (lazy && state == DOORBELL_IDLE))
         return;
     // Only the ringer that resets the word to awake makes the system call.
-    if (atomic_exchange(&doorbell->word->state, DOORBELL_AWAKE) != DOORBELL_AWAKE) {
-        uint64_t one = 1;
-        ssize_t written = write(doorbell->fd, &one, sizeof one);
-        (void)written;          // full: already ringing
-    }
+    if (atomic_exchange(&doorbell->word->state, DOORBELL_AWAKE) != DOORBELL_AWAKE)
+        eventfd_write(doorbell->fd, 1);         // full: already ringing
 }
 
 void doorbell_drain(struct doorbell *doorbell)
 {
-    uint64_t count;
-    ssize_t got = read(doorbell->fd, &count, sizeof count);
-    (void)got;
+    eventfd_read(doorbell->fd, &(eventfd_t){0});
 }
 
 bool doorbell_is_rung(const struct doorbell *doorbell)

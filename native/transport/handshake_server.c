@@ -100,11 +100,11 @@ static bhvd_status pause_accepting(struct handshake_server *handshakes)
 {
     const int64_t now_ns = clock_now_ns();
     const int failure = errno;
-    handshakes->accept_again_ns = now_ns + ACCEPT_PAUSE_MS * INT64_C(1000000);
+    handshakes->accept_again_ns = now_ns + clock_ms_ns(ACCEPT_PAUSE_MS);
     if (!handshakes->lacking_since_ns)
         handshakes->lacking_since_ns = now_ns;
     errno = failure;
-    return now_ns - handshakes->lacking_since_ns >= HANDSHAKE_LACKING_MS * INT64_C(1000000) ? BHVD_ERR_SYSTEM : BHVD_OK;
+    return now_ns - handshakes->lacking_since_ns >= clock_ms_ns(HANDSHAKE_LACKING_MS) ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
 static bhvd_status accept_some(struct handshake_server *handshakes, int listener)

@@ -13,19 +13,19 @@ enum {
     EXPLANATION_NS = 2000000000
 };
 
-void link_note(struct link *link)
+void link_mark_ready(struct link *link)
 {
-    if (!link->due || link->is_due)
+    if (!link->ready_links || link->is_queued)
         return;
-    link->is_due = true;
-    fifo_put(link->due, link, next_due);
+    link->is_queued = true;
+    fifo_put(link->ready_links, link, next_ready);
 }
 
 struct link *link_queue_pop(struct link_queue *queue)
 {
-    struct link *link = fifo_take(queue, next_due);
+    struct link *link = fifo_take(queue, next_ready);
     if (link)
-        link->is_due = false;
+        link->is_queued = false;
     return link;
 }
 
@@ -106,7 +106,7 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
     bhvd_status status = flush_control(link, &progress);
     link->control.lazy = false;
     if (link->control_out.size)
-        link_note(link);
+        link_mark_ready(link);
     return status;
 }
 
@@ -170,7 +170,7 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
 static void break_link(struct link *link)
 {
     link->is_broken = true;
-    link_note(link);
+    link_mark_ready(link);
 }
 
 static struct match_queue *queue_or_break(struct link *link, uint64_t execution)
@@ -212,7 +212,7 @@ void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, 
     *transfer = (struct transfer){
         .buffer = (void *)buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
     fifo_put(urgent ? &stream->urgent : &stream->sends, transfer, next);
-    link_note(link);
+    link_mark_ready(link);
 }
 
 // Removes the message of this number from the queue.
@@ -225,7 +225,7 @@ static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t num
 }
 
 // An unexpected message that a stream is still reading becomes an expected one.
-static bool claim_unexpected_on_its_way(struct link *link, struct transfer *transfer)
+static bool claim_unexpected_in_flight(struct link *link, struct transfer *transfer)
 {
     for (int i = 0; i < link->stream_count; i++) {
         struct transfer *unexpected = link->streams[i].unexpected;
@@ -253,8 +253,8 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     link->receives.posted++;
     if (!queue)
         return;
-    if (link->is_unwatched || link->lacks_streams)
-        link_note(link);
+    if (link->is_unregistered || link->lacks_streams)
+        link_mark_ready(link);
     struct transfer *unexpected = queue->unexpected.head ? take_numbered(&queue->unexpected, transfer->header.number) : NULL;
     if (unexpected) {
         if (unexpected->size != size)
@@ -263,7 +263,7 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
             memcpy(buffer, unexpected->buffer, size);
         free(unexpected);
         finish(transfer, &link->receives);
-    } else if (!claim_unexpected_on_its_way(link, transfer)) {
+    } else if (!claim_unexpected_in_flight(link, transfer)) {
         fifo_put(&queue->receives, transfer, next);
     }
 }

@@ -10,7 +10,6 @@
 // could deadlock. Messages of an execution that has not started here are not read: its window (core/negotiation/member.h) ensures
 // that nobody needs messages behind them. A pairwise operation (core/negotiation/pairwise.h) has no place in the order of
 // executions, so its messages are read even before it has started here. Thread: the engine's owner only.
-// executions, so its messages are read even before it has started here. Thread: the engine's owner only.
 #pragma once
 
 #include "base/bytes.h"
@@ -83,7 +82,7 @@ struct traffic {
     uint64_t posted, done;
 };
 
-// Links in the order of link_note.
+// Links in the order of link_mark_ready.
 struct link_queue FIFO(struct link);
 
 struct link {
@@ -93,7 +92,7 @@ struct link {
     struct doorbell doorbell;                   // the peer's, if it is on this host
     int64_t round_trip_ns;                      // to the peer's kernel, measured while connecting; 0: on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
-    uint32_t liveness_asked;                    // events for which it is registered (poller.h)
+    uint32_t liveness_registered;               // events for which it is registered (poller.h)
     struct channel control;
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
@@ -103,10 +102,10 @@ struct link {
     bool is_broken;                             // the two sides disagree about their messages, or there was no memory for one
     int64_t unexplained_since_ns;               // since when a stream has ended but the control channel has not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
-    struct link_queue *due;                     // the queue for link_note (poller.h); NULL: none
-    struct link *next_due;
-    bool is_due;                                // it is in that queue
-    bool is_unwatched, is_listed;               // poller.h: a stream is not registered for input; the link is in the list of those
+    struct link_queue *ready_links;             // the queue for link_mark_ready (poller.h); NULL: none
+    struct link *next_ready;
+    bool is_queued;                             // it is in that queue
+    bool is_unregistered, is_listed;            // poller.h: a stream is not registered for input; the link is in the list of those
     struct bytes control_out;                   // frames to write; the first control_flushed bytes are written
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -129,7 +128,7 @@ void link_fini(struct link *link);
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
 
 // Queues the link for the next poll, because it has work that no descriptor reports.
-void link_note(struct link *link);
+void link_mark_ready(struct link *link);
 // NULL: the queue is empty.
 struct link *link_queue_pop(struct link_queue *queue);
 

@@ -30,14 +30,14 @@ struct listener {
     _Atomic int count;                  // number of arrivals
     pthread_mutex_t lock;               // of the two lists
     struct FIFO(struct arrival) arrivals;
-    struct FIFO(struct arrival) calls;  // not yet passed to the connector
+    struct FIFO(struct arrival) requests;  // not yet passed to the connector
     struct address *addresses;
     struct known *known;                // owned by the thread, as are the next two
     struct handshake_server *handshakes;
     struct connector *connector;
     unsigned char *secret;
     pthread_t thread;
-    int wake_fd;                        // an eventfd that wakes the thread for calls and for its end
+    int wake_fd;                        // an eventfd that wakes the thread for requests and for its end
 };
 
 static void put(struct listener *listener, struct arrival *arrival)
@@ -137,14 +137,14 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
 static bhvd_status post(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
                         int64_t deadline_ns)
 {
-    struct arrival *call = arrival_create(rank, channel);
-    if (!call)
+    struct arrival *request = arrival_create(rank, channel);
+    if (!request)
         return BHVD_ERR_SYSTEM;
-    call->is_at_start = is_at_start;
-    call->connect_deadline_ns = connect_deadline_ns;
-    call->deadline_ns = deadline_ns;
+    request->is_at_start = is_at_start;
+    request->connect_deadline_ns = connect_deadline_ns;
+    request->deadline_ns = deadline_ns;
     pthread_mutex_lock(&listener->lock);
-    fifo_put(&listener->calls, call, next);
+    fifo_put(&listener->requests, request, next);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->wake_fd, 1);
     return BHVD_OK;
@@ -169,14 +169,14 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
     return status ? status : socket_write_full(fd, &hello, sizeof hello, deadline_ns);
 }
 
-static void take_calls(struct listener *listener)
+static void take_requests(struct listener *listener)
 {
     pthread_mutex_lock(&listener->lock);
-    struct arrival *calls = fifo_take_all(&listener->calls);
+    struct arrival *requests = fifo_take_all(&listener->requests);
     pthread_mutex_unlock(&listener->lock);
-    for (struct arrival *next; calls; calls = next) {
-        next = calls->next;
-        connector_add(listener->connector, calls);
+    for (struct arrival *next; requests; requests = next) {
+        next = requests->next;
+        connector_add(listener->connector, requests);
     }
 }
 
@@ -189,7 +189,7 @@ static void *listener_main(void *arg)
     bool said = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
-        take_calls(listener);
+        take_requests(listener);
         const int incoming = handshake_server_poll(listener->handshakes, polls + 1, &wake_ns);
         struct pollfd *others = polls + 1 + incoming;
         const int outgoing = connector_poll(listener->connector, others, &wake_ns);
@@ -217,8 +217,8 @@ static void listener_free(struct listener *listener)
     hang_up(listener);
     for (struct arrival *arrival; (arrival = listener_take(listener));)
         arrival_destroy(arrival);
-    for (struct arrival *call; (call = fifo_take(&listener->calls, next));)
-        arrival_destroy(call);
+    for (struct arrival *request; (request = fifo_take(&listener->requests, next));)
+        arrival_destroy(request);
     listener_after_fork(listener);
     if (listener->secret)
         explicit_bzero(listener->secret, listener->options.secret_size);

@@ -10,16 +10,17 @@ enum descriptor { LIVENESS, CONTROL, STREAM };
 
 static uint64_t name_of(const struct link *link, int descriptor) { return (uint64_t)link->rank << 8 | (unsigned)descriptor; }
 
-// *asked: the events for which the descriptor is registered.
-static bool ask(struct poller *poller, const struct link *link, int descriptor, int fd, uint32_t *asked, uint32_t events)
+// *registered: the events for which the descriptor is registered.
+static bool set_events(struct poller *poller, const struct link *link, int descriptor, int fd, uint32_t *registered,
+                       uint32_t events)
 {
-    if (fd < 0 || *asked == events)
+    if (fd < 0 || *registered == events)
         return true;
     struct epoll_event event = {.events = events, .data.u64 = name_of(link, descriptor)};
     // Without events it would still report its end, again and again: remove it.
-    if (epoll_ctl(poller->fd, !*asked ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, fd, &event))
+    if (epoll_ctl(poller->fd, !*registered ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, fd, &event))
         return false;
-    *asked = events;
+    *registered = events;
     return true;
 }
 
@@ -33,47 +34,48 @@ static bool over_sockets(const struct link *link) { return link->streams[0].chan
 bhvd_status poller_update(struct poller *poller, struct link *link)
 {
     const bool is_open = link->state == LINK_OPEN;
-    bool done = ask(poller, link, LIVENESS, link->liveness_fd, &link->liveness_asked, is_open ? EPOLLIN | EPOLLRDHUP : 0);
-    done &= ask(poller, link, CONTROL, link->control.fd, &link->control.asked,
-                is_open ? EPOLLIN | (link->control_out.size ? EPOLLOUT : 0) : 0);
-    link->is_unwatched = false;
+    bool done = set_events(poller, link, LIVENESS, link->liveness_fd, &link->liveness_registered,
+                           is_open ? EPOLLIN | EPOLLRDHUP : 0);
+    done &= set_events(poller, link, CONTROL, link->control.fd, &link->control.registered,
+                       is_open ? EPOLLIN | (link->control_out.size ? EPOLLOUT : 0) : 0);
+    link->is_unregistered = false;
     for (int i = 0; i < link->stream_count && over_sockets(link); i++) {
         struct stream *stream = &link->streams[i];
-        const bool listens = stream_wants_input(link, stream) || (is_open && !stream->channel.told && !is_held(stream));
-        stream->channel.told = false;
-        link->is_unwatched |= !listens || is_held(stream);
-        done &= ask(poller, link, STREAM + i, stream->channel.fd, &stream->channel.asked,
-                    (listens ? EPOLLIN : 0) | (is_open && stream_has_output(stream) ? EPOLLOUT : 0));
+        const bool listens = stream_wants_input(link, stream) || (is_open && !stream->channel.has_input && !is_held(stream));
+        stream->channel.has_input = false;
+        link->is_unregistered |= !listens || is_held(stream);
+        done &= set_events(poller, link, STREAM + i, stream->channel.fd, &stream->channel.registered,
+                           (listens ? EPOLLIN : 0) | (is_open && stream_has_output(stream) ? EPOLLOUT : 0));
     }
-    if (link->is_unwatched && !link->is_listed) {
+    if (link->is_unregistered && !link->is_listed) {
         link->is_listed = true;
-        poller->deaf[poller->deaf_count++] = link;
+        poller->unregistered[poller->unregistered_count++] = link;
     }
     return done ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
 // Messages that arrived too early may be expected by now.
-static void note_deaf(struct poller *poller)
+static void requeue_unregistered(struct poller *poller)
 {
     int kept = 0;
-    for (int i = 0; i < poller->deaf_count; i++) {
-        struct link *link = poller->deaf[i];
-        link->is_listed = link->is_unwatched;
-        if (!link->is_unwatched)
+    for (int i = 0; i < poller->unregistered_count; i++) {
+        struct link *link = poller->unregistered[i];
+        link->is_listed = link->is_unregistered;
+        if (!link->is_unregistered)
             continue;
-        poller->deaf[kept++] = link;
+        poller->unregistered[kept++] = link;
         for (int s = 0; s < link->stream_count; s++)
             if (stream_wants_input(link, &link->streams[s]))
-                link_note(link);
+                link_mark_ready(link);
     }
-    poller->deaf_count = kept;
+    poller->unregistered_count = kept;
 }
 
 int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS])
 {
     struct epoll_event events[POLLER_EVENTS];
     int gone_count = 0;
-    note_deaf(poller);
+    requeue_unregistered(poller);
     const int count = poller->fd < 0 ? 0 : epoll_wait(poller->fd, events, POLLER_EVENTS, 0);
     for (int i = 0; i < count; i++) {
         struct link *link = &poller->links[events[i].data.u64 >> 8];
@@ -81,9 +83,9 @@ int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS])
         if (descriptor == LIVENESS)
             gone[gone_count++] = link;
         else if (descriptor >= STREAM)
-            link->streams[descriptor - STREAM].channel.told |= (events[i].events & ~(uint32_t)EPOLLOUT) != 0;
+            link->streams[descriptor - STREAM].channel.has_input |= (events[i].events & ~(uint32_t)EPOLLOUT) != 0;
         if (descriptor != LIVENESS)
-            link_note(link);
+            link_mark_ready(link);
     }
     return gone_count;
 }
@@ -96,10 +98,10 @@ static bhvd_status poller_all(struct poller *poller, int size, int rank)
         if (other == rank)
             continue;
         if (over_sockets(link)) {
-            link->due = &poller->due;
+            link->ready_links = &poller->ready_links;
             poller->socket_count++;
         } else {
-            poller->walked[poller->walked_count++] = link;
+            poller->polled[poller->polled_count++] = link;
         }
         poller->liveness_count += link->liveness_fd >= 0;
         const bool is_needed = link->liveness_fd >= 0 || link->control.fd >= 0 || over_sockets(link);
@@ -113,10 +115,10 @@ static bhvd_status poller_all(struct poller *poller, int size, int rank)
 bhvd_status poller_init(struct poller *poller, struct link *links, int size, int rank)
 {
     *poller = (struct poller){.fd = -1, .links = links};
-    poller->walked = malloc((size_t)size * sizeof *poller->walked);
-    poller->deaf = malloc((size_t)size * sizeof *poller->deaf);
+    poller->polled = malloc((size_t)size * sizeof *poller->polled);
+    poller->unregistered = malloc((size_t)size * sizeof *poller->unregistered);
     errno = ENOMEM;
-    bhvd_status status = poller->walked && poller->deaf ? poller_all(poller, size, rank) : BHVD_ERR_SYSTEM;
+    bhvd_status status = poller->polled && poller->unregistered ? poller_all(poller, size, rank) : BHVD_ERR_SYSTEM;
     if (status) {
         const int failure = errno;
         poller_fini(poller);
@@ -135,7 +137,7 @@ void poller_close(struct poller *poller)
 void poller_fini(struct poller *poller)
 {
     poller_close(poller);
-    free(poller->walked);
-    free(poller->deaf);
+    free(poller->polled);
+    free(poller->unregistered);
     *poller = (struct poller){.fd = -1};
 }

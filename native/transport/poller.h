@@ -1,6 +1,6 @@
 // Finds the links that have work without checking all of them.
 //
-//     over sockets               epoll reports input, and output space; a rank that posts a message notes the link
+//     over sockets               epoll reports input, and output space; a rank that posts a message marks the link ready
 //     over memory, and over MPI  no events: these few are checked at every poll
 //
 // A stream is registered for input until a message arrives that nobody expects yet, and again once it is expected: otherwise an
@@ -15,12 +15,12 @@ enum { POLLER_EVENTS = 64 };    // per call
 struct poller {
     int fd;                     // readable if there are events; -1: no link has a descriptor
     struct link *links;         // by rank
-    struct link **walked;
-    struct link **deaf;         // links with a stream that is not registered for input
-    int walked_count, deaf_count;
+    struct link **polled;       // links without events, over memory or MPI
+    struct link **unregistered; // links with a stream that is not registered for input
+    int polled_count, unregistered_count;
     int socket_count;           // links over sockets only,
     int liveness_count;         // links with a liveness socket
-    struct link_queue due;      // links that have work now
+    struct link_queue ready_links;      // links that have work now
 };
 
 // links[rank] is unused. On BHVD_ERR_SYSTEM, with errno, nothing is left behind.
@@ -30,6 +30,6 @@ void poller_fini(struct poller *poller);
 
 // Must be called after each link_advance. BHVD_ERR_SYSTEM, with errno: the kernel takes no more descriptors.
 bhvd_status poller_update(struct poller *poller, struct link *link);
-// One system call: notes the links over sockets that have work. Returns the number of links
+// One system call: marks the links over sockets that have work as ready. Returns the number of links
 // whose liveness socket reports the peer's end, and the links in gone.
 int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS]);

@@ -15,7 +15,7 @@ enum {
     FIRST_NBYTES = 64 << 10,
     LONGEST_NBYTES = 1 << 20,
     STRETCHED_NS = 3000000,         // long enough that jitter of machines and network counts for little
-    PATIENCE_NS = 150000000,        // on long round trips: use the measurements made so far
+    TIME_LIMIT_NS = 150000000,      // on long round trips: use the measurements made so far
     PAUSES = 8,                     // a pause of at least 1/8 of a long round trip comes from the kernels' initially small windows
     PIECE_NBYTES = 4096             // per read
 };
@@ -127,7 +127,7 @@ bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, ui
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){1}, sizeof(int));
     for (uint32_t wanted = FIRST_NBYTES; wanted <= LONGEST_NBYTES && !status; wanted *= 2) {
         status = receive_train(fd, wanted, pause_ns, deadline_ns, &sum);
-        if (sum.ns >= STRETCHED_NS || clock_now_ns() - began_ns >= PATIENCE_NS)
+        if (sum.ns >= STRETCHED_NS || clock_now_ns() - began_ns >= TIME_LIMIT_NS)
             break;
     }
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){0}, sizeof(int));

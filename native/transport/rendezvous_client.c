@@ -68,7 +68,7 @@ static bhvd_status client_request(const struct exchange *x, int fd, const struct
     struct rendezvous_request request = {
         .rank = x->rank,
         .size = x->size,
-        .patience_ms = left_ms < 0 ? UINT32_MAX : (uint32_t)(left_ms - margin_ms),
+        .respond_within_ms = left_ms < 0 ? UINT32_MAX : (uint32_t)(left_ms - margin_ms),
         .limit_ms = x->limit_ms,
         .scope_size = (uint32_t)strlen(x->scope),
         .blob_size = mine->size,

@@ -295,7 +295,7 @@ static void connection_read(struct bhvd_rendezvous *server, struct connection *c
             return;
         }
         c->stage = WAITING;
-        c->deadline_ns = r->patience_ms == UINT32_MAX ? CLOCK_NEVER : clock_now_ns() + (int64_t)r->patience_ms * 1000000;
+        c->deadline_ns = r->respond_within_ms == UINT32_MAX ? CLOCK_NEVER : clock_now_ns() + clock_ms_ns(r->respond_within_ms);
         scope_join(server, c);
     }
     // A waiting peer has sent everything: only the end of the connection or garbage can follow.

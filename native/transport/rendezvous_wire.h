@@ -1,7 +1,7 @@
 // The messages between client (rendezvous_client.c) and server (rendezvous_server.c), and the text that both show to people.
 //
 //     both ways          the handshake (auth.h)
-//     client to server   magic, rank, size, patience_ms, limit_ms, scope_size, blob_size (u32 each), scope, blob
+//     client to server   magic, rank, size, respond_within_ms, limit_ms, scope_size, blob_size (u32 each), scope, blob
 //     server to client   magic, status, body_size (u32 each), body
 //                        BHVD_OK: for each rank its blob_size (u32) and blob; else the error message
 #pragma once
@@ -21,14 +21,14 @@ enum {
 
 struct rendezvous_request {
     uint32_t rank, size;
-    uint32_t patience_ms;       // the server responds within this time even if ranks are missing; UINT32_MAX: never
+    uint32_t respond_within_ms; // the server responds within this time even if ranks are missing; UINT32_MAX: never
     uint32_t limit_ms;          // the timeout that the client's user set, for the message
     uint32_t scope_size, blob_size;
 };
 
 static inline void rendezvous_request_put(struct bytes *b, const struct rendezvous_request *r)
 {
-    const uint32_t words[] = {REQUEST_MAGIC, r->rank,       r->size,     r->patience_ms,
+    const uint32_t words[] = {REQUEST_MAGIC, r->rank,       r->size,     r->respond_within_ms,
                               r->limit_ms,   r->scope_size, r->blob_size};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         bytes_put_u32(b, words[i]);
@@ -40,7 +40,7 @@ static inline bool rendezvous_request_take(struct bytes_reader *reader, struct r
     uint32_t magic = bytes_take_u32(reader);
     r->rank = bytes_take_u32(reader);
     r->size = bytes_take_u32(reader);
-    r->patience_ms = bytes_take_u32(reader);
+    r->respond_within_ms = bytes_take_u32(reader);
     r->limit_ms = bytes_take_u32(reader);
     r->scope_size = bytes_take_u32(reader);
     r->blob_size = bytes_take_u32(reader);

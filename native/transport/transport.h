@@ -46,8 +46,8 @@ struct channel {
     const struct channel_ops *ops;
     int fd;                             // tcp: the socket; else -1
     int64_t unanswered_since_ns;        // tcp: for silence_ns; 0: no bytes were in flight
-    uint32_t asked;                     // tcp: events for which it is registered (poller.h),
-    bool told;                          // and it has reported input
+    uint32_t registered;                // tcp: events for which it is registered (poller.h),
+    bool has_input;                     // and it has reported input
     struct ring *tx, *rx;               // rings
     size_t capacity;
     struct doorbell *peer_doorbell;

@@ -116,7 +116,7 @@ def test_there_is_no_such_gpu():
 
 def test_an_old_driver(monkeypatch):
     monkeypatch.setenv("BHVD_FAKE_CUDA_VERSION", "11020")
-    with pytest.raises(HorovodInternalError, match=r"libcuda.so.1 is of CUDA 11.2; bagua_hvd needs 11.4 at least"):
+    with pytest.raises(HorovodInternalError, match=r"libcuda.so.1 supports CUDA 11.2; bagua_hvd needs at least 11.4"):
         Device(0, files=fake_cuda_path())
 
 

@@ -35,7 +35,7 @@ def test_a_late_rank_says_where_it_is(run_ranks):
     first, middle, last = [result.output for result in run_ranks(3, wait_for_the_last_rank, env=WARNING)]
     assert "are waiting for remainder of ranks for more than 1 seconds" in first
     assert re.search(r"^Missing ranks:\n2: \[allreduce\.awaited\]$", first, re.MULTILINE)
-    assert re.search(r"^Rank 2 asked for '.*' \d+\.\d s ago, its operation number \d+, and for nothing since\.$", first,
+    assert re.search(r"^Rank 2 requested '.*' \d+\.\d s ago, its operation number \d+, and nothing since\.$", first,
                      re.MULTILINE)
     assert "the other ranks wait for rank 2 with [allreduce.awaited]. It has made 3 optimizer steps" in last
     assert "in wait_for_the_last_rank\n    dawdle()\n" in last and "in dawdle\n" in last

@@ -390,7 +390,7 @@ static void *create_and_fail(void *arg)
     CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_ERR_MISMATCH);
     char expected[200];
     snprintf(expected, sizeof expected, "rank 0 runs bagua_hvd %s (protocol %d), but rank 2 runs 99.1 (protocol 77): install the same "
-             "version on every host", bhvd_version(), CARD_PROTOCOL);
+             "version on every host", bhvd_version(), ENDPOINT_PROTOCOL);
     CHECK_STR_EQ(error.message, expected);
     return NULL;
 }
@@ -401,10 +401,10 @@ TEST(another_version_is_named_on_every_rank)
     struct one_of_many ranks[2];
     struct bhvd_error error;
     begin(&all, ranks, 2, create_and_fail);
-    struct rendezvous_blob *blobs = calloc(3, sizeof *blobs), mine = {.size = sizeof(struct card) + 100};
-    const struct card card = {.magic = CARD_MAGIC, .protocol = 77, .version = "99.1"};
+    struct rendezvous_blob *blobs = calloc(3, sizeof *blobs), mine = {.size = sizeof(struct endpoint_info) + 100};
+    const struct endpoint_info info = {.magic = ENDPOINT_MAGIC, .protocol = 77, .version = "99.1"};
     const struct rendezvous_address address = {"127.0.0.1", bhvd_rendezvous_port(all.rendezvous), SECRET, sizeof SECRET};
-    memcpy(mine.data, &card, sizeof card);
+    memcpy(mine.data, &info, sizeof info);
     CHECK_STATUS(rendezvous_exchange(&address, "versions", 2, 3, &mine, blobs, clock_deadline_ns(60000), &error), BHVD_OK);
     end(&all, ranks, 2);
     free(blobs);

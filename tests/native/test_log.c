@@ -43,7 +43,7 @@ static const char *next(int timeout_ms)
 
 static int lost_of(const char *text)
 {
-    return strstr(text, " records before this one were lost") ? atoi(text) : 0;
+    return strstr(text, " records before this one were dropped") ? atoi(text) : 0;
 }
 
 TEST(what_is_beyond_the_bound_is_counted)

@@ -42,7 +42,7 @@ static void world_init(struct world *world)
     }
     CHECK_STATUS(poller_init(&world->poller, world->links, 1 + PEERS, 0), BHVD_OK);
     CHECK_EQ(world->poller.socket_count, PEERS);
-    CHECK_EQ(world->poller.walked_count, 0);
+    CHECK_EQ(world->poller.polled_count, 0);
 }
 
 static void world_fini(struct world *world)
@@ -68,7 +68,7 @@ static unsigned turn(struct world *world)
     unsigned ranks = 0;
     bool progress;
     CHECK_EQ(poller_look(&world->poller, gone), 0);
-    while ((link = link_queue_pop(&world->poller.due))) {
+    while ((link = link_queue_pop(&world->poller.ready_links))) {
         ranks |= 1u << link->rank;
         CHECK_STATUS(link_advance(link, on_frame, NULL, &progress), BHVD_OK);
         CHECK_STATUS(poller_update(&world->poller, link), BHVD_OK);

@@ -452,7 +452,7 @@ TEST(truncated_requests_leave_nothing_behind)
 {
     bhvd_rendezvous *server = start();
     struct bytes message = {0};
-    struct rendezvous_request request = {.rank = 0, .size = 2, .patience_ms = 60000, .limit_ms = 60000,
+    struct rendezvous_request request = {.rank = 0, .size = 2, .respond_within_ms = 60000, .limit_ms = 60000,
                                          .scope_size = 1, .blob_size = 5};
     rendezvous_request_put(&message, &request);
     bytes_put(&message, "s", 1);
@@ -514,7 +514,7 @@ TEST(a_rank_beyond_the_size_is_a_disagreement)
     ranks_start_waiting(&waiting, 1, open_descriptors());
     int fd = attach_authenticated(server);
     struct bytes message = {0};
-    rendezvous_request_put(&message, &(struct rendezvous_request){.rank = 2, .size = 2, .patience_ms = 60000,
+    rendezvous_request_put(&message, &(struct rendezvous_request){.rank = 2, .size = 2, .respond_within_ms = 60000,
                                                                   .scope_size = 1});
     bytes_put(&message, "s", 1);
     send_what_goes(fd, message.data, message.size);
@@ -544,7 +544,7 @@ TEST(a_replayed_handshake_is_dropped)
     CHECK_STATUS(socket_read_full(fd, proof, sizeof proof, deadline_ns), BHVD_OK);
     CHECK_STATUS(auth_receive_proof(&auth, proof, NULL), BHVD_OK);
     struct bytes request = {0};
-    rendezvous_request_put(&request, &(struct rendezvous_request){.size = 1, .scope_size = 1, .patience_ms = 1000});
+    rendezvous_request_put(&request, &(struct rendezvous_request){.size = 1, .scope_size = 1, .respond_within_ms = 1000});
     bytes_put(&request, "s", 1);
     CHECK_STATUS(socket_write_full(fd, request.data, request.size, deadline_ns), BHVD_OK);
     uint8_t reply[REPLY_HEAD_SIZE];
@@ -726,7 +726,7 @@ TEST(a_rank_that_waits_and_breaks_may_come_again)
     for (int i = 0; i < 3; i++) {       // the last one sends more than allowed
         int fd = attach_authenticated(server);
         struct bytes message = {0};
-        rendezvous_request_put(&message, &(struct rendezvous_request){.rank = 0, .size = 2, .patience_ms = 60000,
+        rendezvous_request_put(&message, &(struct rendezvous_request){.rank = 0, .size = 2, .respond_within_ms = 60000,
                                                                       .scope_size = 1});
         bytes_put(&message, i < 2 ? "s" : "sx", i < 2 ? 1 : 2);
         send_what_goes(fd, message.data, message.size);
@@ -774,7 +774,7 @@ TEST(ranks_that_do_not_read_delay_nobody)
         memset(blob, i, sizeof blob);
         fds[i] = attach_narrow(server);
         message.size = 0;
-        rendezvous_request_put(&message, &(struct rendezvous_request){.rank = i, .size = SIZE, .patience_ms = 60000,
+        rendezvous_request_put(&message, &(struct rendezvous_request){.rank = i, .size = SIZE, .respond_within_ms = 60000,
                                                                       .scope_size = 1, .blob_size = sizeof blob});
         bytes_put(&message, "s", 1);
         bytes_put(&message, blob, sizeof blob);

@@ -208,9 +208,9 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     // For every kind, since every kind carries these.
     if (args->codec < BHVD_CODEC_NONE || args->codec >= BHVD_CODEC_COUNT)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown codec %d ('%s')", args->codec, args->name);
-    if (args->account < 0 || args->account >= BHVD_ACCOUNTS)
-        return error_set(error, BHVD_ERR_ARGUMENT, "account %d is not one of 0 to %d ('%s')", args->account, BHVD_ACCOUNTS - 1,
-                         args->name);
+    if (args->byte_counter < 0 || args->byte_counter >= BHVD_BYTE_COUNTERS)
+        return error_set(error, BHVD_ERR_ARGUMENT, "byte counter %d is not one of 0 to %d ('%s')", args->byte_counter,
+                         BHVD_BYTE_COUNTERS - 1, args->name);
     if (args->exchange < BHVD_EXCHANGE_SCATTER_GATHER || args->exchange > BHVD_EXCHANGE_ALLGATHER)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown exchange %d ('%s')", args->exchange, args->name);
     if (args->topology < BHVD_TOPOLOGY_SHIFT_ONE || args->topology > BHVD_TOPOLOGY_ROUND_ROBIN)

@@ -30,11 +30,13 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
     }
 }
 
-void bhvd_context_sent(bhvd_context *ctx, int account, struct bhvd_sent *out)
+void bhvd_context_sent(bhvd_context *ctx, int byte_counter, struct bhvd_sent *out)
 {
     *out = (struct bhvd_sent){0};
-    if (account >= 0 && account < BHVD_ACCOUNTS)
-        *out = (struct bhvd_sent){ctx->accounts[account][0], ctx->accounts[account][1], ctx->accounts[account][2]};
+    if (byte_counter < 0 || byte_counter >= BHVD_BYTE_COUNTERS)
+        return;
+    const _Atomic uint64_t *bytes = ctx->byte_counters[byte_counter];
+    *out = (struct bhvd_sent){bytes[0], bytes[1], bytes[2]};
 }
 
 void bhvd_context_network(bhvd_context *ctx, struct bhvd_measured_network *out)

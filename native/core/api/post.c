@@ -104,7 +104,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     op->ctx = ctx;
     op->work.kind = args->kind;
     op->process_set = facts.number;
-    op->account = args->account;
+    op->byte_counter = args->byte_counter;
     op->work.op = args->op;
     op->work.root_rank = args->root_rank;
     op->work.prescale_factor = args->prescale_factor;
@@ -208,7 +208,7 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
 
 bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
                              const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
-                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
+                             double postscale_factor, int byte_counter, int wait_ms, struct bhvd_result *result,
                              bhvd_handle **out, struct bhvd_error *error)
 {
     const struct bhvd_tensor tensor = {
@@ -230,7 +230,7 @@ bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int 
         .postscale_factor = postscale_factor,
         .blocking = wait_ms != 0,
         .device = -1,
-        .account = account,
+        .byte_counter = byte_counter,
     };
     bhvd_handle *posted;
     *result = (struct bhvd_result){0};

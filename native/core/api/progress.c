@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -92,7 +93,7 @@ static void *progress_main(void *arg)
         // Not earlier: a waiting thread may have held the engine and slept on the same doorbell, and would miss the ring.
         doorbell_drain(&ctx->run.connections.doorbell);
         // Messages from other hosts wake this thread; until then leave the core to the computation.
-        const int limit = executor_is_busy(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
+        const int limit = executor_is_busy(&ctx->run) && pause_blocks(&ctx->run) ? 1 : IDLE_ROUNDS;
         for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
             while (engine_has_next(ctx)) {
@@ -108,7 +109,7 @@ static void *progress_main(void *arg)
         }
         run_look_at_liveness(&ctx->run);
         engine_check_timers(ctx);
-        fusion_trim(&ctx->run.fusion, clock_now_ns());
+        buffer_pool_trim(&ctx->run.buffers, clock_now_ns());
         pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
         bool work = engine_has_work(ctx);
         const bool links_too = !ctx->run.failure.status;
@@ -235,9 +236,7 @@ void progress_stop(bhvd_context *ctx)
     if (atomic_exchange(&ctx->closed, true))
         return;
     doorbell_ring(&ctx->run.connections.doorbell, 0);
-    uint64_t one = 1;
-    ssize_t written = write(ctx->run.connections.doorbell.fd, &one, sizeof one);
-    (void)written;
+    eventfd_write(ctx->run.connections.doorbell.fd, 1);
     if (ctx->progress_thread_runs)
         pthread_join(ctx->progress_thread, NULL);
     pthread_mutex_lock(&ctx->engine_lock);

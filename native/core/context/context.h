@@ -18,6 +18,8 @@
 #include "core/telemetry/timeline.h"
 #include "run/run.h"
 
+enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting operations to the next
+
 // On rank 0: stalled ranks, as of the last check.
 struct stalled {
     pthread_mutex_t lock;                       // only the engine writes
@@ -65,7 +67,7 @@ struct bhvd_context {
     _Atomic bool awaits_state;                  // bhvd_context_await_state
     _Atomic uint64_t measured;                  // the wire of the last execution: hop in the upper half, byte in the lower
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
-    _Atomic uint64_t accounts[BHVD_ACCOUNTS][3];        // as struct bhvd_sent
+    _Atomic uint64_t byte_counters[BHVD_BYTE_COUNTERS][3];  // as struct bhvd_sent
     struct log log;                             // for people, from any thread
     struct stalled stalled;
     bool abandoned;                             // in a child after fork

@@ -32,7 +32,7 @@ struct bhvd_handle {
     struct table_node by_name;          // in ctx->names
     struct work work;                   // its name lies inside `request`, its tensors follow this struct
     uint32_t process_set;               // its number
-    int account;                        // number of the counter of its bytes
+    int byte_counter;                   // number of the counter of its bytes
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests

@@ -9,7 +9,7 @@ void communicators_look(bhvd_context *ctx)
     for (int id = 0; id < ctx->sets.high && !ctx->run.failure.status; id++) {
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set)
-            nccl_look(&ctx->run, set->nccl);
+            nccl_poll(&ctx->run, set->nccl);
     }
 }
 

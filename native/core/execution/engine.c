@@ -89,7 +89,7 @@ static void count_sent(bhvd_context *ctx, const struct execution *execution)
         for (int medium = 0; medium < 3; medium++) {
             const uint64_t upto = until == total ? sent[medium] : (uint64_t)((double)sent[medium] * (double)until / (double)total);
             if (upto != counted[medium])
-                ctx->accounts[operation_of(execution->works[i])->account][medium] += upto - counted[medium];
+                ctx->byte_counters[operation_of(execution->works[i])->byte_counter][medium] += upto - counted[medium];
             counted[medium] = upto;
         }
     }
@@ -123,7 +123,7 @@ bool engine_has_next(const bhvd_context *ctx)
     const struct execution *next = ctx->executions.head;
     const uint64_t oldest = executor_oldest(&ctx->run);
     return next && !ctx->run.failure.status && (!oldest || oldest > next->after) &&
-           !executor_has_state(&ctx->run, work_state(next->works[0]));
+           !executor_uses_memory(&ctx->run, work_exclusive_memory(next->works[0]));
 }
 
 bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions.head || executor_is_busy(&ctx->run); }
@@ -221,7 +221,7 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     progress |= start_pairwise(ctx);
     if (!ctx->run.failure.status && ctx->coordinator->ready.head) {
         if (coordinator_respond(ctx) && !ctx->run.failure.status)
-            run_fail(&ctx->run, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
+            run_fail(&ctx->run, BHVD_ERR_SYSTEM, "an operation got no response; this process may be out of memory");
         progress = true;
     }
     if (!ctx->run.failure.status)
@@ -263,8 +263,8 @@ static bhvd_status on_frame(void *owner, struct link *link, uint8_t type, struct
         return departure_take_goodbye(ctx, link, payload);
     if (type == FRAME_HEARTBEAT)
         return heartbeat_take(ctx, link, payload);
-    if (type == FRAME_LATE)
-        return stall_take_late(ctx, link, payload);
+    if (type == FRAME_STALLED)
+        return stall_take_notice(ctx, link, payload);
     if (type == FRAME_PAIRWISE_READY)
         return pairwise_take_ready(ctx, link, payload);
     if (type == FRAME_PAIRWISE_REVOKE)

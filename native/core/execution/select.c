@@ -49,8 +49,8 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
-static bhvd_status plan_reducescatter(struct plan *plan, const struct group *group, const struct reduction *reduction,
-                                      const struct tensor *tensor, const size_t *part)
+static void plan_reducescatter(struct plan *plan, const struct group *group, const struct reduction *reduction,
+                               const struct tensor *tensor, const size_t *part)
 {
     const bool loads = reduction->prescale != 1.0;
     schedule_reducescatter(plan_begin(plan, group), part, loads);
@@ -62,7 +62,6 @@ static bhvd_status plan_reducescatter(struct plan *plan, const struct group *gro
     };
     const struct tensor source = {.src = tensor->src, .nbytes = tensor->nbytes};
     plan->schedule.failed |= !span_list_add(&plan->list, &source);
-    return BHVD_OK;
 }
 
 static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *work,
@@ -99,8 +98,8 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
     for (int i = 0; i < count; i++) {
         struct work *work = works[i];
         for (size_t t = 0; t < work->tensor_count; t++) {
-            if (tensor_allocate_result(&work->tensors[t], work->tensors[t].dim0))
-                return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", work->tensors[t].nbytes);
+            if (run_allocate_result(run, &work->tensors[t], work->tensors[t].dim0))
+                return run->failure.status;
             if (operation_of(work)->inline_sum)
                 memcpy(work->tensors[t].dst, operation_of(work)->inline_sum, work->tensors[t].nbytes);
             dtypes += !present[work->tensors[t].dtype];
@@ -144,8 +143,8 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
     if (gpu)
         return nccl_reducescatter(gpu, work, (size_t)(tensor - work->tensors),
                                   rows_of(tensor->dim0, group->rank, group->size), &reduction, part);
-    if (tensor_allocate_result(tensor, rows_of(tensor->dim0, group->rank, group->size)))
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[group->rank]);
+    if (run_allocate_result(run, tensor, rows_of(tensor->dim0, group->rank, group->size)))
+        return run->failure.status;
     if (use_shared(run, group)) {
         struct span whole = {tensor->src, NULL, tensor->nbytes};
         return reducescatter_shared(run, group, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
@@ -153,7 +152,8 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
     }
     if (use_hierarchy(run, group) && group->hierarchy->shards == group->hierarchy->largest)
         return reducescatter_hierarchical(plan, run, group, &reduction, tensor->src, tensor->dst, part);
-    return plan_reducescatter(plan, group, &reduction, tensor, part);
+    plan_reducescatter(plan, group, &reduction, tensor, part);
+    return BHVD_OK;
 }
 
 static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *work,
@@ -167,8 +167,8 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
     }
     if (gpu)
         return nccl_allgather(gpu, work, (size_t)(tensor - work->tensors), rows, part);
-    if (tensor_allocate_result(tensor, rows))
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+    if (run_allocate_result(run, tensor, rows))
+        return run->failure.status;
     if (use_shared(run, group)) {
         struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
         return allgather_shared(run, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
@@ -195,8 +195,8 @@ static bhvd_status execute_alltoall(struct run *run, struct group *group, struct
     }
     if (gpu)
         return nccl_alltoall(gpu, &op->work, (size_t)(tensor - op->work.tensors), rows, &parts);
-    if (tensor_allocate_result(tensor, rows))
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+    if (run_allocate_result(run, tensor, rows))
+        return run->failure.status;
     if (use_shared(run, group))
         return alltoall_shared(run, group, tensor->src, tensor->dst, &parts);
     schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
@@ -217,8 +217,8 @@ static bhvd_status execute_broadcast(struct run *run, struct group *group, struc
 {
     if (gpu)
         return nccl_broadcast(gpu, work, (size_t)(tensor - work->tensors), root);
-    if (tensor_allocate_result(tensor, tensor->dim0))
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+    if (run_allocate_result(run, tensor, tensor->dim0))
+        return run->failure.status;
     if (use_shared(run, group))
         return broadcast_shared(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
     if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
@@ -247,8 +247,8 @@ static bhvd_status execute_tensors(struct run *run, struct process_set *set, str
     if (!bytes || (work->kind == BHVD_ALLTOALL && !op->received_splits))
         status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
     else if (op->agreed_count != per_tensor * work->tensor_count)
-        status = run_fail(run, BHVD_ERR_SYSTEM, "the coordinator's answer about '%.*s' does not fit it", (int)work->name_size,
-                          work->name);
+        status = run_fail(run, BHVD_ERR_SYSTEM, "the coordinator's response for '%.*s' does not fit it",
+                          (int)work->name_size, work->name);
     for (size_t t = 0; t < work->tensor_count && !status; t++) {
         struct tensor *tensor = &work->tensors[t];
         const int64_t *agreed = op->agreed + t * per_tensor;
@@ -298,7 +298,7 @@ static int is_unused(struct run *run, void *arg)
     return !executor_has_group(run, &set->group) && !pairwise_set_waits(run->owner, set->number);
 }
 
-static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op)
 {
     int id = op->work.root_rank;
     op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
@@ -325,7 +325,6 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     process_set_remove(&ctx->sets, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
     operation_end_set(ctx, number);
-    (void)error;
     return status;
 }
 
@@ -416,7 +415,7 @@ bhvd_status select_execute(bhvd_context *ctx, struct execution *execution, struc
     case BHVD_PROCESS_SET_ADD:
         return execute_process_set_add(ctx, op, error);
     case BHVD_PROCESS_SET_REMOVE:
-        return execute_process_set_remove(ctx, op, error);
+        return execute_process_set_remove(ctx, op);
     default:
         return execute_collective(ctx, set, execution, plan, error);
     }

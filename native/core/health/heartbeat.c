@@ -23,9 +23,9 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     h->interval_ms = timeout_ms > 0 && timeout_ms / INTERVALS < INTERVAL_MAX_MS ? timeout_ms / INTERVALS + 1
                                                                                  : INTERVAL_MAX_MS;
     int silence_ms = timeout_ms - LATE_INTERVALS * h->interval_ms;
-    h->silence_ns = timeout_ms > 0 ? (int64_t)(silence_ms > 1 ? silence_ms : 1) * 1000000 : 0;
-    int64_t limit_ns = (int64_t)ctx->options.timeout_ms * 1000000;
-    h->away_ns = (h->silence_ns && h->silence_ns < limit_ns ? h->silence_ns : limit_ns) / 2;
+    h->silence_ns = timeout_ms > 0 ? clock_ms_ns(silence_ms > 1 ? silence_ms : 1) : 0;
+    int64_t limit_ns = clock_ms_ns(ctx->options.timeout_ms);
+    h->stopped_ns = (h->silence_ns && h->silence_ns < limit_ns ? h->silence_ns : limit_ns) / 2;
     ctx->run.sleep_ms = h->interval_ms;
     h->looked_ns = clock_now_ns();
     for (int rank = 0; rank < ctx->options.size; rank++)
@@ -48,7 +48,7 @@ static uint64_t own_execution(const bhvd_context *ctx)
     return ctx->executions.head ? ctx->executions.head->number : 0;
 }
 
-static bool listens_to(const bhvd_context *ctx, int rank)
+static bool monitors(const bhvd_context *ctx, int rank)
 {
     return rank != ctx->options.rank && (rank == COORDINATOR || ctx->options.rank == COORDINATOR) &&
            ctx->run.connections.links[rank].state == LINK_OPEN;
@@ -59,25 +59,25 @@ static uint64_t earliest_execution(const bhvd_context *ctx)
     uint64_t earliest = own_execution(ctx);
     for (int rank = 0; rank < ctx->options.size && ctx->options.rank == COORDINATOR; rank++) {
         uint64_t execution = ctx->heartbeat->ranks[rank].execution;
-        if (listens_to(ctx, rank) && execution && (!earliest || execution < earliest))
+        if (monitors(ctx, rank) && execution && (!earliest || execution < earliest))
             earliest = execution;
     }
     return earliest;
 }
 
-static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away)
+static void check_silence(bhvd_context *ctx, int rank, int64_t now_ns, bool was_stopped)
 {
     const struct link *link = &ctx->run.connections.links[rank];
-    struct heard *heard = &ctx->heartbeat->ranks[rank];
+    struct peer_state *peer = &ctx->heartbeat->ranks[rank];
     uint64_t received = link->payload_received + link->frames_received;
-    if (received != heard->received || was_away) {
-        heard->received = received;
-        heard->at_ns = now_ns;
-    } else if (ctx->heartbeat->silence_ns && now_ns - heard->at_ns >= ctx->heartbeat->silence_ns) {
+    if (received != peer->received || was_stopped) {
+        peer->received = received;
+        peer->at_ns = now_ns;
+    } else if (ctx->heartbeat->silence_ns && now_ns - peer->at_ns >= ctx->heartbeat->silence_ns) {
         run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
                   "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
                   "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
-                  (double)(now_ns - heard->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
+                  (double)(now_ns - peer->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
 
@@ -86,13 +86,13 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 {
     struct heartbeat *h = ctx->heartbeat;
     struct link *link = &ctx->run.connections.links[rank];
-    struct heard *heard = &h->ranks[rank];
+    struct peer_state *peer = &h->ranks[rank];
     uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;
-    if (!h->silence_ns || sent == heard->acknowledged)
+    if (!h->silence_ns || sent == peer->acknowledged)
         return;
     int64_t silence_ns = link_silence_ns(link, now_ns);
     if (silence_ns < 0) {
-        heard->acknowledged = sent;
+        peer->acknowledged = sent;
     } else if (silence_ns >= h->silence_ns && now_ns - ctx->run.returned_ns >= h->silence_ns) {
         run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
                   "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the network "
@@ -101,7 +101,7 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     }
 }
 
-static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
+static void send_heartbeat(bhvd_context *ctx, int rank, const struct bytes *payload)
 {
     struct link *link = &ctx->run.connections.links[rank];
     // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
@@ -116,19 +116,19 @@ void heartbeat_look(bhvd_context *ctx)
     if (ctx->options.size == 1 || ctx->run.failure.status)
         return;
     int64_t now_ns = clock_now_ns();
-    bool was_away = now_ns - h->looked_ns >= h->away_ns;
+    bool was_stopped = now_ns - h->looked_ns >= h->stopped_ns;
     h->looked_ns = now_ns;
-    if (was_away)
+    if (was_stopped)
         ctx->run.returned_ns = now_ns;
-    if (now_ns < h->next_ns && !was_away)
+    if (now_ns < h->next_ns && !was_stopped)
         return;
-    h->next_ns = now_ns + (int64_t)h->interval_ms * 1000000;
+    h->next_ns = now_ns + clock_ms_ns(h->interval_ms);
     struct bytes payload = {0};
     bytes_put_i64(&payload, (int64_t)earliest_execution(ctx));
     for (int rank = 0; rank < ctx->options.size && !ctx->run.failure.status; rank++) {
-        if (listens_to(ctx, rank)) {
-            speak_to(ctx, rank, &payload);
-            listen_to(ctx, rank, now_ns, was_away);
+        if (monitors(ctx, rank)) {
+            send_heartbeat(ctx, rank, &payload);
+            check_silence(ctx, rank, now_ns, was_stopped);
         }
         if (rank != ctx->options.rank && ctx->run.connections.links[rank].state == LINK_OPEN && !ctx->run.failure.status)
             expect_acknowledgement(ctx, rank, now_ns);
@@ -152,7 +152,7 @@ bool heartbeat_others_are_earlier(const bhvd_context *ctx)
         return false;                   // nobody would notice that the rank with the earlier execution was stopped
     if (ctx->options.rank == COORDINATOR)
         earliest = earliest_execution(ctx);
-    else if (listens_to(ctx, COORDINATOR))
+    else if (monitors(ctx, COORDINATOR))
         earliest = ctx->heartbeat->ranks[COORDINATOR].execution;
     return earliest && earliest < oldest_started(ctx);
 }

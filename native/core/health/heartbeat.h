@@ -19,8 +19,8 @@
 
 struct link;
 
-// State of another rank; all but `acknowledged` only for ranks that this one listens to.
-struct heard {
+// State of another rank; all but `acknowledged` only for ranks that this one monitors.
+struct peer_state {
     uint64_t received;              // bytes and frames at the last check
     int64_t at_ns;                  // when that number last grew
     uint64_t acknowledged;          // bytes sent to it when nothing was in flight any more
@@ -30,9 +30,9 @@ struct heard {
 struct heartbeat {
     int interval_ms;
     int64_t silence_ns;             // after which another rank is lost; 0: never
-    int64_t away_ns;                // if this rank did not check for this long, it was stopped itself
+    int64_t stopped_ns;             // if this rank did not check for this long, it was stopped itself
     int64_t looked_ns, next_ns;
-    struct heard ranks[];           // by global rank
+    struct peer_state ranks[];      // by global rank
 };
 
 // Freed with the context. BHVD_ERR_SYSTEM: no memory.

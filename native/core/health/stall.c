@@ -14,26 +14,27 @@
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 
-enum { LOOK_EVERY_NS = 1000000000, LINE_BYTES = 1024 };
+enum { LINE_BYTES = 1024 };
 
-struct late {
-    struct bhvd_stalled said;
+struct stalled_rank {
+    struct bhvd_stalled missing;
     bool over_limit;                    // an operation has waited for it longer than the shutdown time
 };
 
 struct stall {
     int64_t now_ns, warning_ns, shutdown_ns;
     bool warn, first, shut_down;         // first: an operation without an earlier warning
-    struct late *late;                  // by global rank
+    struct stalled_rank *ranks;         // by global rank
 };
 
-static void note_missing(struct late *late, const struct pending *pending, bool over_limit)
+static void note_missing(struct stalled_rank *stalled, const struct pending *pending, bool over_limit)
 {
-    struct bhvd_stalled *said = &late->said;
-    late->over_limit |= over_limit;
-    if (said->operations < BHVD_STALLED_NAMES)
-        snprintf(said->names[said->operations], sizeof said->names[0], "%.*s", (int)pending->key.name_size, pending->key.name);
-    said->operations++;
+    struct bhvd_stalled *missing = &stalled->missing;
+    stalled->over_limit |= over_limit;
+    if (missing->operations < BHVD_STALLED_NAMES)
+        snprintf(missing->names[missing->operations], sizeof missing->names[0], "%.*s", (int)pending->key.name_size,
+                 pending->key.name);
+    missing->operations++;
 }
 
 static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *stall)
@@ -54,7 +55,7 @@ static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *st
         if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
             continue;
         if (!pending->requests[i] && !ctx->coordinator->seen[set->group.ranks[i]].joined)
-            note_missing(&stall->late[set->group.ranks[i]], pending, over_limit);
+            note_missing(&stall->ranks[set->group.ranks[i]], pending, over_limit);
     }
 }
 
@@ -68,22 +69,22 @@ __attribute__((format(printf, 2, 3))) static void add(struct bytes *report, cons
     bytes_put(report, line, size < (int)sizeof line ? (size_t)size : sizeof line - 1);
 }
 
-static void add_names(struct bytes *text, const struct bhvd_stalled *said)
+static void add_names(struct bytes *text, const struct bhvd_stalled *missing)
 {
-    for (int i = 0; i < BHVD_STALLED_NAMES && i < said->operations; i++)
-        add(text, "%s%s", i ? ", " : "", said->names[i]);
-    if (said->operations > BHVD_STALLED_NAMES)
+    for (int i = 0; i < BHVD_STALLED_NAMES && i < missing->operations; i++)
+        add(text, "%s%s", i ? ", " : "", missing->names[i]);
+    if (missing->operations > BHVD_STALLED_NAMES)
         add(text, " ...");
 }
 
 static void add_seen(struct bytes *report, int rank, const struct seen *seen, int64_t now_ns)
 {
     if (seen->last)
-        add(report, "\nRank %d asked for '%.*s' %.1f s ago, its operation number %llu, and for nothing since.", rank,
+        add(report, "\nRank %d requested '%.*s' %.1f s ago, its operation number %llu, and nothing since.", rank,
             seen->last->key.name_size > 100 ? 100 : (int)seen->last->key.name_size, seen->last->key.name,
             (double)(now_ns - seen->at_ns) / 1e9, (unsigned long long)seen->operations);
     else
-        add(report, "\nRank %d has asked for nothing yet.", rank);
+        add(report, "\nRank %d has requested nothing yet.", rank);
 }
 
 static void say_report(bhvd_context *ctx, const struct stall *stall)
@@ -94,15 +95,15 @@ static void say_report(bhvd_context *ctx, const struct stall *stall)
                  "trying to submit different tensors or that only subset of ranks is submitting tensors, which will cause "
                  "deadlock.\nMissing ranks:", (long long)(stall->warning_ns / 1000000000));
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const struct late *late = &stall->late[rank];
-        if (!late->said.operations)
+        const struct stalled_rank *stalled = &stall->ranks[rank];
+        if (!stalled->missing.operations)
             continue;
-        add(&report, "\n%d%s: [", rank, late->over_limit ? "!" : "");
-        add_names(&report, &late->said);
+        add(&report, "\n%d%s: [", rank, stalled->over_limit ? "!" : "");
+        add_names(&report, &stalled->missing);
         add(&report, "]");
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        if (stall->late[rank].said.operations)
+        if (stall->ranks[rank].missing.operations)
             add_seen(&report, rank, &ctx->coordinator->seen[rank], stall->now_ns);
     }
     if (!report.failed)
@@ -113,46 +114,46 @@ static void say_report(bhvd_context *ctx, const struct stall *stall)
                 "shutdown.", (long long)(stall->shutdown_ns / 1000000000));
 }
 
-static void take_late(bhvd_context *ctx, const void *names, size_t size)
+static void log_stalled(bhvd_context *ctx, const void *names, size_t size)
 {
-    log_put(&ctx->log, BHVD_LOG_LATE, __FILE__, __LINE__, names, size < LINE_BYTES ? size : LINE_BYTES);
+    log_put(&ctx->log, BHVD_LOG_STALLED, __FILE__, __LINE__, names, size < LINE_BYTES ? size : LINE_BYTES);
 }
 
-bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+bhvd_status stall_take_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     if (link->rank != COORDINATOR)
         return BHVD_ERR_SYSTEM;
-    take_late(ctx, payload.at, (size_t)(payload.end - payload.at));
+    log_stalled(ctx, payload.at, (size_t)(payload.end - payload.at));
     return BHVD_OK;
 }
 
 // A notified rank logs where it is (bagua_hvd/job/records.py).
-static void tell_missing(bhvd_context *ctx, const struct stall *stall)
+static void notify_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const struct bhvd_stalled *said = &stall->late[rank].said;
+        const struct bhvd_stalled *missing = &stall->ranks[rank].missing;
         struct bytes text = {0};
-        add_names(&text, said);
-        if (said->operations && rank == COORDINATOR)
-            take_late(ctx, text.data, text.size);
-        else if (said->operations && ctx->run.connections.links[rank].state == LINK_OPEN)
-            link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // reading finds broken links
+        add_names(&text, missing);
+        if (missing->operations && rank == COORDINATOR)
+            log_stalled(ctx, text.data, text.size);
+        else if (missing->operations && ctx->run.connections.links[rank].state == LINK_OPEN)
+            link_send_frame(&ctx->run.connections.links[rank], FRAME_STALLED, &text, false);  // reading finds broken links
         bytes_fini(&text);
     }
 }
 
 // Keeps them for bhvd_context_stalled.
-static void keep(bhvd_context *ctx, const struct late *late)
+static void keep(bhvd_context *ctx, const struct stalled_rank *all)
 {
     struct bhvd_stalled *ranks = NULL, *before = ctx->stalled.ranks;
     int count = 0, kept = 0;
     for (int rank = 0; rank < ctx->options.size; rank++)
-        count += late[rank].said.operations > 0;
+        count += all[rank].missing.operations > 0;
     if (count)
         ranks = malloc((size_t)count * sizeof *ranks);
     for (int rank = 0; ranks && rank < ctx->options.size; rank++) {
-        if (late[rank].said.operations) {
-            ranks[kept] = late[rank].said;
+        if (all[rank].missing.operations) {
+            ranks[kept] = all[rank].missing;
             ranks[kept++].rank = rank;
         }
     }
@@ -179,7 +180,7 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
     size_t used = 0;
     int stalled = 0, last = -1;
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        if (!stall->late[rank].over_limit)
+        if (!stall->ranks[rank].over_limit)
             continue;
         stalled++;
         last = rank;
@@ -206,24 +207,24 @@ void stall_check(bhvd_context *ctx)
     int64_t now_ns = clock_now_ns();
     if (now_ns < c->next_stall_check_ns)
         return;
-    c->next_stall_check_ns = now_ns + LOOK_EVERY_NS;
+    c->next_stall_check_ns = now_ns + STALL_CHECK_NS;
     struct stall stall = {
         .now_ns = now_ns,
-        .warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
-        .shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000,
-        .late = calloc((size_t)ctx->options.size, sizeof *stall.late),
+        .warning_ns = clock_ms_ns(ctx->options.stall_warning_ms),
+        .shutdown_ns = clock_ms_ns(ctx->options.stall_shutdown_ms),
+        .ranks = calloc((size_t)ctx->options.size, sizeof *stall.ranks),
     };
-    if (!stall.late)
+    if (!stall.ranks)
         return;
     for (struct pending *pending = NULL; (pending = pending_next(&c->pending, pending));)
         look_at(ctx, pending, &stall);
-    keep(ctx, stall.late);
+    keep(ctx, stall.ranks);
     if (stall.warn || stall.shut_down) {
         say_report(ctx, &stall);
         if (!stall.shut_down || stall.first)     // else they have logged where they are, and now log why they end
-            tell_missing(ctx, &stall);
+            notify_missing(ctx, &stall);
     }
     if (stall.shut_down)
         shut_down(ctx, &stall);
-    free(stall.late);
+    free(stall.ranks);
 }

@@ -7,7 +7,7 @@ enum { COORDINATOR = 0 };        // its rank
 
 enum frame_type {
     FRAME_RESPONSE = 2, FRAME_STALE = 3,         // inside FRAME_DOWN
-    FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
+    FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_STALLED = 6,
     FRAME_UP = 7, FRAME_DOWN = 8, FRAME_CLOSING = 11,      // relay.h
     FRAME_PAIRWISE_READY = 12, FRAME_PAIRWISE_REVOKE = 13          // pairwise.h
 };

@@ -5,12 +5,13 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/negotiation/fuse.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/negotiation/pairwise.h"
-#include "core/negotiation/ready.h"
 #include "core/message/reason.h"
+#include "core/negotiation/refuse.h"
 #include "core/negotiation/relay.h"
 #include "core/negotiation/response.h"
 #include "core/negotiation/response_cache.h"
@@ -83,9 +84,9 @@ static void look_at_pending(bhvd_context *ctx)
         const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
         next = pending_next(table, pending);
         if (set && is_to_be_refused(ctx, pending, set))
-            ready_refuse(ctx, set, pending);
+            refuse_revoked(ctx, set, pending);
         else if (set && is_complete(ctx, pending, set))
-            ready_put(ctx->coordinator, pending);
+            fuse_enqueue(ctx->coordinator, pending);
     }
 }
 
@@ -102,7 +103,7 @@ static bhvd_status end_join(bhvd_context *ctx)
         if (!has_joined(c, rank))
             return BHVD_OK;
     // Operations that ranks posted before they joined end before the join does.
-    bhvd_status status = ready_respond(ctx);
+    bhvd_status status = fuse_respond(ctx);
     if (status)
         return status;
     for (int rank = 0; rank < ctx->options.size; rank++)
@@ -199,7 +200,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
         note_last(&c->seen[rank], pending);
-        ready_put(c, pending);
+        fuse_enqueue(c, pending);
     }
     pending->asked_ns = c->seen[rank].at_ns;
     return BHVD_OK;
@@ -239,7 +240,7 @@ static bhvd_status look_at_revoked(bhvd_context *ctx, const struct operation_key
     if (!pending->is_revoked)
         pairwise_release(ctx, set, 1);
     pending->is_revoked = true;
-    return is_to_be_refused(ctx, pending, set) ? ready_refuse(ctx, set, pending) : BHVD_OK;
+    return is_to_be_refused(ctx, pending, set) ? refuse_revoked(ctx, set, pending) : BHVD_OK;
 }
 
 // Most ranks send exactly the same request as another rank: they share it, which saves the time to parse and
@@ -266,7 +267,7 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
         struct request *request = read_request(ctx->coordinator, bytes, size);
         const struct process_set *set = request && is_revoked ? process_set_find(&ctx->sets, request->key.process_set) : NULL;
         ctx->coordinator->asking = ranks[i];
-        if (!set || !ready_refuses(ctx, set, ranks[i], request, &status)) {
+        if (!set || !refuse_late_request(ctx, set, ranks[i], request, &status)) {
             status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
             if (!status && is_revoked)
                 status = look_at_revoked(ctx, &request->key);
@@ -356,7 +357,7 @@ bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int co
 bhvd_status coordinator_respond(bhvd_context *ctx)
 {
     const int64_t begin_ns = coordinator_time_begin(ctx);
-    bhvd_status status = ready_respond(ctx);
+    bhvd_status status = fuse_respond(ctx);
     coordinator_time_end(ctx, begin_ns);
     return status;
 }
@@ -435,7 +436,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
         if (entry->key.process_set == process_set)
             cached_list_forget(cache, entry);
     }
-    ready_forget_set(ctx->coordinator, process_set);
+    refuse_forget_set(ctx->coordinator, process_set);
     pairwise_release(ctx, set, set->persistent);
     return BHVD_OK;
 }
@@ -450,7 +451,8 @@ void coordinator_fini(bhvd_context *ctx)
         pending_free(pending);
     }
     table_fini(&c->pending);
-    ready_fini(c);
+    fuse_fini(c);
+    refuse_fini(c);
     for (struct unexpected_request *early = c->unexpected.head, *next; early; early = next) {
         next = early->next;
         request_drop(early->request);

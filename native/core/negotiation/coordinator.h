@@ -2,7 +2,8 @@
 // process set have sent theirs, checks that they agree, decides which are fused, and responds. Empty on other ranks. Engine only.
 //
 //     coordinator.c    takes requests, joins and goodbyes
-//     ready.c          responds to complete operations
+//     fuse.c           fuses complete operations and responds
+//     refuse.c         responds with an error to those that cannot be done
 //     pending.c        an operation that waits for members; checks that they agree
 //     response.c       writes and sends responses
 #pragma once

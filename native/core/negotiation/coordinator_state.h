@@ -30,7 +30,7 @@ struct unexpected_request {
 struct coordinator {
     struct table pending;
     struct FIFO(struct pending) ready;         // complete, in the order of completion, without a response so far
-    struct FIFO(struct pending) refused;        // refused before some members sent their requests, which will come (ready.h)
+    struct FIFO(struct pending) refused;        // refused before some members sent their requests, which will come (refuse.h)
     int joined_count, last_joined;
     int left_count, first_left;
     int additions;                              // process sets with a response that are not added here yet ...

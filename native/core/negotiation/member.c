@@ -12,7 +12,7 @@
 #include "core/negotiation/response_check.h"
 #include "core/negotiation/response_cache.h"
 
-// The operation in progress that uses this agreement; NULL: none.
+// The operation in progress that uses this entry; NULL: none.
 static struct bhvd_handle *user_of(const struct cache_entry *entry)
 {
     return entry->cached.user ? TABLE_CONTAINER(entry->cached.user, struct bhvd_handle, cached) : NULL;

@@ -13,18 +13,17 @@
 
 enum {
     PERSISTENT_MAX = 1 << 16,           // per job: bounds the memory for programs that use ever new names
-    LOOK_EVERY_NS = 1000000000,
     NOBODY_LEFT = -1
 };
 
 struct neighbor {
     int rank;
-    uint32_t said;                      // the number of the last pairwise operation that it has announced
+    uint32_t announced;                 // the number of its last pairwise operation
     bool is_revoked;                    // it takes part in no later one
 };
 
 struct persistent {
-    struct cached agreement;            // its name lies inside request
+    struct cached cached;               // its name lies inside request
     struct bytes request;
     struct wire wire;
     uint32_t number;                    // of this rank's last pairwise operation
@@ -38,9 +37,9 @@ struct persistent {
 
 // ---------------------------------------------------------------------------------------------------------- the tables
 
-static void persistent_free(void *agreement)
+static void persistent_free(void *entry)
 {
-    struct persistent *persistent = agreement;
+    struct persistent *persistent = entry;
     operation_drop(persistent->op);
     bytes_fini(&persistent->request);
     free(persistent);
@@ -74,7 +73,7 @@ static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent
 static void forget(bhvd_context *ctx, struct persistent *persistent)
 {
     operation_drop(take_out(ctx->pairwise, persistent));
-    cached_list_forget(&ctx->pairwise->all, &persistent->agreement);
+    cached_list_forget(&ctx->pairwise->all, &persistent->cached);
 }
 
 struct pairwise *pairwise_create(void)
@@ -134,15 +133,15 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
         free(persistent);
         return set ? run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
     }
-    *persistent = (struct persistent){.agreement = {.id = id}, .wire = *wire};
+    *persistent = (struct persistent){.cached = {.id = id}, .wire = *wire};
     const struct peers peers = peers_of_work(&op->work, &set->group);
     for (int p = 0; p < peers.count; p++)
         persistent->neighbors[persistent->count++].rank = set->group.ranks[peers.index[p]];
     bytes_put(&persistent->request, op->request.data, op->request.size);
     if (!persistent->request.failed) {
         const char *name = (const char *)persistent->request.data + (op->work.name - (const char *)op->request.data);
-        persistent->agreement.key = (struct operation_key){key.process_set, key.name_size, name};
-        if (cached_list_insert(&pairwise->all, &persistent->agreement))
+        persistent->cached.key = (struct operation_key){key.process_set, key.name_size, name};
+        if (cached_list_insert(&pairwise->all, &persistent->cached))
             return BHVD_OK;
     }
     persistent_free(persistent);
@@ -159,7 +158,7 @@ static bool is_same(const struct persistent *persistent, const struct bhvd_handl
 static void signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number, int left)
 {
     struct bytes out = {0};
-    bytes_put_u32(&out, persistent->agreement.id);
+    bytes_put_u32(&out, persistent->cached.id);
     bytes_put_u32(&out, number);
     if (type == FRAME_PAIRWISE_REVOKE)
         bytes_put_u32(&out, (uint32_t)left);
@@ -168,12 +167,12 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
     bytes_fini(&out);
 }
 
-// Ends the agreement. An operation that waits for its neighbors is the last under this id. The next one is requested in full from
-// the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it.
+// An operation that waits for its neighbors is the last under this id. The next one is requested in full from the coordinator and
+// gets another id, so late frames of neighbors cannot be mistaken for it.
 // left: the rank whose departure is the reason; NOBODY_LEFT: another reason.
-static void end_agreement(bhvd_context *ctx, struct persistent *persistent, int left)
+static void revoke_entry(bhvd_context *ctx, struct persistent *persistent, int left)
 {
-    struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->agreement.key);
+    struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->cached.key);
     signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number, left);
     if (entry && !entry->cached.user)
         cached_list_forget(&ctx->cache->own, &entry->cached);
@@ -184,7 +183,7 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *pe
 {
     for (int i = 0; i < persistent->count; i++) {
         const struct neighbor *neighbor = &persistent->neighbors[i];
-        const bool takes_part = neighbor->said > persistent->number;        // in the next one
+        const bool takes_part = neighbor->announced > persistent->number;   // in the next one
         if ((neighbor->is_revoked && !takes_part) || ctx->run.connections.links[neighbor->rank].state != LINK_OPEN)
             return true;
     }
@@ -202,7 +201,7 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
         return PAIRWISE_NONE;
     }
     if (!is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
-        end_agreement(ctx, persistent, NOBODY_LEFT);
+        revoke_entry(ctx, persistent, NOBODY_LEFT);
         forget(ctx, persistent);
         return PAIRWISE_REVOKED;
     }
@@ -215,17 +214,17 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
 // process_set NULL: all.
 static void for_each(bhvd_context *ctx, const uint32_t *process_set, void (*act)(bhvd_context *, struct persistent *))
 {
-    for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
-        newer = agreement->newer;
-        if (!process_set || agreement->key.process_set == *process_set)
-            act(ctx, (struct persistent *)agreement);
+    for (struct cached *entry = ctx->pairwise->all.oldest, *newer; entry; entry = newer) {
+        newer = entry->newer;
+        if (!process_set || entry->key.process_set == *process_set)
+            act(ctx, (struct persistent *)entry);
     }
 }
 
 static void revoke_once(bhvd_context *ctx, struct persistent *persistent)
 {
     if (!persistent->is_revoked)
-        end_agreement(ctx, persistent, NOBODY_LEFT);
+        revoke_entry(ctx, persistent, NOBODY_LEFT);
 }
 
 void pairwise_revoke_all(bhvd_context *ctx) { for_each(ctx, NULL, revoke_once); }
@@ -251,9 +250,9 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
         return BHVD_ERR_SYSTEM;
     if (!persistent)
         return BHVD_OK;                     // this rank has revoked it, and has sent that
-    if (number != neighbor->said + 1 || neighbor->is_revoked)
+    if (number != neighbor->announced + 1 || neighbor->is_revoked)
         return BHVD_ERR_SYSTEM;
-    neighbor->said = number;
+    neighbor->announced = number;
     ctx->pairwise->changed = true;
     return BHVD_OK;
 }
@@ -263,7 +262,7 @@ static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persist
 {
     struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
     persistent->number--;
-    end_agreement(ctx, persistent, left);
+    revoke_entry(ctx, persistent, left);
     forget(ctx, persistent);
     return op;
 }
@@ -300,17 +299,17 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last && left != NOBODY_LEFT)
         return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left, "rank %d left the job while rank %d still needed it for "
-                         "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->agreement.key.name_size,
-                         persistent->agreement.key.name, ctx->options.rank);
+                         "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->cached.key.name_size,
+                         persistent->cached.key.name, ctx->options.rank);
     if (started > last)
         return run_fail(&ctx->run, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                        "with it: a rank has joined, or its process set is removed before all have asked for it, or ranks ask "
-                        "for it in different ways. Give each way a name of its own.",
-                        link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
+                        "with it: a rank has joined, or its process set is removed before all have requested it, or ranks "
+                        "request it with different arguments. Give each variant its own name.",
+                        link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
-    neighbor->said = last;
+    neighbor->announced = last;
     if (left == link->rank && persistent->number < last && !persistent->is_revoked)
-        end_agreement(ctx, persistent, left);       // it waits for this rank, or for this answer
+        revoke_entry(ctx, persistent, left);        // the leaving rank waits for READY or for this
     return persistent->op && persistent->number > last ? ask_instead(ctx, persistent, left) : BHVD_OK;
 }
 
@@ -319,7 +318,7 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
     for (struct persistent *persistent = ctx->pairwise->waiting, *next; persistent; persistent = next) {
         const struct neighbor *neighbor = neighbor_of(persistent, rank);
         next = persistent->next_waiting;
-        if (!neighbor || neighbor->said >= persistent->number)
+        if (!neighbor || neighbor->announced >= persistent->number)
             continue;
         struct bhvd_error error;
         struct bhvd_handle *op = give_up(ctx, persistent, rank);
@@ -334,14 +333,14 @@ void pairwise_leave(bhvd_context *ctx)
 {
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
         if (!persistent->is_revoked)
-            end_agreement(ctx, persistent, ctx->options.rank);
+            revoke_entry(ctx, persistent, ctx->options.rank);
     }
 }
 
 bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set)
 {
     const struct persistent *persistent = ctx->pairwise->waiting;
-    while (persistent && persistent->agreement.key.process_set != process_set)
+    while (persistent && persistent->cached.key.process_set != process_set)
         persistent = persistent->next_waiting;
     return persistent;
 }
@@ -352,7 +351,7 @@ bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set)
 static int first_missing(const struct persistent *persistent)
 {
     for (int i = 0; i < persistent->count; i++)
-        if (persistent->neighbors[i].said < persistent->number)
+        if (persistent->neighbors[i].announced < persistent->number)
             return persistent->neighbors[i].rank;
     return -1;
 }
@@ -364,12 +363,12 @@ struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *
         const bool is_over = operation_is_over(persistent->op);
         if (!is_over && first_missing(persistent) >= 0)
             continue;
-        if (!is_over && executor_has_state(&ctx->run, work_state(&persistent->op->work))) {
+        if (!is_over && executor_uses_memory(&ctx->run, work_exclusive_memory(&persistent->op->work))) {
             waits = true;                       // check again when that one is over
             continue;
         }
         struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
-        *id = persistent->agreement.id;
+        *id = persistent->cached.id;
         *wire = persistent->wire;
         return op;
     }
@@ -381,14 +380,14 @@ struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *
 
 void pairwise_check_stalls(bhvd_context *ctx)
 {
-    const int64_t warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
-                  shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000;
+    const int64_t warning_ns = clock_ms_ns(ctx->options.stall_warning_ms),
+                  shutdown_ns = clock_ms_ns(ctx->options.stall_shutdown_ms);
     if (!ctx->pairwise->waiting || warning_ns <= 0)
         return;
     const int64_t now_ns = clock_now_ns();
     if (now_ns < ctx->pairwise->next_look_ns)
         return;
-    ctx->pairwise->next_look_ns = now_ns + LOOK_EVERY_NS;
+    ctx->pairwise->next_look_ns = now_ns + STALL_CHECK_NS;
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
         const int missing = first_missing(persistent);
         const int64_t waited_ns = now_ns - persistent->since_ns;
@@ -396,14 +395,15 @@ void pairwise_check_stalls(bhvd_context *ctx)
             continue;
         if (now_ns - persistent->warned_ns >= warning_ns) {
             persistent->warned_ns = now_ns;
-            log_say(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not asked for it as "
-                    "often as this rank.", (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing,
+            log_say(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not requested it as "
+                    "often as this rank.", (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
                     (double)waited_ns / 1e9);
         }
         if (shutdown_ns > 0 && waited_ns >= shutdown_ns) {
             run_blame(&ctx->run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, missing,
                       "'%.*s' waits for rank %d for longer than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
-                      (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing, (long long)(shutdown_ns / 1000000000));
+                      (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
+                      (long long)(shutdown_ns / 1000000000));
             return;
         }
     }

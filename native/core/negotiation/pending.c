@@ -43,9 +43,9 @@ struct pending *pending_create(struct table *table, const struct process_set *se
     return pending;
 }
 
-struct pending *pending_of(const struct cached *agreement)
+struct pending *pending_of(const struct cached *entry)
 {
-    return agreement->user ? TABLE_CONTAINER(agreement->user, struct pending, entry) : NULL;
+    return entry->user ? TABLE_CONTAINER(entry->user, struct pending, entry) : NULL;
 }
 
 void pending_free(struct pending *pending)

@@ -9,7 +9,7 @@ struct cached;
 
 struct pending {
     struct table_node by_name;
-    struct pending *next_ready;                 // ready.h
+    struct pending *next_ready;                 // coordinator_state.h
     struct pending *next_fused, **fused_tail;   // the operations fused with it; in a head: the end of that list,
     size_t fused_nbytes;                        // total size including the head,
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,
@@ -41,8 +41,8 @@ void pending_free(struct pending *pending);
 // Do all members request the same, and can it be done? Members without a request have joined, `last_joined` last.
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error);
-// The one in progress under this agreement; NULL: none.
-struct pending *pending_of(const struct cached *agreement);
+// The operation in progress that uses this entry; NULL: none.
+struct pending *pending_of(const struct cached *entry);
 // May both be fused? Both have passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
 // Writes the numbers that the response to the member at this position adds to the request, after their count. For alltoall,

@@ -46,7 +46,7 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
 
 static bhvd_status no_memory(bhvd_context *ctx)
 {
-    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
 }
 
 bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)

@@ -23,11 +23,11 @@ bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout,
 
 bool tree_parents(const int *host_of, int size, int fanout, int *parents)
 {
-    int *room = calloc(3 * (size_t)size + 1, sizeof *room);
-    if (!room)
+    int *memory = calloc(3 * (size_t)size + 1, sizeof *memory);
+    if (!memory)
         return false;
-    int *by_host = room;                // ranks, host by host
-    int *first = room + size, *seen = first + size + 1;         // by host: its index in by_host; number of its ranks seen
+    int *by_host = memory;              // ranks, host by host
+    int *first = memory + size, *seen = first + size + 1;       // by host: its index in by_host; number of its ranks seen
     for (int rank = 0; rank < size; rank++)
         first[host_of[rank] + 1]++;
     for (int host = 0; host < size; host++)
@@ -42,7 +42,7 @@ bool tree_parents(const int *host_of, int size, int fanout, int *parents)
         else
             parents[rank] = host ? by_host[first[(host - 1) / fanout]] : -1;
     }
-    free(room);
+    free(memory);
     return true;
 }
 

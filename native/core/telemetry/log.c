@@ -89,7 +89,7 @@ void log_put_format(struct log *log, bhvd_log_level level, const char *file, int
 static struct log_record *note_lost(int lost)
 {
     char text[100];
-    int size = snprintf(text, sizeof text, "%d records before this one were lost: nobody took them", lost);
+    int size = snprintf(text, sizeof text, "%d records before this one were dropped: the queue was full", lost);
     return record_of(BHVD_LOG_WARNING, __FILE__, __LINE__, text, (size_t)size);
 }
 

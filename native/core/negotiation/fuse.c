@@ -1,4 +1,4 @@
-#include "core/negotiation/ready.h"
+#include "core/negotiation/fuse.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/negotiation/pairwise.h"
+#include "core/negotiation/refuse.h"
 #include "core/negotiation/response.h"
 #include "core/negotiation/response_cache.h"
 
@@ -20,7 +21,7 @@ struct open_heads {
     int count;
 };
 
-void ready_put(struct coordinator *c, struct pending *pending)
+void fuse_enqueue(struct coordinator *c, struct pending *pending)
 {
     table_remove(&c->pending, &pending->by_name);
     fifo_put(&c->ready, pending, next_ready);
@@ -69,87 +70,6 @@ static void fuse(struct coordinator *c, size_t threshold)
     }
 }
 
-// The link to the refused operation of this key; if there is none, the end of the list.
-static struct pending **find_refused(struct coordinator *c, const struct operation_key *key)
-{
-    struct pending **at = &c->refused.head;
-    while (*at && !operation_key_equals(&(*at)->key, key))
-        at = &(*at)->next_ready;
-    return at;
-}
-
-static bool all_have_asked(const struct pending *pending)
-{
-    int i = 0;
-    while (i < pending->size && pending->requests[i])
-        i++;
-    return i == pending->size;
-}
-
-// Members that have not revoked it yet will still request it, once each.
-static void keep_refused(struct coordinator *c, struct pending *pending)
-{
-    cached_release(&pending->entry);
-    if (all_have_asked(pending))
-        pending_free(pending);
-    else
-        fifo_put(&c->refused, pending, next_ready);
-}
-
-static void forget_refused(struct coordinator *c, struct pending **at)
-{
-    struct pending *pending = fifo_remove(&c->refused, at, next_ready);
-    if (pending)
-        pending_free(pending);
-}
-
-void ready_forget_set(struct coordinator *c, uint32_t process_set)
-{
-    for (struct pending **at = &c->refused.head; *at;) {
-        if ((*at)->key.process_set == process_set)
-            forget_refused(c, at);
-        else
-            at = &(*at)->next_ready;
-    }
-}
-
-bool ready_refuses(bhvd_context *ctx, const struct process_set *set, int rank, struct request *request, bhvd_status *status)
-{
-    struct coordinator *c = ctx->coordinator;
-    struct pending **at = find_refused(c, &request->key), *pending = *at;
-    const int index = process_set_index(set, rank);
-    struct bhvd_error error;
-    if (!pending || index < 0 || pending->requests[index])
-        return false;
-    pending_check(pending, set, c->last_joined, &error);
-    pending->requests[index] = request;
-    request_hold(request);
-    *status = response_refuse(ctx, rank, &request->key, &error);
-    if (all_have_asked(pending))
-        forget_refused(c, at);
-    return true;
-}
-
-static bhvd_status refuse(bhvd_context *ctx, const struct process_set *set, struct pending *pending, const struct bhvd_error *error)
-{
-    timeline_negotiation_end(&ctx->timeline, &pending->key);
-    timeline_refusal(&ctx->timeline, &pending->key, error->message);
-    bhvd_status status = response_refuse_all(ctx, set, pending, error);
-    if (pending->is_revoked)
-        keep_refused(ctx->coordinator, pending);
-    else
-        pending_free(pending);
-    return status;
-}
-
-bhvd_status ready_refuse(bhvd_context *ctx, const struct process_set *set, struct pending *pending)
-{
-    struct bhvd_error error;
-    pending_check(pending, set, ctx->coordinator->last_joined, &error);
-    table_remove(&ctx->coordinator->pending, &pending->by_name);
-    return refuse(ctx, set, pending, &error);
-}
-
 // Refuses operations that cannot be done.
 static bhvd_status refuse_some(bhvd_context *ctx)
 {
@@ -164,7 +84,7 @@ static bhvd_status refuse_some(bhvd_context *ctx)
             (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
             fifo_put(&c->ready, p, next_ready);
         else if (set)
-            status = refuse(ctx, set, p, &error);
+            status = refuse_operation(ctx, set, p, &error);
         else
             pending_free(p);
     }
@@ -182,7 +102,7 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
         return false;
     }
     if (all && pending->entry && pairwise_may_persist(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
-        forget_refused(ctx->coordinator, find_refused(ctx->coordinator, &pending->key));     // some members joined instead
+        refuse_forget(ctx->coordinator, &pending->key);         // some members joined instead
         bytes_put_u8(out, ITEM_PERSISTENT);
         bytes_put_u32(out, pending->entry->id);
         return false;
@@ -233,7 +153,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
         status = response_send_to(ctx, set->group.ranks[member]);
     }
     if (!longest)
-        status = run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+        status = run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
     free(longest);
     return status;
 }
@@ -245,7 +165,7 @@ static bool is_alone(const struct request *request)
     return request->kind == BHVD_BARRIER || request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
 }
 
-bhvd_status ready_respond(bhvd_context *ctx)
+bhvd_status fuse_respond(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     if (!c->ready.head)
@@ -274,19 +194,13 @@ bhvd_status ready_respond(bhvd_context *ctx)
     return status;
 }
 
-static void free_all(struct pending *head)
+void fuse_fini(struct coordinator *c)
 {
-    for (struct pending *next_head; head; head = next_head) {
+    for (struct pending *head = fifo_take_all(&c->ready), *next_head; head; head = next_head) {
         next_head = head->next_ready;
         for (struct pending *p = head, *next; p; p = next) {
             next = p->next_fused;
             pending_free(p);
         }
     }
-}
-
-void ready_fini(struct coordinator *c)
-{
-    free_all(fifo_take_all(&c->ready));
-    free_all(fifo_take_all(&c->refused));
 }

@@ -1,9 +1,9 @@
-// Which ready operations are fused: core/negotiation/ready.c.
+// Which ready operations are fused: core/negotiation/fuse.c.
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "check.h"
-#include "core/negotiation/ready.c"
+#include "core/negotiation/fuse.c"
 
 enum { MANY = 5000, THRESHOLD = 64 };
 
@@ -44,7 +44,7 @@ TEST(what_goes_together_and_fits_stands_behind_the_first)
     CHECK(a->next_fused == fits && !fits->next_fused && a->fused_count == 2);
     CHECK(!b->next_fused);
     CHECK(too_much->next_fused == full && too_much->fused_nbytes == 44);
-    ready_fini(&c);
+    fuse_fini(&c);
 }
 
 TEST(nothing_is_fused_without_a_threshold)
@@ -55,7 +55,7 @@ TEST(nothing_is_fused_without_a_threshold)
     fuse(&c, 0);
     for (struct pending *p = c.ready.head; p; p = p->next_ready)
         CHECK_EQ(p->fused_count, 1);
-    ready_fini(&c);
+    fuse_fini(&c);
 }
 
 // More kinds than the search covers: each operation appears once, after one that it can be fused with.
@@ -72,5 +72,5 @@ TEST(many_kinds_are_answered_once_each)
             CHECK(pending_is_fusable(head, p));
     }
     CHECK_EQ(seen, MANY);
-    ready_fini(&c);
+    fuse_fini(&c);
 }
