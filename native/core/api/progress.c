@@ -213,6 +213,7 @@ static void flush_goodbyes(bhvd_context *ctx)
 static void finish_agreed(bhvd_context *ctx)
 {
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+    engine_poll(ctx, true);             // announces posted operations, so that what follows holds for them, too
     ctx->staged.head = NULL;            // not announced yet
     pairwise_leave(ctx);
     if (departure_begin(ctx))

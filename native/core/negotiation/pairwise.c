@@ -271,12 +271,12 @@ static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persist
 static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     struct bhvd_handle *op = give_up(ctx, persistent, left);
-    op->is_pairwise = false;
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
     if (!operation_is_over(op) && ctx->closing.status) {
         operation_end(op, &ctx->closing);       // the coordinator has left
-    } else if (!operation_is_over(op) && !atomic_load(&ctx->closed)) {
+    } else if (!operation_is_over(op) && !atomic_load(&ctx->closed)) {       // else this rank leaves, which ends it
+        op->is_pairwise = false;
         relay_put_request(ctx, &out, ITEM_REVOKED, op);
         status = relay_announce(ctx, &out);
     }
