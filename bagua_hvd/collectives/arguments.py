@@ -1,4 +1,4 @@
-"""Finds the wrong option of a failed call: checked only after a failure, so that correct calls pay nothing."""
+"""Finds the wrong option of a call: most are checked only after a failure, so that correct calls pay nothing."""
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,17 @@ _TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def check_name(name: Any, function: str = "a collective") -> None:
+    """Raises TypeError unless `name` can name an operation: any object would otherwise do, as text."""
+    if name is not None and not isinstance(name, str):
+        raise _wrong(function, "name", name)
+
+
+def _wrong(function, name, value):
+    remedy = ": pass other options by keyword, such as process_set= and op=" if name == "name" else ""
+    return TypeError(f"{function} takes {_TAKES[name][0]} as `{name}`, not {value!r:.100}{remedy}")
+
+
 def arguments_of(function: Callable[..., Any], args: tuple, kwargs: dict) -> dict[str, Any]:
     """The values by parameter; {} if the call does not match the signature, for which Python's error is better."""
     try:
@@ -28,7 +39,6 @@ def arguments_of(function: Callable[..., Any], args: tuple, kwargs: dict) -> dic
 def wrong_option(function: Callable[..., Any], args: tuple, kwargs: dict) -> TypeError | None:
     """A TypeError that names a wrong option and its accepted type; None if all options are right."""
     for name, value in arguments_of(function, args, kwargs).items():
-        takes, is_right = _TAKES.get(name, ("", lambda value: True))
-        if not is_right(value):
-            return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {value!r:.100}")
+        if name in _TAKES and not _TAKES[name][1](value):
+            return _wrong(f"{function.__name__}()", name, value)
     return None

@@ -1,6 +1,7 @@
 """Broadcast and allgather of Python objects: the interface of front ends to core/objects.py."""
 from typing import Any
 
+from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
@@ -19,6 +20,7 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: An
     Raises:
         ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
     """
+    check_name(name, "broadcast_object()")
     context, id = begin(process_set)
     return objects.broadcast_object(context, obj, root_rank, basics.rank() == root_rank, name or "object", id)
 
@@ -32,5 +34,6 @@ def allgather_object(obj: Any, name: str | None, process_set: Any) -> list:
     Raises:
         ValueError: this rank is not in the set. HorovodInternalError: a rank was lost.
     """
+    check_name(name, "allgather_object()")
     context, id = begin(process_set)
     return objects.allgather_object(context, obj, name or "object", id)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
@@ -137,6 +138,8 @@ def check_registered(id: int | None, what: object) -> None:
 
 def _post(context, kind, word, name, id, views, **arguments):
     """Posts an operation, without a name under the next number. `word` is that of the kind, `id` that of the set."""
+    if name is not None:
+        check_name(name)
     if name:
         return context.post(kind, f"{word}.{name}", views, process_set=id, **arguments)
     number = next(runtime.unnamed[id])

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.core import native
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Average, Sum
@@ -28,6 +29,7 @@ _WITH_GRAPHS = {"If", "Case", "While", "StatefulPartitionedCall"}
 
 def _names(label, name, tensor, ignore_name_scope):
     """The name of the operation, and that of the node in the graph."""
+    check_name(name)
     if tf.executing_eagerly():
         return name or label, None
     # TensorFlow names captured tensors by a number that depends on everything the process did before.

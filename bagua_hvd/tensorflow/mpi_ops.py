@@ -183,7 +183,10 @@ def alltoall(tensor: Tensorlike, splits: Tensorlike | None = None, name: str | N
 
 
 @as_written
-def _check_scatter_op(op):
+def _check_scatter_op(op, device_dense):
+    if not isinstance(device_dense, str | None):
+        raise TypeError(f"the second parameter is `device_dense`, a str, not {device_dense!r:.100}: write op= or "
+                        "process_set=")
     if op not in (Average, Sum):
         raise tf.errors.AbortedError(None, None, rules.SCATTER_OPS_ONLY)
     return op
@@ -195,8 +198,10 @@ def reducescatter(tensor: Tensorlike, device_dense: str = "", compression: type[
                   ignore_name_scope: bool = False, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> tf.Tensor:
     compressed, context = compression.compress(_dense(tensor))
-    reduced = collective_ops.reducescatter([compressed], name, _check_scatter_op(op), prescale_factor,
-                                           postscale_factor, registered_id(process_set), ignore_name_scope)[0]
+    reduced = collective_ops.reducescatter(
+        [compressed], name, _check_scatter_op(op, device_dense), prescale_factor, postscale_factor,
+        registered_id(process_set), ignore_name_scope,
+    )[0]
     return compression.decompress(reduced, context)
 
 
@@ -209,8 +214,8 @@ def grouped_reducescatter(tensors: Sequence[Tensorlike], device_dense: str = "",
         return list(tensors)
     pairs = [compression.compress(_dense(tensor)) for tensor in tensors]
     reduced = collective_ops.reducescatter(
-        [compressed for compressed, _ in pairs], None, _check_scatter_op(op), prescale_factor, postscale_factor,
-        registered_id(process_set), label="HorovodGroupedReducescatter",
+        [compressed for compressed, _ in pairs], None, _check_scatter_op(op, device_dense), prescale_factor,
+        postscale_factor, registered_id(process_set), label="HorovodGroupedReducescatter",
     )
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 

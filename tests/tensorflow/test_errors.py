@@ -172,6 +172,10 @@ def wrong_calls():
     check(ValueError, "op=9", lambda: hvd.allreduce(x, op=9))
     check(ValueError, "not registered", lambda: hvd.allreduce(x, process_set=hvd.ProcessSet([0])))
     unknown_set(lambda call: check(ValueError, "not registered", call, (lambda f: f, tf.function, *compiled)))
+    everyone = hvd.global_process_set
+    check(TypeError, "`device_dense`, a str, not <ReduceOp.Sum: 1>: write op=", lambda: hvd.reducescatter(x, hvd.Sum))
+    check(TypeError, "takes a str as `name`", lambda: hvd.allgather(x, everyone))
+    check(TypeError, "takes a str as `name`", lambda: hvd.broadcast_object(x, 0, None, everyone), (lambda f: f,))
     slices = tf.IndexedSlices(x, tf.range(4), None)
     check(NotImplementedError, "sparse_as_dense", lambda: hvd.allreduce(slices, op=hvd.Adasum))
     check(NotImplementedError, "Average or Sum", lambda: hvd.allreduce(slices, op=hvd.Max))

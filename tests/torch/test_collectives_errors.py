@@ -57,6 +57,15 @@ def mistakes_of_one_rank():
         hvd.allreduce_async(one, prescale_factor="2")
     with pytest.raises(TypeError, match=r"broadcast\(\) takes an int as `root_rank`, not 0.0"):
         hvd.broadcast(one, 0.0)
+    everyone = hvd.global_process_set
+    for call in (lambda: hvd.reducescatter(one, hvd.Sum), lambda: hvd.allgather(one, everyone),
+                 lambda: hvd.grouped_allreduce([one], name=everyone), lambda: hvd.broadcast_(one, 0, everyone),
+                 lambda: hvd.alltoall(one, None, everyone), lambda: hvd.allreduce(one, name=0),
+                 lambda: hvd.broadcast_object(1, 0, everyone), lambda: hvd.allgather_object(1, everyone)):
+        with pytest.raises(TypeError, match=r"\(\) takes a str as `name`, not .*, such as process_set= and op="):
+            call()
+    with pytest.raises(TypeError, match="join.. takes no process set"):
+        hvd.join(everyone)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nam'"):
         hvd.allreduce(one, nam="loss")
     for wrong in ("fp16", hvd.Compression):
