@@ -23,11 +23,13 @@ class ProcessSet:
         ValueError: an entry is not an int, or an MPI communicator was given (not supported).
     Attributes:
         process_set_id: None before registration. ranks: sorted list. mpi_comm: always None.
+        removals: how often remove_process_set() has removed it.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
     mpi_comm = None
+    removals = 0
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         try:
@@ -270,6 +272,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if removed:
         with _lock:
             _registered.pop(id, None)
-        runtime.unnamed.pop(id, None)        # the next set with this id counts anew
+        runtime.unnamed.pop(id, None)        # the next set with this id counts anew, its optimizers too
+        runtime.optimizers.pop(id, None)
         process_set.process_set_id = None
+        process_set.removals += 1
     return removed

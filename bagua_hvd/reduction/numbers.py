@@ -2,31 +2,29 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bagua_hvd.job import basics
+from bagua_hvd.job.runtime import runtime
 
 
 class _Numbers:
     """Numbers the optimizers of a process set, from 0 after each init(), so that its ranks use equal operation names.
 
-    Each set has its own numbers, since ranks outside of it may have no such optimizer. In an elastic job the numbers
-    continue after a reset, since the optimizers are kept; see share_numbers().
+    Each set has its own numbers, since ranks outside of it may have no such optimizer; remove_process_set() ends them.
+    In an elastic job the numbers continue after a reset, since the optimizers are kept; see share_numbers().
     """
 
     def __init__(self):
         self.inits = 0
-        self.next = {}
 
     def take(self, process_set=0):
-        if self.inits != basics.runtime.inits and not basics.runtime.options.elastic:
-            self.next = {}
-        self.inits = basics.runtime.inits
-        number = self.next.get(process_set, 0)
-        self.next[process_set] = number + 1
+        if self.inits != runtime.inits and not runtime.options.elastic:
+            runtime.optimizers = {}
+        self.inits = runtime.inits
+        number = runtime.optimizers.get(process_set, 0)
+        runtime.optimizers[process_set] = number + 1
         return number
 
 
-_numbers = _Numbers()
-optimizer_number = _numbers.take
+optimizer_number = _Numbers().take
 
 
 def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) -> None:
@@ -43,11 +41,11 @@ def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) ->
 
 def numbers_of(optimizers: Sequence[Any]) -> Any:
     """The argument for take_numbers() on another rank."""
-    return [optimizer.number for optimizer in optimizers], _numbers.next
+    return [optimizer.number for optimizer in optimizers], runtime.optimizers
 
 
 def take_numbers(optimizers: Sequence[Any], given: Any) -> None:
     """The part of share_numbers() that follows the broadcast."""
-    numbers, _numbers.next = given
+    numbers, runtime.optimizers = given
     for optimizer, number in zip(optimizers, numbers, strict=True):
         optimizer.renumber(number)

@@ -70,7 +70,7 @@ def _counted(method):
     """Decorator: operations that the method posts or advances count for its algorithm, see hvd.statistics()."""
     @functools.wraps(method)
     def with_byte_counter(self, *arguments):
-        if self._counts_since != runtime.inits:
+        if self._counts_since != runtime.inits or self._removals != self.group.removals:
             self._counts_since = runtime.inits
             self._counter, self._byte_counter = statistics.counter_of(type(self.algorithm).__name__)
             _ = self.number
@@ -164,9 +164,11 @@ class Reducer:
 
     @property
     def number(self) -> int:
-        """The optimizer's number; a new one after each init(), which restarts the numbers: see _Numbers."""
-        if self._numbered_in != runtime.inits and runtime.options is not None and not runtime.options.elastic:
-            self.renumber(optimizer_number(self.group.process_set_id))
+        """The optimizer's number; a new one when the numbers of its set have restarted: see _Numbers."""
+        id, options = self.group.process_set_id, runtime.options
+        if options is not None and id is not None and (
+                self._removals != self.group.removals or (self._numbered_in != runtime.inits and not options.elastic)):
+            self.renumber(optimizer_number(id))
         return self._number
 
     def touched(self) -> None:
@@ -176,7 +178,7 @@ class Reducer:
     def renumber(self, number: int) -> None:
         """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending."""
         # The name does not depend on members: ranks with different models must get an error, not wait.
-        self._number, self._numbered_in = number, runtime.inits
+        self._number, self._numbered_in, self._removals = number, runtime.inits, self.group.removals
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 

@@ -176,6 +176,43 @@ def dynamic_sets():
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
 
 
+def optimizers_in_a_freed_id():
+    """Ranks that were in a removed set, and have optimizers in it, match the others in the next set with its id."""
+    hvd.init(process_sets="dynamic")
+    rank = hvd.rank()
+
+    def optimizer_of(process_set):
+        weight = torch.nn.Parameter(torch.ones(1))
+        return weight, hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=process_set)
+
+    def step(weight, optimizer, expected):
+        with torch.no_grad():
+            weight.fill_(1.0)
+        optimizer.zero_grad()
+        (weight * (rank + 1)).sum().backward()
+        optimizer.step()
+        assert weight.item() == 1 - expected
+
+    one = hvd.add_process_set([0, 1])
+    made = [optimizer_of(one) for _ in range(2)] if one.included() else []
+    for each in made:
+        step(*each, 1.5)
+    id = one.process_set_id
+    assert hvd.remove_process_set(one)
+    other = hvd.add_process_set([0, 2])
+    assert other.process_set_id == id
+    if other.included():
+        step(*optimizer_of(other), 2.0)
+    assert hvd.remove_process_set(other)
+    assert hvd.add_process_set(one) is one and one.process_set_id == id
+    for each in [*([optimizer_of(one)] if made else []), *made]:      # a new one before the old ones
+        step(*each, 1.5)
+
+
+def test_optimizers_in_a_freed_id(run_ranks):
+    run_ranks(3, optimizers_in_a_freed_id)
+
+
 def joining():
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
