@@ -18,7 +18,8 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: An
     Returns:
         `obj` itself on the root, else the copy.
     Raises:
-        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
+        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost, or could not
+            serialize its object; that rank raises the error of cloudpickle.
     """
     check_name(name, "broadcast_object()")
     context, id = begin(process_set)
@@ -32,7 +33,7 @@ def allgather_object(obj: Any, name: str | None, process_set: Any) -> list:
         obj: anything that cloudpickle can serialize.
         name: the same on all ranks (and so is the default, whatever class the objects have).
     Raises:
-        ValueError: this rank is not in the set. HorovodInternalError: a rank was lost.
+        ValueError: this rank is not in the set. HorovodInternalError: as broadcast_object().
     """
     check_name(name, "allgather_object()")
     context, id = begin(process_set)

@@ -1,5 +1,6 @@
 """Broadcasts of parameters, optimizer state and objects."""
 import collections
+import threading
 
 import pytest
 import torch
@@ -150,6 +151,11 @@ def python_objects():
     hvd.broadcast_object({"epoch": 3, "batch": 14}, root)
     hvd.allgather_object("x" * 1000)
     assert hvd.statistics().total.operations == before + 2
+    expected = TypeError if rank == root else hvd.HorovodInternalError      # all ranks get an error, and continue
+    for call in (lambda obj: hvd.broadcast_object(obj, root), hvd.allgather_object):
+        with pytest.raises(expected, match="^cannot pickle" if rank == root else (
+                f"rank {root} could not serialize its object: TypeError: cannot pickle .*lock")):
+            call(threading.Lock() if rank == root else 1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
