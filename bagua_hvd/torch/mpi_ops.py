@@ -154,14 +154,20 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | Non
     Returns:
         A callable that waits and returns the sparse tensor.
     Raises:
-        ValueError: the tensor is not sparse, or another op.
+        ValueError: the tensor is not sparse, or another op. HorovodInternalError, by the callable: shapes differ.
     """
     if not tensor.is_sparse:
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {frontend.type_name(tensor)}.")
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async supports Average and Sum only.")
-    gathered = rules.grouped_allgather(frontend, sparse.rows_of(tensor), name, process_set)
-    return lambda: sparse.sum_of(gathered.wait(), tensor.shape, process_set.size() if op == Average else 1)
+    gathered = rules.grouped_allgather(frontend, [*sparse.rows_of(tensor), sparse.shape_row(tensor)], name, process_set)
+
+    def finish():
+        *rows, shapes = gathered.wait()
+        sparse.check_shapes(shapes)
+        return sparse.sum_of(rows, tensor.shape, process_set.size() if op == Average else 1)
+
+    return finish
 
 
 # ---------------------------------------------------------------------------------------------------- allgather ----

@@ -125,6 +125,10 @@ def allreduce_forms():
         dense[r] += 2.0 / n
         dense[4] += 4.0 / n
     assert_equal(reduced.to_dense(), dense)
+    if n > 1:
+        large = torch.sparse_coo_tensor([[rank]], [1.0], (n + rank,), check_invariants=True)
+        with pytest.raises(hvd.HorovodInternalError, match=rf"\({n},\) on rank 0, but \({n + 1},\) on rank 1"):
+            hvd.sparse_allreduce_async(large, "sparse", hvd.Sum)()
 
 
 def gather_and_scatter():

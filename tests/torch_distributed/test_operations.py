@@ -271,6 +271,8 @@ def sparse(file):
         assert tensor.is_coalesced() and torch.equal(tensor.to_dense(), expected)
     with pytest.raises(ValueError, match="sparse tensors are reduced by SUM and AVG only"):
         dist.all_reduce(torch.zeros(2, 2).to_sparse(), dist.ReduceOp.MAX)
+    with pytest.raises(RuntimeError, match=r"sparse tensors: \(2, 3\) on rank 0, but \(3, 3\) on rank 1"):
+        dist.all_reduce(torch.ones(2 + rank, 3).to_sparse())
     dist.destroy_process_group()
 
 

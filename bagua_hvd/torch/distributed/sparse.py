@@ -8,7 +8,7 @@ from bagua_hvd.collectives.rules import results
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed.tensors import kind_of
 from bagua_hvd.torch.frontend import frontend
-from bagua_hvd.torch.sparse import rows_of, sum_of
+from bagua_hvd.torch.sparse import check_shapes, rows_of, shape_row, sum_of
 
 
 def allreduce(group: Any, tensor: torch.Tensor, opts: Any) -> Any:
@@ -31,12 +31,14 @@ def begin(tensor: torch.Tensor, post: Any, divisor: int) -> Any:
 
     post: function that posts the allgather of views.
     """
-    rows = rows_of(tensor.detach().coalesce())
+    rows = [*rows_of(tensor.detach().coalesce()), shape_row(tensor)]
     views = list(map(frontend.view, rows))
     operation = post(views)
 
     def finish():
-        total = sum_of(results(frontend, operation, views, rows), tensor.shape, divisor).coalesce()
+        *gathered, shapes = results(frontend, operation, views, rows)
+        check_shapes(shapes)
+        total = sum_of(gathered, tensor.shape, divisor).coalesce()
         with torch.no_grad():       # not tensor.detach(): that is another tensor with the same entries
             tensor.copy_(total)
 
