@@ -13,6 +13,19 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.frontend import frontend
 
 
+def _dense(gradient):
+    """The gradient as collectives take it."""
+    return gradient.resolve_conj().resolve_neg().contiguous()
+
+
+def _averaged(gradients, process_set):
+    """The averages over the ranks; complex numbers are sent as pairs, since allreduce takes none."""
+    sent = [torch.view_as_real(dense) if dense.is_complex() else dense for dense in map(_dense, gradients)]
+    reduced = HorovodGroupedAllreduce.apply(None, None, Average, 1.0, 1.0, process_set, *sent)
+    return [torch.view_as_complex(average) if gradient.is_complex() else average
+            for average, gradient in zip(reduced, gradients, strict=True)]
+
+
 class HorovodAllreduce(torch.autograd.Function):
     """allreduce; its gradient is the allreduce of the gradient with the same op and factors."""
 
@@ -27,16 +40,8 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        reduced = HorovodAllreduce.apply(gradient.contiguous(), None, None, *ctx.arguments)
+        reduced = HorovodAllreduce.apply(_dense(gradient), None, None, *ctx.arguments)
         return reduced, None, None, None, None, None, None
-
-
-def _average(gradient, process_set):
-    return HorovodAllreduce.apply(gradient.contiguous(), None, None, Average, 1.0, 1.0, process_set)
-
-
-def _contiguous(gradients):
-    return [gradient.contiguous() for gradient in gradients]
 
 
 class HorovodGroupedAllreduce(torch.autograd.Function):
@@ -53,7 +58,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        reduced = HorovodGroupedAllreduce.apply(None, None, *ctx.arguments, *_contiguous(gradients))
+        reduced = HorovodGroupedAllreduce.apply(None, None, *ctx.arguments, *map(_dense, gradients))
         return None, None, None, None, None, None, *reduced
 
 
@@ -74,13 +79,13 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        reduced = _average(gradient, ctx.process_set)
+        reduced = _averaged([gradient], ctx.process_set)[0]
         dim0s = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set).tolist()
         return _own_rows(reduced, dim0s, ctx.process_set), None, None
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
-    """grouped_allgather; its gradients are this rank's slices of the averaged gradients."""
+    """grouped_allgather; its gradients are this rank's slices of the averaged gradients; integers have none."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Any) -> Any:
@@ -90,10 +95,13 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        reduced = HorovodGroupedAllreduce.apply(None, None, Average, 1.0, 1.0, ctx.process_set, *_contiguous(gradients))
+        members = [i for i, gradient in enumerate(gradients) if gradient.is_floating_point() or gradient.is_complex()]
+        reduced = _averaged([gradients[i] for i in members], ctx.process_set)
         by_rank = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set)
         rows = by_rank.t().tolist()
-        slices = [_own_rows(tensor, dim0s, ctx.process_set) for tensor, dim0s in zip(reduced, rows, strict=True)]
+        slices: list[Any] = [None] * len(gradients)
+        for i, average in zip(members, reduced, strict=True):
+            slices[i] = _own_rows(average, rows[i], ctx.process_set)
         return None, None, *slices
 
 
@@ -108,7 +116,7 @@ class HorovodBroadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        reduced = _average(gradient, ctx.process_set)
+        reduced = _averaged([gradient], ctx.process_set)[0]
         if rank() != ctx.root_rank:
             reduced = torch.zeros_like(reduced)
         return reduced, None, None, None
@@ -130,7 +138,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
-        returned, _ = HorovodAlltoall.apply(gradient.contiguous(), ctx.received_splits, None, ctx.process_set)
+        returned, _ = HorovodAlltoall.apply(_dense(gradient), ctx.received_splits, None, ctx.process_set)
         dropped = ctx.rows - returned.shape[0]
         if dropped:     # rows past the sum of the splits were not sent
             returned = torch.cat([returned, returned.new_zeros((dropped, *returned.shape[1:]))])
@@ -156,7 +164,7 @@ class HorovodReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        gathered = HorovodAllgather.apply(gradient.contiguous(), None, ctx.arguments[1])
+        gathered = HorovodAllgather.apply(_dense(gradient), None, ctx.arguments[1])
         return gathered * _scatter_factor(ctx), None, None, None, None, None
 
 
@@ -173,6 +181,6 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        gathered = HorovodGroupedAllgather.apply(None, ctx.arguments[1], *_contiguous(gradients))
+        gathered = HorovodGroupedAllgather.apply(None, ctx.arguments[1], *map(_dense, gradients))
         factor = _scatter_factor(ctx)
         return None, None, None, None, None, *(tensor * factor for tensor in gathered)

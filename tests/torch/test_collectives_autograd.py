@@ -65,6 +65,23 @@ def gradients():
           2 * n * torch.cat(w3))
     close(gradient_of(lambda x: hvd.grouped_reducescatter([x])[0], leaf, w3[rank]), torch.cat(w3))
 
+    # Members without gradients in the group, and complex numbers, also conjugated.
+    for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64):
+        x = leaf.detach().clone().requires_grad_()
+        gathered, mask = hvd.grouped_allgather([x, torch.ones(2).to(dtype)])
+        assert mask.dtype == dtype and not mask.requires_grad
+        gathered.sum().backward()
+        close(x.grad, torch.ones_like(x))
+    for call, expected in ((hvd.allgather, 1 + 2j), (lambda x: hvd.grouped_allgather([x])[0], 1 + 2j),
+                           (hvd.alltoall, 1 + 2j), (lambda x: hvd.broadcast(x, 0), (1 + 2j) * (rank == 0))):
+        z = torch.ones(n, dtype=torch.complex64, requires_grad=True)
+        (call(z).conj() * (1 + 2j)).real.sum().backward()
+        close(z.grad, torch.full_like(z, expected))
+    imaginary = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag        # -1 with the negative bit
+    x = torch.ones(3, requires_grad=True)
+    hvd.allreduce(x).backward(imaginary)
+    close(x.grad, -torch.ones(3))
+
     # No graph without requires_grad; asynchronous forms have none.
     with torch.no_grad():
         assert not hvd.allreduce(leaf).requires_grad
