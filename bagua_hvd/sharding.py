@@ -7,9 +7,10 @@ v_i[k] is the k-th of n equal parts of rank i's values. Values are encoded once,
 4-bit blocks this is the reduce-scatter of qgZ (its second hop, within hosts, is left to the network), and with 8-bit
 blocks the all-gather of qwZ.
 
-Wire: N (n-1)/n codes, N/n (n-1) codes of rank i's N/n values.
+Wire: N (n-1)/n codes, N/n (n-1) codes of rank i's N/n values; each begins with the codec's name and parameter.
 Source: Wang et al., ZeRO++, arXiv:2306.10209.
 """
+import struct
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ import numpy as np
 from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native, vectors
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import context
+
+_CODEC = struct.Struct("=16sd")
 
 
 class _Codes:
@@ -31,25 +35,40 @@ class _Codes:
         self._codec = codec
         self._dtype = dtype
         self._codes = codes             # keeps the sent bytes alive
+        self._received: list[np.ndarray] | None = None
 
     def done(self) -> bool:
         """Whether wait() would not block."""
         return self._operation.done()
 
-    def _arrived(self) -> np.ndarray:
-        """Blocks; returns the received codes, a row for each rank."""
-        self._operation.wait()
-        nbytes, rows, owner = self._operation.result(0)
-        received: np.ndarray = np.frombuffer(native.buffer(owner, nbytes), np.uint8)
-        return received.reshape(rows, -1)
+    def _arrived(self) -> list[np.ndarray]:
+        """Blocks; returns the received codes of each rank."""
+        if self._received is None:
+            self._operation.wait()
+            nbytes, size, owner = self._operation.result(0)
+            rows = np.frombuffer(native.buffer(owner, nbytes), np.uint8).reshape(size, -1)
+            for rank, row in enumerate(rows):
+                name, parameter = _CODEC.unpack_from(row)
+                if (name.rstrip(b"\0").decode(), parameter) != (self._codec.name, self._codec.parameter):
+                    raise HorovodInternalError(
+                        f"Mismatched codecs: rank {rank} of the process set has {name.rstrip(bytes(1)).decode()} with "
+                        f"parameter {parameter:g}, and this rank {self._codec.name} with {self._codec.parameter:g}")
+            self._received = [row[_CODEC.size:] for row in rows]
+        return self._received
+
+    def _check(self, out: np.ndarray, parts: int) -> None:
+        if out.shape != (parts * self._count,) or not out.flags.c_contiguous:
+            raise ValueError(f"out: expected a contiguous array of shape {(parts * self._count,)}, but its shape is "
+                             f"{out.shape} and its strides are {out.strides}")
 
 
 class Scattered(_Codes):
     """The result of reducescatter()."""
 
     def wait(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Blocks; returns this rank's part of the sum: float32, in `out` if given."""
+        """Blocks; returns this rank's part of the sum: float32, in `out` if given. Raises like Gathered.wait()."""
         total: np.ndarray = np.empty(self._count, np.float32) if out is None else out
+        self._check(total, 1)
         total[:] = 0
         for code in self._arrived():
             self._codec.decode_add(total, code, self._dtype)
@@ -60,10 +79,15 @@ class Gathered(_Codes):
     """The result of allgather()."""
 
     def wait(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Blocks; returns all ranks' values, concatenated in rank order, in `out` if given."""
+        """Blocks; returns all ranks' values, concatenated in rank order, in `out` if given.
+
+        Raises:
+            ValueError: the result does not fit `out`. HorovodInternalError: codecs differ, or a rank was lost.
+        """
         codes = self._arrived()
         if out is None:
             out = np.empty(len(codes) * self._count, self._dtype)
+        self._check(out, len(codes))
         for part, code in zip(out.reshape(len(codes), self._count), codes, strict=True):
             part[:] = self._codec.decode(code, self._dtype, self._count)
         return out
@@ -83,7 +107,7 @@ def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str
     if values.ndim != 1 or values.size % size:
         raise ValueError(f"reducescatter: shape {values.shape} is not flat, or not to be shared by {size} ranks evenly")
     parts = values.reshape(size, -1)
-    codes: np.ndarray = np.stack([codec.encode(part, seed + place) for place, part in enumerate(parts)])
+    codes: np.ndarray = np.stack([_encoded(codec, part, seed + place) for place, part in enumerate(parts)])
     return Scattered(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, codes)
 
 
@@ -97,8 +121,13 @@ def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, se
     """
     if values.ndim != 1:
         raise ValueError(f"allgather: shape {values.shape} is not flat")
-    codes = codec.encode(values, seed)[None]
+    codes = _encoded(codec, values, seed)[None]
     return Gathered(_post(native.ALLGATHER, codes, group, name), values.size, codec, values.dtype, codes)
+
+
+def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:
+    header = np.frombuffer(_CODEC.pack(codec.name.encode(), codec.parameter), np.uint8)
+    return np.concatenate([header, codec.encode(values, seed)])
 
 
 def _post(kind: int, codes: np.ndarray, group: ProcessSet, name: str) -> Posted:

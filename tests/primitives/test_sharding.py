@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bagua_hvd import codecs
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import global_process_set as world
 from bagua_hvd.sharding import allgather, reducescatter
@@ -42,6 +43,17 @@ def equations():
         assert (gathered.wait() == np.concatenate([round_trip(codec, each, r) for r, each in enumerate(shards)])).all()
     out = np.empty(300, F)
     assert reducescatter(np.ones(300 * n, F), world, CODECS[0], "out").wait(out) is out and (out == n).all()
+    for begin, count in ((reducescatter, 300), (allgather, 300 * n * n)):
+        begun = begin(np.arange(300 * n, dtype=F), world, codecs.float32, "again")
+        for wrong in (np.empty(count + 1, F), np.empty((count, 1), F), np.empty(2 * count, F)[::2]):
+            with pytest.raises(ValueError, match=rf"expected a contiguous array of shape \({count},\)"):
+                begun.wait(wrong)
+        assert (begun.wait() == begun.wait(np.empty(count, F))).all()
+        for theirs in (codecs.float8(), codecs.block(8, 128)):      # of as many bytes
+            codec = codecs.block(8) if rank == 0 else theirs
+            if n > 1:
+                with pytest.raises(HorovodInternalError, match=r"Mismatched codecs: rank \d .* and this rank"):
+                    begin(np.ones(64 * n, F), world, codec, "mixed").wait()
     for wrong in (np.ones(300 * n + 1, F), np.ones((n, 3), F)):
         with pytest.raises(ValueError, match="is not flat, or not to be shared by") if n > 1 or wrong.ndim > 1 \
                 else pytest.raises(AssertionError):
