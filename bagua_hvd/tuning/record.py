@@ -60,13 +60,15 @@ class Decision(NamedTuple):
         return f"{self.network.describe(self.seen)}: {known[self.why]}" if self.why else ""
 
 
+_begun: set[str] = set()      # files that this process has begun: records of several optimizers share them
+
+
 class Record:
     """Writes decisions. file: gets a line of JSON for each window; None: BAGUA_AUTO_LOG, if that is set."""
 
     def __init__(self, file: str | None = None) -> None:
         self._file = file or variables.read("BAGUA_AUTO_LOG")
         self._table = variables.read("HOROVOD_AUTOTUNE_LOG")
-        self._begun = False
 
     def write(self, decision: Decision, first: bool) -> None:
         """first: whether this is the first rank; only that one logs and writes files."""
@@ -83,14 +85,15 @@ class Record:
             self._append(self._file, json.dumps(self._row(decision)))
         if self._table:
             self._append(self._table, self._horovod_row(decision), HOROVOD_HEADER)
-        self._begun = True
 
     def _append(self, path: str, line: str, header: str | None = None) -> None:
+        begun = os.path.realpath(path) in _begun
         try:
-            with open(path, "a" if self._begun else "w") as file:
-                if header and not self._begun:
+            with open(path, "a" if begun else "w") as file:
+                if header and not begun:
                     file.write(header + "\n")
                 file.write(line + "\n")
+            _begun.add(os.path.realpath(path))
         except OSError as error:
             logger.warning("auto: %s cannot be written (%s)", os.path.abspath(path), error.strerror)
 

@@ -26,7 +26,8 @@ from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.tuning import tuner
 from bagua_hvd.tuning.cost import Ranks
 from bagua_hvd.tuning.memory import UNKNOWN_MIB
-from bagua_hvd.tuning.network import measure
+from bagua_hvd.tuning.network import Measured, measure
+from bagua_hvd.tuning.record import HOROVOD_HEADER, Decision, Record
 from bagua_hvd.tuning.tuner import MEASURED_AFTER, SETTLES
 from bagua_hvd.tuning.window import Window
 
@@ -382,6 +383,24 @@ def explained(folder):
     for _ in range(3):
         pinned.step()
     assert {name for name, _ in pinned.history} == {training.history[-1][0]}
+
+
+def test_optimizers_share_the_files(tmp_path, monkeypatch):
+    log, table = tmp_path / "auto.json", tmp_path / "tune.csv"
+    for path in (log, table):
+        path.write_text("of an earlier process\n")
+    monkeypatch.setenv("BAGUA_AUTO_LOG", str(log))
+    monkeypatch.setenv("HOROVOD_AUTOTUNE_LOG", str(table))
+    network = Measured(Ranks(2, 2), 100, 1 << 20, 10000, (), (), 5, False)
+    one, other = Record(), Record()
+    order = [(one, "weights.0"), (one, "weights.0"), (other, "weights.1"), (one, "weights.0")]
+    for step, (record, model) in enumerate(order):
+        record.write(Decision(model, step, step + 4, "", "a", "a", 1, 1, 1, 0, 100, network, {"a": 1}, {"a": 1}, None),
+                     True)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(row["model"], row["step"]) for row in rows] == [(model, step) for step, (_, model) in enumerate(order)]
+    header, *lines = table.read_text().splitlines()
+    assert header == HOROVOD_HEADER and len(lines) == 4 and header not in lines
 
 
 def test_explained(run_ranks, tmp_path):
