@@ -20,7 +20,7 @@ from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
 from bagua_hvd.core.identity import ByIdentity
-from bagua_hvd.reduction.options import GradientOptions
+from bagua_hvd.reduction.options import GradientOptions, check_passes
 
 NOT_REDUCED = (
     "{name} is about to apply gradients that have not been reduced over the ranks, which would drive the ranks' "
@@ -327,8 +327,7 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int = 1, average_aggr
     Raises:
         ValueError: not an optimizer of Keras, or a distributed one already.
     """
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
+    check_passes(passes)
     if legacy.is_optimizer(optimizer):
         return of_tf_keras().wrap_legacy(optimizer, options, passes, average_aggregated)
     if isinstance(optimizer, Distributed) or isinstance(innermost(optimizer), Distributed):

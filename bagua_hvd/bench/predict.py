@@ -162,10 +162,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parameters", type=float, default=25e6, help="of the model; default 25e6")
     parser.add_argument("--step-ms", type=float, default=100.0, help="a step without communication; default 100")
     options = parser.parse_args(arguments)
-    if options.hosts < 2 or options.parameters < 1 or options.step_ms <= 0 or options.delay < 0:
-        parser.error("--hosts wants 2 or more, --parameters and --step-ms more than 0, --delay 0 or more")
+    if not (options.hosts >= 2 and LAYERS <= options.parameters < math.inf and 0 < options.step_ms < math.inf
+            and 0 <= options.delay < math.inf):
+        parser.error(f"--hosts wants 2 or more, --parameters {LAYERS} or more, --step-ms more than 0, --delay 0 or "
+                     "more")
     try:
         network = Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
+        if not network.bytes_per_s > 0:
+            raise ValueError(f"{options.rate!r} is no rate above 0")
     except ValueError as error:
         parser.error(f"--rate: {error}")
     print(report.table(COLUMNS, list(_lines(even_profile(options.parameters, options.step_ms / 1e3), network)), left=1))

@@ -1,4 +1,6 @@
 """Gradient options: the arguments that optimizers and tapes of all front ends share, checked in one place."""
+import math
+import numbers
 import weakref
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ class GradientOptions(NamedTuple):
         if self.compression is not None and not is_compression(self.compression):
             raise ValueError(f"compression={self.compression!r}: expected one of hvd.Compression, such as "
                              "hvd.Compression.fp16")
+        _check_factor(self.gradient_predivide_factor)
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         id = rules.registered_id(self.process_set)
@@ -94,6 +97,21 @@ class GradientOptions(NamedTuple):
 
 def _referred(variable):
     return variable() if isinstance(variable, weakref.ref) else variable
+
+
+def _check_factor(factor):
+    try:
+        usable = math.isfinite(factor) and factor != 0
+    except TypeError:
+        usable = False
+    if not usable:
+        raise ValueError(f"gradient_predivide_factor={factor!r:.100}: expected a finite number other than 0")
+
+
+def check_passes(passes: Any) -> None:
+    """Raises ValueError unless there can be so many backward passes per step."""
+    if isinstance(passes, bool) or not isinstance(passes, numbers.Integral) or passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0 and an int, not {passes!r:.100}")
 
 
 def check_groups(groups: Any) -> None:

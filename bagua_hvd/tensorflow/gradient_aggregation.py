@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.options import check_passes
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import dense, take
 from bagua_hvd.tensorflow.variables import native_variable
@@ -38,8 +39,7 @@ class LocalGradientAggregationHelper:
                  average_aggregated_gradients: bool, rank: int | None = None, optimizer_type: Any = None,
                  process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
                  name: str | None = "") -> None:
-        if backward_passes_per_step <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
+        check_passes(backward_passes_per_step)
         self.backward_passes_per_step = backward_passes_per_step
         self.average_aggregated_gradients = average_aggregated_gradients
         self.sparse_as_dense = sparse_as_dense

@@ -8,7 +8,7 @@ from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.basics import Adasum, Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
-from bagua_hvd.reduction.options import GradientOptions, groups_of
+from bagua_hvd.reduction.options import GradientOptions, check_passes, groups_of
 from bagua_hvd.tensorflow.adasum import DistributedAdasum
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.optimizer_v1 import DistributedV1
@@ -34,8 +34,7 @@ def DistributedOptimizer(optimizer: OptimizerT, name: str | None = None, use_loc
             average_aggregated_gradients, 0, groups, process_set, scale_local_gradients, algorithm, delay)
     options = GradientOptions(compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set,
                               algorithm, scale_local_gradients, delay).check()
-    if backward_passes_per_step <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
+    check_passes(backward_passes_per_step)
     if op != Adasum:
         return DistributedV1(optimizer, name, use_locking, options, backward_passes_per_step,
                              average_aggregated_gradients)

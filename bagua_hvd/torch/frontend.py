@@ -173,7 +173,7 @@ class TorchFrontend(Frontend):
             return splits.tolist()
         try:
             tensor = torch.as_tensor(list(splits))
-        except RuntimeError as error:       # torch has no dtype for them
+        except (RuntimeError, TypeError) as error:      # torch has no dtype for them, or they are no list
             raise ValueError(f"alltoall expects splits to be a list of integers, not {splits!r:.100}.") from error
         if tensor.dim() != 1 or (tensor.numel() and (tensor.is_floating_point() or tensor.dtype is torch.bool)):
             raise ValueError(f"alltoall expects splits to be a list of integers, not {splits!r}.")

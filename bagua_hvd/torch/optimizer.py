@@ -17,7 +17,7 @@ from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core import variables
 from bagua_hvd.job.basics import Adasum, Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
-from bagua_hvd.reduction.options import GradientOptions, groups_of
+from bagua_hvd.reduction.options import GradientOptions, check_passes, groups_of
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import check_alone
 from bagua_hvd.torch.adasum import DistributedAdasum
@@ -122,7 +122,7 @@ class _Distributed(Wrapped):
 
     def set_backward_passes_per_step(self, passes):
         """Changes the number of backward passes that are accumulated locally before gradients are sent."""
-        _check_passes(passes)
+        check_passes(passes)
         self.backward_passes_per_step = passes
         if self.reducer is not None:
             self.reducer.set_passes(passes)
@@ -354,11 +354,6 @@ def _check_step(optimizer, algorithm):
         )
 
 
-def _check_passes(passes):
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
-
-
 def DistributedOptimizer(optimizer: torch.optim.Optimizer,
                          named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
                          compression: type[Compressor] = Compression.none, backward_passes_per_step: int = 1,
@@ -409,7 +404,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
         raise ValueError(f"expected an optimizer such as torch.optim.SGD(model.parameters()), not {optimizer!r:.100}")
     if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     options = GradientOptions(compression, sparse_as_dense, op, gradient_predivide_factor,
                               groups_of(num_groups, groups), process_set, algorithm, delay=delay).check()
     if options.algorithm is not None:

@@ -126,6 +126,8 @@ def parameters_by_name(optimizer: torch.optim.Optimizer, named_parameters: Any) 
     if named_parameters is None:
         pairs = [(name, parameter) for parameter, name in own.items()]
     else:
+        if callable(named_parameters):
+            raise ValueError("named_parameters is a function: call it, as in model.named_parameters()")
         pairs = list(named_parameters)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise ValueError(

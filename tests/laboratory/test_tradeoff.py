@@ -37,6 +37,17 @@ def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
     assert late == pytest.approx(0.055 + 2 * one / 2 / 4)
 
 
+@pytest.mark.parametrize("option, wrong, sentence", [
+    ("--rate", "none", "no rate above 0"), ("--rate", "0gbit", "no rate above 0"), ("--rate", "nangbit", "above 0"),
+    ("--rate", "10", "not a rate such as"), ("--parameters", "10", "--parameters 50 or more"),
+    ("--parameters", "nan", "50 or more"), ("--step-ms", "inf", "--step-ms more than 0"),
+])
+def test_figures_that_cannot_be_predicted_from(capsys, option, wrong, sentence):
+    with pytest.raises(SystemExit):
+        predict.main([option, wrong])
+    assert sentence in capsys.readouterr().err
+
+
 def test_the_least_relaxed_of_those_that_are_quick():
     assert winner(PROFILE, Network(2, 1e12)) == "gradient_allreduce"
     assert winner(PROFILE, Network(2, 1e3)) == "async"

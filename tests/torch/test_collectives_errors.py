@@ -79,7 +79,7 @@ def mistakes_of_one_rank():
     with pytest.raises(ValueError):
         hvd.grouped_allreduce([])
     for splits in ([1] * (n + 1), [3] * n, [-1] + [1] * (n - 1), [], torch.ones(n, dtype=torch.int64),
-                   torch.ones(n, 1, dtype=torch.int32), torch.ones(n), [0.5] * n):
+                   torch.ones(n, 1, dtype=torch.int32), torch.ones(n), [0.5] * n, 5):
         with pytest.raises(ValueError):
             hvd.alltoall(one, splits=splits)
     if n > 1:
