@@ -6,6 +6,7 @@ directly.
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd.graph import increment_version
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
@@ -42,6 +43,14 @@ def _wants_gradient(tensors):
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
+def _in_place(pending):
+    """The operation; autograd is told, which may have kept the former values for a backward pass."""
+    for tensor in pending.output if isinstance(pending.output, tuple) else (pending.output,):
+        if not tensor.is_inference():       # it has no version
+            increment_version(tensor)
+    return pending
+
+
 # ---------------------------------------------------------------------------------------------------- allreduce ----
 
 
@@ -75,10 +84,10 @@ def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str
 def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    return rules.allreduce(
+    return _in_place(rules.allreduce(
         frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set,
         blocking=True,
-    ).wait()
+    )).wait()
 
 
 @eager
@@ -86,9 +95,9 @@ def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | No
 def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                      process_set: ProcessSet = global_process_set) -> int:
-    return rules.allreduce(
+    return _in_place(rules.allreduce(
         frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
-    ).handle()
+    )).handle()
 
 
 @eager
@@ -126,10 +135,10 @@ def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: bool | Non
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                        op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                        process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
-    return rules.grouped_allreduce(
+    return _in_place(rules.grouped_allreduce(
         frontend, tensors, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set,
         blocking=True,
-    ).wait()
+    )).wait()
 
 
 @eager
@@ -137,9 +146,9 @@ def grouped_allreduce_(tensors: Sequence[torch.Tensor], average: bool | None = N
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                              op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> int:
-    return rules.grouped_allreduce(
+    return _in_place(rules.grouped_allreduce(
         frontend, tensors, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
-    ).handle()
+    )).handle()
 
 
 @eager
@@ -228,14 +237,14 @@ def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = Non
 @doc_from(rules.broadcast, _IN_PLACE)
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    return rules.broadcast(frontend, tensor, root_rank, True, name, process_set, blocking=True).wait()
+    return _in_place(rules.broadcast(frontend, tensor, root_rank, True, name, process_set, blocking=True)).wait()
 
 
 @eager
 @doc_from(rules.broadcast, _ASYNC_IN_PLACE)
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> int:
-    return rules.broadcast(frontend, tensor, root_rank, True, name, process_set).handle()
+    return _in_place(rules.broadcast(frontend, tensor, root_rank, True, name, process_set)).handle()
 
 
 # ----------------------------------------------------------------------------------------------------- alltoall ----

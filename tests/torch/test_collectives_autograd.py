@@ -82,6 +82,25 @@ def gradients():
     hvd.allreduce(x).backward(imaginary)
     close(x.grad, -torch.ones(3))
 
+    # In place: autograd refuses values that were overwritten after it had kept them, and only those.
+    for call in (hvd.allreduce_, lambda x: hvd.synchronize(hvd.allreduce_async_(x)), lambda x: hvd.broadcast_(x, 0),
+                 lambda x: hvd.synchronize(hvd.broadcast_async_(x, 0)), lambda x: hvd.grouped_allreduce_([x]),
+                 lambda x: hvd.synchronize(hvd.grouped_allreduce_async_([x])),
+                 lambda x: hvd.broadcast_parameters([x], 0)):
+        w = torch.ones(2, requires_grad=True)
+        kept = w * 3
+        squared, added = (kept * kept).sum(), (kept + 1).sum()
+        call(kept.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squared.backward(retain_graph=True)
+        w.grad = None
+        added.backward()
+        close(w.grad, torch.full((2,), 3.0))
+        call(w.detach())
+        (w * w).sum().backward()        # a leaf may be overwritten between passes
+        with torch.inference_mode():
+            call(torch.ones(2))
+
     # No graph without requires_grad; asynchronous forms have none.
     with torch.no_grad():
         assert not hvd.allreduce(leaf).requires_grad
