@@ -145,7 +145,7 @@ def _post(context, kind, word, name, id, views, **arguments):
     number = next(runtime.unnamed[id])
     try:
         return context.post(kind, f"{word}.noname.{number}", views, process_set=id, **arguments)
-    except (ValueError, TypeError):     # nothing was posted
+    except (ValueError, TypeError, OverflowError):      # nothing was posted
         runtime.unnamed[id] = itertools.count(number)
         raise
 
