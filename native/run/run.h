@@ -87,6 +87,19 @@ void run_fini(struct run *run);               // after executor_fini
 // In a forked child: fresh locks.
 void run_after_fork(struct run *run);
 
+// When the run fails. Any function may fail it, also below a link's or a task's `advance`:
+//
+//     1. run_fail_with      keeps the first error and calls `failed` (core/execution/engine.c), which ends all operations that are not
+//                           being executed, tells the other ranks, and aborts NCCL's communicators
+//     2. the stack unwinds  each loop over links or tasks checks run->failure; nothing is freed below an `advance`
+//     3. next engine_poll   executor_abort ends every task that has `ended`: frees its schedule and memory (run/plan.h), then ends its
+//                           operations with the failure. Links are not advanced any more, so their transfers may dangle.
+//     4. run_until          returns the failure; its caller frees the task that it started, and ends that execution
+//
+// So every execution is ended once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
+// without `ended` belong to the task or function that started them. A new loop over links or tasks must check run->failure
+// before each element; a new owner of transfers may free them only after they have ended or the run has failed.
+
 // Fails the run because of another rank: nothing can be executed any more. The first failure is kept, since later ones are
 // consequences. Returns its status.
 bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
