@@ -46,8 +46,9 @@ static int source_of(const struct allgather *g, struct round round, int index)
     return member < hierarchy_members_of(g->h, round.host) ? hierarchy_member(g->h, round.host, member) : -1;
 }
 
-// One round: sends this member's part to one host, and receives the parts of another host's members that map to this member (index
-// modulo the number of members here). The target moves to the next host, the source to the one before.
+// One slice of a round: sends this member's slice to one host (in that host's first round only), and receives the slice of the
+// member of another host that maps to this member (index modulo the number of members here). The target moves to the next host, the
+// source to the one before.
 static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     const struct allgather *g = (struct allgather *)l;

@@ -47,7 +47,7 @@ static int add(const struct halving *h, int peer, struct part whole, size_t *scr
     return all;
 }
 
-// Receives the peer's finished part, after this rank has sent its own.
+// Receives the peer's finished part. It comes only after this rank has sent its contribution to it, so it may overwrite the vector.
 static int take(const struct halving *h, int peer, struct part whole, int after)
 {
     struct part part;

@@ -55,7 +55,7 @@ static void reduce_all(struct run *run, struct pipeline *pipeline, size_t block)
         shared_reduce(run, pipeline->group, a->reduction, block, offset, NULL, dst, n);
 }
 
-// In place, the source of a result was read just now and is in the caches, so a plain copy is best.
+// In place, the memory that a result overwrites was read just now and is in the caches, so a plain copy is best.
 static kernel_copy_fn copy_of(const struct allreduce_pipeline *a, const unsigned char *src, const unsigned char *dst)
 {
     return src == dst ? span_copy : a->copy;

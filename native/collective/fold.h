@@ -9,7 +9,7 @@ enum { FOLD_ROUNDS_MAX = 30 };
 struct fold {
     int size;                   // p
     int extra;                  // n - p
-    int rank;                   // this rank's number among the p; -1: it only sends to its neighbor
+    int rank;                   // this rank's number among the p; -1: it gives its neighbor its vector, and gets the result
     int neighbor;               // position of the neighbor that sends and receives; -1: none
 };
 

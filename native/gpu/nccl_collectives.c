@@ -16,7 +16,7 @@ struct target {
     size_t nbytes;
 };
 
-// Allocates a result for the core: on the device if its size is known only now, as the front end expects.
+// Finds the memory of a result. If the caller gave none, allocates it: on the device if its size is known only now.
 static bhvd_status target(struct nccl_run *x, struct work *work, size_t index, int64_t dim0, struct target *out)
 {
     struct tensor *tensor = &work->tensors[index];

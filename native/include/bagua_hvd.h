@@ -69,8 +69,8 @@ struct bhvd_codec_options {
                                  * of levels, an integer from 1 to 127, default 127; block8, block4, float8: elements per
                                  * block, 64, 128, 256 or 512, default 256; rotated: 256 to 2048, default 512;
                                  * others ignore it */
-    uint64_t seed;              /* for the random rounding of qsgd and the random signs of rotated1
-                                 * to rotated4; equal seeds give equal bytes, so use another for every chunk of every step;
+    uint64_t seed;              /* for random rounding (qsgd always, block8 and block4 if stochastic) and the random signs of
+                                 * rotated1 to rotated4; equal seeds give equal bytes, so use another for every chunk of every step;
                                  * others ignore it */
     int32_t stochastic;         /* block8, block4: 1 rounds at random; others ignore it */
 };
@@ -262,7 +262,7 @@ void bhvd_context_await_state(bhvd_context *ctx, int awaits);
 
 /* BHVD_OK while usable; else the reason, with a message. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
-/* The first loss of another rank that ended an operation here (with error->cause); if there was none, the same as
+/* How the first operation ended here that another rank ended (with error->cause); if there was none, the same as
  * bhvd_context_status. */
 bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error);
 

@@ -1,5 +1,6 @@
 // The families of kernels. Each fills its part of the table with the scalar definitions, <family>_kernels_init; then
-// <family>_kernels_init_<isa> replace those that they improve. The only file where kernels depend on the target processor.
+// <family>_kernels_init_<isa> replace those that they improve. The only file that asks which processor the kernels are compiled
+// for.
 #pragma once
 
 #include "kernel/adam.h"

@@ -5,7 +5,8 @@
 // transports, so results do not depend on them.
 //
 // For the seed of a codec that rounds at random see kernel/segments.h. A codec that rotates (struct kernel_transform) gets the seed
-// of rank 0's values on all ranks and in both passes, so that codes of ranks with the same seed can be added without decoding.
+// of rank 0's values on all ranks and in both passes, so that the coefficients of codes with the same seed can be added
+// without the inverse transform.
 #pragma once
 
 #include "base/size.h"

@@ -36,5 +36,5 @@ void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t l
 void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes);
 
 // Each rank sends the code of its whole vector, one chunk, to its peers, and combines it with theirs. own: k is 0. received,
-// results: k is the index of the peer. peers NULL: all ranks, in rank order, except this one.
+// results: k is the index in `peers`. peers NULL: all other ranks, k is then the rank.
 void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count);

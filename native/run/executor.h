@@ -12,7 +12,7 @@ struct task {
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
     const struct group *group;              // of a schedule
     const void *exclusive_memory;           // memory that outlives the task; two tasks that share it do not run at the same time
-    bool (*advance)(struct run *run, struct task *task);                     // does all possible work; true: there was some
+    bool (*advance)(struct run *run, struct task *task);                     // does what is possible now; true: there was some
     bool (*can_advance)(struct run *run, struct task *task);                 // can it work now without a link event? NULL: never
     void (*destroy)(struct run *run, struct task *task);
     void (*ended)(void *arg, bhvd_status status);
@@ -28,7 +28,7 @@ void task_drop(struct run *run, struct task *task);
 // Starts it, waits until it is over, and destroys it.
 bhvd_status task_execute(struct run *run, struct task *task);
 
-// Does all possible work of the tasks, without polling links. True if there was any.
+// Does the work of the tasks that is possible now, without polling links. True if there was any.
 bool executor_advance(struct run *run);
 // Can a task work now without a link event?
 bool executor_can_advance(struct run *run);

@@ -1,4 +1,4 @@
-// Runs schedules, several at once. After each poll of the links, each does all work that is possible.
+// Runs schedules, several at once. After each poll of the links, each does the work that is possible now, at most LOCAL_BYTES.
 //
 // Ownership:
 //     plan               from plan_begin on: the schedule, the list, and the data of `release`. plan_execute and plan_fini free
@@ -52,6 +52,7 @@ struct schedule *plan_begin(struct plan *plan, const struct group *group);
 bhvd_status plan_execute(struct run *run, struct plan *plan);
 void plan_fini(struct run *run, struct plan *plan);
 
-// Starts it, or its task. ended: as for a task; the plan stays the caller's; NULL: the caller drops *out. BHVD_ERR_SYSTEM.
+// Starts it, or its task. ended: as for a task; the plan stays the caller's; NULL: the caller drops *out. BHVD_ERR_SYSTEM: no
+// memory.
 bhvd_status plan_start(struct run *run, struct plan *plan, void (*ended)(void *arg, bhvd_status status), void *arg,
                        struct task **out);

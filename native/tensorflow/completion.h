@@ -2,7 +2,7 @@
  *
  * An op that is registered here has returned from its kernel. TensorFlow continues with other ops, even with a single
  * inter-op thread. So every collective with its input available is posted, in whatever order the ranks reach them.
- * docs/decisions: 0009-tensorflow-ops.md.
+ * docs/decisions/frontends.md.
  */
 #pragma once
 

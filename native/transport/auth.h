@@ -32,8 +32,8 @@ struct auth_binding {
 
 // Blocks until both sides are convinced, at most until deadline_ns (base/clock.h). fd may be blocking or not, and keeps
 // its mode. On any error the caller closes fd.
-// BHVD_ERR_AUTH: the secrets or the purposes of the two sides differ. BHVD_ERR_TIMEOUT. BHVD_ERR_PEER_LOST: the other side hung up
-// or sent garbage. BHVD_ERR_SYSTEM: the machine gave no random bytes.
+// BHVD_ERR_AUTH: the secrets or the bindings (purpose, ranks, port) of the two sides differ. BHVD_ERR_TIMEOUT. BHVD_ERR_PEER_LOST:
+// the other side hung up or sent garbage. BHVD_ERR_SYSTEM: the machine gave no random bytes.
 bhvd_status auth_handshake(int fd, enum auth_role role, const struct auth_binding *binding, const void *secret, size_t secret_size,
                            int64_t deadline_ns, struct bhvd_error *error);
 // Explains why handshake bytes did not arrive. Returns status.

@@ -103,7 +103,7 @@ static void take_endpoint_info(struct endpoint_info *info, const struct rendezvo
 }
 
 // All ranks have the same data, so all report the same error.
-static bhvd_status check_card(const struct connecting *k, int rank, size_t nbytes)
+static bhvd_status check_endpoint_info(const struct connecting *k, int rank, size_t nbytes)
 {
     const struct endpoint_info *info = &k->endpoints[rank], *first = &k->endpoints[0];
     if (info->magic != ENDPOINT_MAGIC)
@@ -148,7 +148,7 @@ static bhvd_status exchange_endpoints(struct connecting *k, const struct endpoin
     for (int rank = 0; rank < options->size; rank++)
         take_endpoint_info(&k->endpoints[rank], &all[rank]);
     for (int rank = 0; rank < options->size && !status; rank++)
-        status = check_card(k, rank, all[rank].size);
+        status = check_endpoint_info(k, rank, all[rank].size);
     free(all);
     return status;
 }
@@ -363,7 +363,7 @@ static bhvd_status open_listener(struct connecting *k)
     return status;
 }
 
-// Closes the listener if no more connections will be made.
+// Closes the listener if no more connections will be made, so that no port stays open.
 static void close_needless_listener(struct connections *c)
 {
     for (int rank = 0; rank < c->size; rank++)

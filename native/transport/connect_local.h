@@ -14,7 +14,7 @@ enum {
 };
 
 // Raise it with each change of the messages between ranks.
-enum { ENDPOINT_PROTOCOL = 4 };
+enum { ENDPOINT_PROTOCOL = 5 };
 
 // A rank's description for the others. All versions have the first three fields, so that versions can be compared.
 struct endpoint_info {

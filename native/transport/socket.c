@@ -152,7 +152,7 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
         case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
             return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m%s", socket_remedy(errno));
         default:
-            break;      // not complete yet, or failed (accept(2) passes its error on): take the next
+            break;      // it has arrived only now, or it failed (accept(2) passes its error on): take the next
         }
     }
 }

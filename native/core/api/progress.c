@@ -24,7 +24,7 @@
 #include "transport/channel_mpi.h"
 
 enum {
-    BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: it may release it soon
+    BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: the operation may be over soon
     IDLE_ROUNDS = 200,          // the progress thread polls a little longer before it sleeps, because posts come in bursts
     NAP_MAX_MS = 16,            // of the progress thread while another thread runs the engine
     GOODBYE_MS = 1000,          // limit for writing the last frames
@@ -215,10 +215,10 @@ static void finish_agreed(bhvd_context *ctx)
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
     engine_poll(ctx, true);             // announces posted operations, so that what follows holds for them, too
     ctx->staged.head = NULL;            // not announced yet
-    pairwise_leave(ctx);
     if (departure_begin(ctx))
         run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {
+        pairwise_leave(ctx);
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
         const bool is_busy = ((engine_is_busy(ctx) || ctx->pairwise->waiting) && !ctx->run.failure.status) || engine_needs_poll(ctx);

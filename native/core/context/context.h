@@ -53,7 +53,7 @@ struct bhvd_context {
     struct relay *relay;
     struct pairwise *pairwise;
     struct bytes request_frame;                 // the requests being announced
-    bool has_joined;                            // ever joined: only then does it take part as a proxy
+    bool has_joined;                            // ever joined: only then does it take part with zeros
     bool said_goodbye;
     bool failed_elsewhere;                      // another rank's goodbye reported the failure
     struct response_cache *cache;

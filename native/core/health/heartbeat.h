@@ -1,5 +1,5 @@
-// Heartbeats detect a rank that is silent although its process has not ended: a stopped process, a machine or a link
-// that went down, a connection that drops packets.
+// Heartbeats detect a rank that is silent although none of its connections has ended: a stopped process, a machine or
+// a link that went down, a connection that drops packets.
 //
 // Every rank sends one to the coordinator, and the coordinator to every rank, about once a second while its engine runs. The engine
 // runs in C without Python, so a rank in a long computation is not considered lost. A rank that is silent for
@@ -23,7 +23,7 @@ struct link;
 struct peer_state {
     uint64_t received;              // bytes and frames at the last check
     int64_t at_ns;                  // when that number last grew
-    uint64_t acknowledged;          // bytes sent to it when nothing was in flight any more
+    uint64_t acknowledged;          // bytes and messages sent to it when nothing was in flight any more
     uint64_t execution;             // its earliest unfinished one; 0: none. From the coordinator: the earliest of all ranks
 };
 

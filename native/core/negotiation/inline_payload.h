@@ -14,7 +14,7 @@
 
 enum { INLINE_PAYLOAD_BYTES = 512 };  // per tensor
 
-// Is the operation small enough to send its values with its request ...
+// May the operation send its values with its request: a small allreduce of one tensor, not Adasum ...
 static inline bool inline_payload_fits(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
 {
     return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= INLINE_PAYLOAD_BYTES;

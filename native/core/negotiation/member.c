@@ -54,7 +54,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
         }
         if (op->work.kind == BHVD_JOIN) {
             ctx->has_joined = true;
-            pairwise_revoke_all(ctx);
+            pairwise_revoke_all(ctx, NOBODY_LEFT);
         }
         op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);

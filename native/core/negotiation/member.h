@@ -13,7 +13,8 @@
 //
 // Numbers that a response adds to the request ("agreed"): allgather: dim 0 of each tensor on each rank, [tensor][set rank];
 // alltoall: for each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
-// member sends to any, so each member gets its own response of n numbers instead of n^2; join: the rank that joined last.
+// member sends to any, so each member gets its own response of n numbers instead of n^2; join: the rank that joined last;
+// others: nothing.
 #pragma once
 
 #include "core/context/operation.h"

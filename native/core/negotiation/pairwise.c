@@ -12,14 +12,14 @@
 #include "run/plan.h"
 
 enum {
-    PERSISTENT_MAX = 1 << 16,           // per job: bounds the memory for programs that use ever new names
-    NOBODY_LEFT = -1
+    PERSISTENT_MAX = 1 << 16            // per job: bounds the memory for programs that use ever new names
 };
 
 struct neighbor {
     int rank;
     uint32_t announced;                 // the number of its last pairwise operation
-    bool is_revoked;                    // it takes part in no later one
+    bool is_revoked;                    // it takes part in no later one,
+    int left;                           // since this rank left; NOBODY_LEFT: for another reason
 };
 
 struct persistent {
@@ -30,6 +30,7 @@ struct persistent {
     struct neighbor neighbors[PEERS_MAX];
     int count;
     bool is_revoked;                    // then forgotten at the next request for its name; a started operation may continue
+    bool is_last;                       // this rank leaves after it, which its neighbors have been sent
     struct bhvd_handle *op;             // the operation `number`, held, until it has started; NULL: none waits
     int64_t since_ns, warned_ns;
     struct persistent *next_waiting;
@@ -136,7 +137,8 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
     *persistent = (struct persistent){.cached = {.id = id}, .wire = *wire};
     const struct peers peers = peers_of_work(&op->work, &set->group);
     for (int p = 0; p < peers.count; p++)
-        persistent->neighbors[persistent->count++].rank = set->group.ranks[peers.index[p]];
+        persistent->neighbors[persistent->count++] =
+            (struct neighbor){.rank = set->group.ranks[peers.index[p]], .left = NOBODY_LEFT};
     bytes_put(&persistent->request, op->request.data, op->request.size);
     if (!persistent->request.failed) {
         const char *name = (const char *)persistent->request.data + (op->work.name - (const char *)op->request.data);
@@ -167,9 +169,9 @@ static void signal_neighbors(bhvd_context *ctx, const struct persistent *persist
     bytes_fini(&out);
 }
 
-// An operation that waits for its neighbors is the last under this id. The next one is requested in full from the coordinator and
-// gets another id, so late frames of neighbors cannot be mistaken for it.
-// left: the rank whose departure is the reason; NOBODY_LEFT: another reason.
+// Revokes the entry. An operation that waits for its neighbors is the last under this id. The next one is requested in full from
+// the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it. left: the rank whose departure is the
+// reason; NOBODY_LEFT: another reason.
 static void revoke_entry(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->cached.key);
@@ -179,13 +181,17 @@ static void revoke_entry(bhvd_context *ctx, struct persistent *persistent, int l
     persistent->is_revoked = true;
 }
 
-static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *persistent)
+// Does a neighbor take no part in the next one? *left: as of struct neighbor.
+static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *persistent, int *left)
 {
     for (int i = 0; i < persistent->count; i++) {
         const struct neighbor *neighbor = &persistent->neighbors[i];
         const bool takes_part = neighbor->announced > persistent->number;   // in the next one
-        if ((neighbor->is_revoked && !takes_part) || ctx->run.connections.links[neighbor->rank].state != LINK_OPEN)
-            return true;
+        const bool is_open = ctx->run.connections.links[neighbor->rank].state == LINK_OPEN;
+        if (is_open && (!neighbor->is_revoked || takes_part))
+            continue;
+        *left = is_open ? neighbor->left : neighbor->rank;
+        return true;
     }
     return false;
 }
@@ -200,8 +206,9 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
         forget(ctx, persistent);
         return PAIRWISE_NONE;
     }
-    if (!is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
-        revoke_entry(ctx, persistent, NOBODY_LEFT);
+    int left = NOBODY_LEFT;
+    if (!is_same(persistent, op) || someone_is_gone(ctx, persistent, &left)) {
+        revoke_entry(ctx, persistent, left);
         forget(ctx, persistent);
         return PAIRWISE_REVOKED;
     }
@@ -212,24 +219,26 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
 }
 
 // process_set NULL: all.
-static void for_each(bhvd_context *ctx, const uint32_t *process_set, void (*act)(bhvd_context *, struct persistent *))
+static void revoke_each(bhvd_context *ctx, const uint32_t *process_set, int left)
 {
-    for (struct cached *entry = ctx->pairwise->all.oldest, *newer; entry; entry = newer) {
-        newer = entry->newer;
-        if (!process_set || entry->key.process_set == *process_set)
-            act(ctx, (struct persistent *)entry);
+    for (struct cached *entry = ctx->pairwise->all.oldest; entry; entry = entry->newer) {
+        struct persistent *persistent = (struct persistent *)entry;
+        if (!persistent->is_revoked && (!process_set || entry->key.process_set == *process_set))
+            revoke_entry(ctx, persistent, left);
     }
 }
 
-static void revoke_once(bhvd_context *ctx, struct persistent *persistent)
-{
-    if (!persistent->is_revoked)
-        revoke_entry(ctx, persistent, NOBODY_LEFT);
-}
+void pairwise_revoke_all(bhvd_context *ctx, int left) { revoke_each(ctx, NULL, left); }
+void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(ctx, &process_set, NOBODY_LEFT); }
 
-void pairwise_revoke_all(bhvd_context *ctx) { for_each(ctx, NULL, revoke_once); }
-void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { for_each(ctx, &process_set, revoke_once); }
-void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set) { for_each(ctx, &process_set, forget); }
+void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
+{
+    for (struct cached *entry = ctx->pairwise->all.oldest, *newer; entry; entry = newer) {
+        newer = entry->newer;
+        if (entry->key.process_set == process_set)
+            forget(ctx, (struct persistent *)entry);
+    }
+}
 
 // ---------------------------------------------------------------------------------------------------------- neighbors
 
@@ -298,7 +307,7 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
         return BHVD_OK;
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last && left != NOBODY_LEFT)
-        return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left, "rank %d left the job while rank %d still needed it for "
+        return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left, "rank %d left the job before rank %d could begin "
                          "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->cached.key.name_size,
                          persistent->cached.key.name, ctx->options.rank);
     if (started > last)
@@ -307,6 +316,7 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
                         "request it with different arguments. Give each variant its own name.",
                         link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
+    neighbor->left = left;
     neighbor->announced = last;
     if (left == link->rank && persistent->number < last && !persistent->is_revoked)
         revoke_entry(ctx, persistent, left);        // the leaving rank waits for READY or for this
@@ -332,8 +342,9 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
 void pairwise_leave(bhvd_context *ctx)
 {
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
-        if (!persistent->is_revoked)
-            revoke_entry(ctx, persistent, ctx->options.rank);
+        if (!persistent->is_last)
+            revoke_entry(ctx, persistent, ctx->options.rank);   // again, if it has another reason: only this one is answered
+        persistent->is_last = true;
     }
 }
 

@@ -8,16 +8,19 @@
 // The request determines the neighbors (primitive/peers.h); each pair counts its own operations. A late rank delays only its
 // neighbors. READY precedes the first message, so data reaches only ranks that have posted.
 //
-// A rank that requests the name differently, joins, or removes the process set sends REVOKE(id, last number, rank that left) to its
-// neighbors. A neighbor that waits for a later number revokes too, and asks the coordinator; if it had promised that number, it now sends a
-// lower one. The coordinator compares requests of revoking ranks at once, because the other ranks may never send theirs. A neighbor
-// that has started a later number fails the job: the program is wrong.
+// A rank that requests the name differently, joins, removes the process set or leaves sends REVOKE(id, last number, rank that left;
+// -1: none) to its neighbors. A neighbor that waits for a later number revokes too, and asks the coordinator; if it had promised
+// that number, it now sends a lower one. The coordinator compares requests of revoking ranks at once, because the other ranks may
+// never send theirs. A neighbor that has started a later number fails the job: a rank left, or the program is wrong. A leaving rank
+// waits for the last number that it has promised: a neighbor that has not posted it answers with REVOKE.
 // Thread: the engine's.
 #pragma once
 
 #include "base/bytes.h"
 #include "core/negotiation/response_cache.h"
 #include "run/schedule.h"
+
+enum { NOBODY_LEFT = -1 };
 
 struct link;
 struct process_set;
@@ -47,15 +50,16 @@ enum pairwise_state {
     PAIRWISE_REVOKED            // announce it in full, as ITEM_REVOKED
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op);
-// Call when this rank joins.
-void pairwise_revoke_all(bhvd_context *ctx);
+// Call when this rank joins, or leaves but must stay for others. left: the rank that left, or NOBODY_LEFT.
+void pairwise_revoke_all(bhvd_context *ctx, int left);
 
 // Frames of a neighbor.
 bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends operations that wait for it.
 void pairwise_take_goodbye(bhvd_context *ctx, int rank);
-// This rank leaves: what waits here is the last that it takes part in. Each neighbor has sent READY for it, or answers with REVOKE.
+// This rank leaves: waiting operations are its last. Each neighbor sends READY for them, answers with REVOKE, or says goodbye. Call
+// it until none waits.
 void pairwise_leave(bhvd_context *ctx);
 // Revokes those of a process set that is being removed. A waiting operation still starts when its neighbors have posted it, since
 // one of them may have started it already.
