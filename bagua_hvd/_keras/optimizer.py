@@ -57,7 +57,7 @@ class _Distribution:
         self.average_aggregated = average_aggregated
         self.reduced = False
         self.applied: Callable[[], Any] | None = None
-        self._weight: tuple[Any, bool] | None = None        # (that of the next average, set in a trace)
+        self._weight: tuple[Any, bool] | None = None        # (weight of the next average, was it set in a trace?)
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # variable -> its sum in this window
         # Variables with a gradient in this window, by id of the native one. It is unknown here when graphs run, so

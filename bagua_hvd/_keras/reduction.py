@@ -31,7 +31,7 @@ class Reduction(ABC):
 
         reducer, source             of these variables; source.places: see __call__()
         exchange(gradients)         the reduced gradients
-            factor(weight)              the factor of this rank's gradients in a weighted average
+        factor(weight)              the factor of this rank's gradients in a weighted average
         update(apply, instead), stepped()
 
     Args:

@@ -18,9 +18,9 @@ With a quorum, a server runs the rounds, which do not wait for late ranks: quoru
 This is Streaming DiLoCo. P = 1, tau = 0, no Q: DiLoCo as first published. mu = 0, Q = topk with beta < 1: SparseLoCo.
 
 Wire: 2 N (n-1)/n codes (top-k: N (n-1)) every H steps, N/P at a time.
-Memory: 2 N elements (theta and m), equal on all ranks; N/P while a fragment travels; with error feedback N + N/n.
+Memory: 2 N elements (theta and m), equal on all ranks; N/P while a fragment is in flight; with error feedback N + N/n.
 Source: Douillard et al., arXiv:2311.08105 and 2501.18512 (streaming); Sarfi et al. (SparseLoCo), arXiv:2508.15706.
-Differs: the defaults suit trainings of only a few hundred steps: outer steps are frequent, and do not go far beyond
+Differs: the defaults suit trainings of a few hundred steps, too: outer steps are frequent, and do not go far beyond
 the ranks' own progress (the papers' are H of 100 to 500 and mu = 0.9, after a warm-up); fragments are runs of whole
 tensors of nearly equal size, not every P-th layer; 4-bit blocks with a float32 scale, not E3M0, and encoded again
 for the allgather; top-k of a segment, not of 4,096 elements; its 2 bits are a sign and one of two magnitudes.

@@ -1,7 +1,7 @@
 """Pairwise rounds, each pair at its own pace: a rank with a late peer continues with other peers.
 
 A cycle of rounds pairs a rank with one peer after the other (decentralized.py). A rank begins rounds in this order, and
-skips a round with its previous turn still in flight. Each pair matches its rounds by their number
+skips a round whose previous turn is still in flight. Each pair matches its rounds by their number
 (native/core/negotiation/pairwise.h), so a late rank delays the rounds of its own pairs only.
 
 A rank that may block on a round, because of max_staleness, skips none. Each blocked rank waits for one that is behind

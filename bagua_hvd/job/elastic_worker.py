@@ -133,6 +133,7 @@ class DriverLink:
         self._worker = int(worker)
         self._unanswered: Join | Syncing | Synced | None = None     # the last message since the driver's last response
         self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
+        self._refused: Refused | None = None
         self._on_hosts_updated = on_hosts_updated
         self._sending = threading.Lock()
         try:
@@ -188,14 +189,14 @@ class DriverLink:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
         self.send_to_driver(Join(skip_sync, failure, silent))
-        answer = self._answers.get()
+        answer = self._refused or self._answers.get()
         if isinstance(answer, Assignment):
             return replace(answer, environment={name: answer.environment[name] for name in _ASSIGNED_VARIABLES})
         if isinstance(answer, Removed):
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
             logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
             raise RemovedFromJob
-        self._answers.put(answer)       # to every later join() as well: the driver may send nothing more
+        self._refused = answer          # for every later join() as well: the driver may send nothing more
         raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
     def send_to_driver(self, message):

@@ -2,7 +2,7 @@
 
 The core cannot call Python: it would wait for the GIL with its lock held, while the thread with the GIL may wait for
 the core. So it puts its messages into a queue (core/telemetry), and this thread, which sleeps in the core without the
-GIL, takes them out. LOG_LATE messages, that other ranks wait for this one, are logged with the stacks of this process.
+GIL, takes them out. LOG_STALLED messages (other ranks wait for this one) are logged with the stacks of this process.
 """
 import sys
 import threading

@@ -102,7 +102,7 @@ def _referred(variable):
 def _check_factor(factor):
     try:
         usable = math.isfinite(factor) and factor != 0
-    except TypeError:
+    except (TypeError, OverflowError):
         usable = False
     if not usable:
         raise ValueError(f"gradient_predivide_factor={factor!r:.100}: expected a finite number other than 0")

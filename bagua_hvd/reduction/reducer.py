@@ -103,8 +103,8 @@ class Reducer:
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes only add to the gradients; see no_sync().
         passes: see Args.
-        following: numbers of the group's later optimizers with windows of equally many passes that end in one backward
-            pass. Once the ranks have agreed: the union over the ranks.
+        following: numbers of the group's later optimizers whose windows have as many passes and end in the same
+            backward pass. Once the ranks have agreed: the union over the ranks.
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
         observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before
             any communication; weights_change() after all of it; step_ended() when the weights have been updated.

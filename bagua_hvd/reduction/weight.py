@@ -54,7 +54,7 @@ class Weight:
 
     Args:
         weight: of this rank. A wrong one makes factor() raise on all ranks. name: of the operation. group: the ranks.
-        earlier: the one before of this name, which may have been dropped in flight: it is waited for first.
+        earlier: the previous Weight of this name, possibly dropped in flight: it is waited for first.
     """
 
     def __init__(self, weight: Any, name: str, group: ProcessSet, earlier: Weight | None = None) -> None:

@@ -110,7 +110,7 @@ class Supervisor:
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
         self._selector = selectors.DefaultSelector()
         self._running = []
-        # Nothing of these is awaited any more. They are reaped at the end only: what they started has their session.
+        # Ended processes. They are reaped at the end only, because their descendants still use their session's number.
         self._ended = []
         self._signals = []          # (number, when)
         self._survivors_seconds = survivors_seconds

@@ -1,9 +1,9 @@
 """run(): calls a function on every rank of a job whose ranks Spark starts in a barrier stage; the driver's side.
 
 The driver hosts the rendezvous, and a server (runner/function_server.py) that sends the ranks the function and receives
-results. A task never fails when its rank does, because Spark would repeat the whole stage. Instead its task reports to
-the server, the other ranks have a grace period to end by themselves, and when the server closes, remaining ranks are
-killed.
+results. A task never fails when its rank does, because Spark would repeat the whole stage. Instead the task reports the
+failure to the server, the other ranks have a grace period to end by themselves, and when the server closes, remaining
+ranks are killed.
 """
 import base64
 import io

@@ -79,7 +79,7 @@ class Bridge:
         Args:
             tensors: a list of dense tensors.
             indices: the index that put() gets for each of them; None: 0, 1, ...
-            in_turn: put() comes after all ops traced before, in programs of XLA too.
+            in_turn: put() follows all exchanges and collectives traced before, in programs of XLA too.
         """
         tensors = list(map(tf.convert_to_tensor, tensors))
         indices = range(len(tensors)) if indices is None else indices
@@ -155,7 +155,7 @@ def _find(id):
 
 
 def take_interruption() -> BaseException | None:
-    """The lost rank or change of hosts that ended a step on a Bridge, and the generation; None: neither."""
+    """The exception, a lost rank or a change of hosts, that ended a step on a Bridge; None: neither."""
     failures = [bridge.failure for bridge in _bridges.values()]
     _forget_failures()
     for failure in failures:

@@ -265,7 +265,7 @@ _register("BaguaHvdReducescatter", _REDUCTION, _reducescatter_gradient)
 
 
 def in_turn() -> Any:
-    """Within it: ops that run after all collectives traced before, and those in conditions, loops and calls."""
+    """Within it, ops run after all collectives traced before, including those in conditions, loops and calls."""
     graph, before = tf.compat.v1.get_default_graph(), []
     # In a graph of tf.compat.v1 a session may run this op without the others.
     if not tf.executing_eagerly() and hasattr(graph, "outer_graph"):

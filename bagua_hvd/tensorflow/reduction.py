@@ -219,7 +219,7 @@ class Reduction(reduction.Reduction):
                          process_set=self.options.process_set)
 
     def jacobians(self, jacobians: Any, variables: Any, local: Any) -> Any:
-        """Reduces Jacobian matrices, each by itself and in full precision, since its shape is not its variable's."""
+        """Reduces Jacobian matrices, each by itself, since its shape is not its variable's."""
         jacobians = list(jacobians)
         if not self.options.communicates:
             return jacobians

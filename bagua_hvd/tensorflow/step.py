@@ -191,7 +191,7 @@ class Step:
 
     def _put_weight(self, _, view):
         weight = ffi.cast("double *", view.dst)[0]
-        # That of a step that was given up may be in flight.
+        # The weight of an abandoned step may still be in flight.
         self._weight = view, Weight(weight, f"weight.{self.reducer.number}", self.reducer.group, self._weight[1])
 
     def _make_factor(self):

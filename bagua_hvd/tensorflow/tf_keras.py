@@ -174,7 +174,7 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int, average_aggregat
 def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_objects: dict[str, Any]) -> Any:
     """tf_keras.models.load_model() with the optimizer wrapped by `wrap_optimizer`, and the state that tf_keras loads.
 
-    tf_keras loads no optimizer state from a SavedModel, nor a legacy optimizer's from a .keras file.
+    tf_keras loads no optimizer state from a SavedModel, nor a legacy optimizer's from a .keras file: it starts anew.
     """
     import tf_keras
 

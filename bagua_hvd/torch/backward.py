@@ -130,7 +130,7 @@ class Backward:
         weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
 
     def _hook_frozen(self, frozen):
-        """Hooks frozen parameters: a pass that touches only unfrozen ones must also end, with add_unfrozen()."""
+        """Hooks frozen parameters: a pass over parameters unfrozen since then must also end, with add_unfrozen()."""
         @uncompiled
         def gradient_accumulated(_):
             with self._lock or nullcontext():

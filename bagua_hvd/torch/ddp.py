@@ -2,7 +2,7 @@
 
     model = DistributedDataParallel(model)
     model.register_comm_hook(None, ddp.hook("bytegrad"))                    # algorithms that communicate gradients
-    optimizer = ddp.wrap_optimizer(optimizer, model, "decentralized")       # that communicate weights, or step
+    optimizer = ddp.wrap_optimizer(optimizer, model, "decentralized")       # or weights, or replace the step
 
 bagua_hvd sends the gradients, not DDP's process group; its ranks find each other by torch.distributed's store (or the
 launcher). A bucket is one of training/buckets.py over DDP's memory, which the core reads and writes in place.
@@ -285,7 +285,7 @@ class Hook:
         self._forget()
 
     def _forget(self):
-        self._states = WeakTensorKeyDictionary()    # for models without one: parameter -> State
+        self._states = WeakTensorKeyDictionary()    # parameter -> State: a GradBucket does not name its model
         self._begun: State | None = None            # of the last model, until all its buckets have come
 
     def _state_of(self, bucket):

@@ -44,7 +44,7 @@ def _wants_gradient(tensors):
 
 
 def _in_place(pending):
-    """The operation; autograd is told, which may have kept the former values for a backward pass."""
+    """Returns the operation, and tells autograd, which may have kept the old values, that they are overwritten."""
     for tensor in pending.output if isinstance(pending.output, tuple) else (pending.output,):
         if not tensor.is_inference():       # it has no version
             increment_version(tensor)

@@ -1,4 +1,5 @@
 """The base of every wrapped torch optimizer: its class, the given optimizer's attributes, its parameters' names."""
+import inspect
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ def parameters_by_name(optimizer: torch.optim.Optimizer, named_parameters: Any) 
     if named_parameters is None:
         pairs = [(name, parameter) for parameter, name in own.items()]
     else:
-        if callable(named_parameters):
+        if inspect.isroutine(named_parameters):
             raise ValueError("named_parameters is a function: call it, as in model.named_parameters()")
         pairs = list(named_parameters)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):

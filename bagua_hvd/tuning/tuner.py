@@ -54,7 +54,7 @@ class Tuner:
 
     Args:
         plans: the exact one first; the same on all ranks.
-        window: steps in a window. warmup: steps before the first. windows_max: limit of windows; None: no limit.
+        window: steps in a window. warmup: steps before the first. windows_max: then the plan stays; None: never.
         record: gets the decisions.
     Attributes:
         plan: the Plan in use. leaving: whether the next step is its last one.

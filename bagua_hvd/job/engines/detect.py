@@ -67,7 +67,7 @@ def number(environ: Any, name: str, engine: str) -> int:
 
 
 def wrong(environ: Any, name: str, engine: str) -> ValueError:
-    """The error that says so of a variable."""
+    """The error for a variable that is missing or malformed."""
     value = repr(environ[name]) if name in environ else "not set"
     return ValueError(f"this process was started by {engine}, but environment variable {name} is {value}: start the "
                       "job with baguarun instead")

@@ -116,7 +116,7 @@ class ElasticDriver:
             interface(host, hosts), say(text).
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
-        survivors_seconds: how long other workers of a host may continue after a failure there. 0: none.
+        survivors_seconds: how long other workers of a host may continue after a failure there. 0: they are stopped.
     Attributes:
         finished: no worker is left, and none will be started.
         failure: the exception that the job ends with; None: none so far. Its cause, if workers failed since the last
@@ -175,7 +175,7 @@ class ElasticDriver:
             self._first_join_at = self._clock()
 
     def _kill_silent(self):
-        """Kills the member that most others report as silent, once all on other hosts than such members' called init().
+        """Kills the member that most others report as silent, once all members on other hosts have called init().
 
         A member that is cut off receives from none of the others, and may call init() before them. A member that has
         called init() is killed only if it reports a silent member, too. Reports about lost ranks do not count.
