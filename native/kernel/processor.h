@@ -1,4 +1,4 @@
-// Prerequisites in C and in CUDA of arithmetic that both compile. NVRTC has no standard headers: build.py drops their #include
+// Prerequisites in C and in CUDA of arithmetic that both compile. NVRTC has no standard headers: build.py drops their include
 // lines when it assembles the source, so the few names that are needed are declared here.
 #pragma once
 
