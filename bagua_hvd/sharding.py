@@ -48,11 +48,12 @@ class _Codes:
             nbytes, size, owner = self._operation.result(0)
             rows = np.frombuffer(native.buffer(owner, nbytes), np.uint8).reshape(size, -1)
             for rank, row in enumerate(rows):
-                name, parameter = _CODEC.unpack_from(row)
-                if (name.rstrip(b"\0").decode(), parameter) != (self._codec.name, self._codec.parameter):
+                padded, parameter = _CODEC.unpack_from(row)
+                name = padded.rstrip(b"\0").decode()
+                if (name, parameter) != (self._codec.name, self._codec.parameter):
                     raise HorovodInternalError(
-                        f"Mismatched codecs: rank {rank} of the process set has {name.rstrip(bytes(1)).decode()} with "
-                        f"parameter {parameter:g}, and this rank {self._codec.name} with {self._codec.parameter:g}")
+                        f"Mismatched codecs: rank {rank} of the process set has {name} with parameter "
+                        f"{parameter:g}, and this rank {self._codec.name} with {self._codec.parameter:g}")
             self._received = [row[_CODEC.size:] for row in rows]
         return self._received
 

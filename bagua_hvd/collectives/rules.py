@@ -138,8 +138,7 @@ def check_registered(id: int | None, what: object) -> None:
 
 def _post(context, kind, word, name, id, views, **arguments):
     """Posts an operation, without a name under the next number. `word` is that of the kind, `id` that of the set."""
-    if name is not None and not isinstance(name, str):
-        check_name(name)
+    check_name(name)
     if name:
         return context.post(kind, f"{word}.{name}", views, process_set=id, **arguments)
     number = next(runtime.unnamed[id])

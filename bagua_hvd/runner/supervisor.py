@@ -311,8 +311,9 @@ class Supervisor:
                         pass
                     if fd in running.forwarders:
                         self._close(running, fd)
-        self._ended += [running for running in self._running if running.done]
-        self._running = [running for running in self._running if not running.done]
+        if ended := [running for running in self._running if running.done]:
+            self._ended += ended
+            self._running = [running for running in self._running if not running.done]
 
     def _check_process(self, running):
         code = running.process.poll()

@@ -87,13 +87,14 @@ class Record:
             self._append(self._table, self._horovod_row(decision), HOROVOD_HEADER)
 
     def _append(self, path: str, line: str, header: str | None = None) -> None:
-        begun = os.path.realpath(path) in _begun
+        resolved = os.path.realpath(path)
+        begun = resolved in _begun
         try:
             with open(path, "a" if begun else "w") as file:
                 if header and not begun:
                     file.write(header + "\n")
                 file.write(line + "\n")
-            _begun.add(os.path.realpath(path))
+            _begun.add(resolved)
         except OSError as error:
             logger.warning("auto: %s cannot be written (%s)", os.path.abspath(path), error.strerror)
 

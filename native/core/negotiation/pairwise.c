@@ -19,7 +19,7 @@ struct neighbor {
     int rank;
     uint32_t announced;                 // the number of its last pairwise operation
     bool is_revoked;                    // it takes part in no later one,
-    int left;                           // since this rank left; NOBODY_LEFT: for another reason
+    int left;                           // because this rank left; NOBODY_LEFT: for another reason
 };
 
 struct persistent {
@@ -30,7 +30,7 @@ struct persistent {
     struct neighbor neighbors[PEERS_MAX];
     int count;
     bool is_revoked;                    // then forgotten at the next request for its name; a started operation may continue
-    bool is_last;                       // this rank leaves after it, which its neighbors have been sent
+    bool is_last;                       // this rank leaves after `number`; its neighbors have been notified
     struct bhvd_handle *op;             // the operation `number`, held, until it has started; NULL: none waits
     int64_t since_ns, warned_ns;
     struct persistent *next_waiting;
@@ -137,8 +137,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
     *persistent = (struct persistent){.cached = {.id = id}, .wire = *wire};
     const struct peers peers = peers_of_work(&op->work, &set->group);
     for (int p = 0; p < peers.count; p++)
-        persistent->neighbors[persistent->count++] =
-            (struct neighbor){.rank = set->group.ranks[peers.index[p]], .left = NOBODY_LEFT};
+        persistent->neighbors[persistent->count++].rank = set->group.ranks[peers.index[p]];
     bytes_put(&persistent->request, op->request.data, op->request.size);
     if (!persistent->request.failed) {
         const char *name = (const char *)persistent->request.data + (op->work.name - (const char *)op->request.data);
