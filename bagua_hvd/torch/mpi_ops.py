@@ -45,9 +45,11 @@ def _wants_gradient(tensors):
 
 def _in_place(pending):
     """Returns the operation, and tells autograd, which may have kept the old values, that they are overwritten."""
-    for tensor in pending.output if isinstance(pending.output, tuple) else (pending.output,):
-        if not tensor.is_inference():       # it has no version
+    for tensor in pending.output if type(pending.output) is tuple else (pending.output,):
+        try:
             increment_version(tensor)
+        except RuntimeError:        # PyTorch's earlier versions: a tensor made in inference mode has no version
+            pass
     return pending
 
 
