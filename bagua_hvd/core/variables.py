@@ -364,6 +364,13 @@ def misspelt(environ: Mapping[str, str] | None = None) -> list[str]:
     return found
 
 
+def check(environ: Mapping[str, str] | None = None) -> None:
+    """Reads every variable that has an effect. ValueError: the text of one is invalid; the message names it."""
+    for variable in TABLE.values():
+        if variable.setter != "none":
+            variable.read(environ)
+
+
 def given(name: str) -> bool:
     """Whether the environment sets a variable of the table."""
     return bool(os.environ.get(TABLE[name].name, "").strip())

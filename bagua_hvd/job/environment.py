@@ -83,6 +83,7 @@ def read_options(environ=None):
     options.timeline_mark_cycles = read("HOROVOD_TIMELINE_MARK_CYCLES")
     if size > 1:
         _read_rendezvous(read, options)
+    variables.check(environ)    # those that are read later, too: an error may not wait for the first optimizer
     return options
 
 

@@ -86,11 +86,16 @@ def test_settings():
     ("HOROVOD_GLOO_TIMEOUT_SECONDS", "nan"), ("HOROVOD_GLOO_TIMEOUT_SECONDS", "-1"), ("HOROVOD_ELASTIC", "yes"),
     ("HOROVOD_DYNAMIC_PROCESS_SETS", "true"), ("BAGUA_HVD_TRANSPORT", "pigeon"),
     ("BAGUA_HVD_STREAMS", "-1"), ("BAGUA_HVD_NEGOTIATION_FANOUT", "0"), ("BAGUA_HVD_STREAMS", "9"),
+    ("HOROVOD_AUTOTUNE", "true"), ("HOROVOD_ELASTIC_TIMEOUT", "long"), ("BAGUA_DEFAULT_BUCKET_SIZE", "10MB"),
 ])
 def test_malformed_values_are_named(name, value):
     with pytest.raises(ValueError) as caught:
         read_options({name: value})
     assert name in str(caught.value) and repr(value) in str(caught.value) and "expected" in str(caught.value)
+
+
+def test_a_malformed_value_without_effect_has_none():
+    read_options({"HOROVOD_CYCLE_TIME": "5ms"})
 
 
 @pytest.mark.parametrize("name, value", [
