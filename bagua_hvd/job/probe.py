@@ -32,6 +32,14 @@ def interface_of(name):
     return name.rpartition("%")[2]
 
 
+def interface_names(*given):
+    """Names of interfaces, given as text with commas or as collections of names; None: none."""
+    names: list[str] = []
+    for value in given:
+        names += value.split(",") if isinstance(value, str) else value or []
+    return [name.strip() for name in names if name.strip()] or None
+
+
 def addresses(nics=None):
     """[[name, address], ...] of this host, IPv4 first, loopback last; with `nics`, only of the named ones.
 

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
 from bagua_hvd.job.ports import EVERY_INTERFACE, join_address
+from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.job.service import Service
@@ -159,7 +160,7 @@ class ElasticRayExecutor:
 
             def environment(slot):
                 own = worker_environment({}, slot, address, rendezvous.port, secret_key, "")
-                return {**own, **self.env_vars, **nics_to_env_var(self._settings.nics or ()),
+                return {**own, **self.env_vars, **nics_to_env_var(self._settings.nics),
                         "HOROVOD_ELASTIC": "1", DRIVER: join_address(address, service.port),
                         "BAGUA_HVD_HOST_ID": slot.hostname}
 
@@ -191,7 +192,7 @@ class _Crew:
         self._environment = environment
         self._resources = resources
         self._executable = executable
-        self._nics = ",".join(sorted(nics or ()))
+        self._nics = ",".join(sorted(interface_names(nics) or ()))
         self._queue = queue
         self._service = service
         self._on_end = on_end

@@ -84,7 +84,7 @@ class Coordinator:
         return {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.rendezvous.port),
             "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", HOROVOD_SECRET_KEY: key,
-            "HOROVOD_START_TIMEOUT": str(self.settings.timeout_s), **nics_to_env_var(self.settings.nics or ())}
+            "HOROVOD_START_TIMEOUT": str(self.settings.timeout_s), **nics_to_env_var(self.settings.nics)}
 
     def environments(self, places: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
         """All variables of each rank.

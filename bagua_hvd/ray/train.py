@@ -14,6 +14,7 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from bagua_hvd.job import basics
+from bagua_hvd.job.probe import interface_names
 from bagua_hvd.ray.runner import Coordinator
 
 
@@ -50,7 +51,7 @@ class BaguaConfig(BackendConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """For Ray Train's records."""
-        return {"nics": sorted(self.nics or ()), "timeout_s": self.timeout_s}
+        return {"nics": sorted(interface_names(self.nics) or ()), "timeout_s": self.timeout_s}
 
 
 def _place():

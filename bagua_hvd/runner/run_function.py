@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from bagua_hvd.core.util import deprecated
+from bagua_hvd.job.probe import interface_names
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
@@ -108,7 +109,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
     else:
         rank_plan = plan(num_proc, hosts)
         ranks = range(num_proc)
-    nics = _nics(network_interface, network_interfaces)
+    nics = interface_names(network_interface, network_interfaces)
     options = host_options(env, ssh_port, ssh_identity_file, nics)
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
@@ -176,14 +177,6 @@ def _count(num_proc):
     if count < 1:
         raise ValueError(f"num_proc={num_proc!r} is not a number of processes: give an integer from 1 on")
     return count
-
-
-def _nics(*given):
-    """The names, given as text with commas or as lists; None: none."""
-    names: list[str] = []
-    for value in given:
-        names += value.split(",") if isinstance(value, str) else value or []
-    return [name.strip() for name in names if name.strip()] or None
 
 
 def _check_elastic(elastic, **arguments):

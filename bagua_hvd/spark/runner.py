@@ -22,6 +22,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util.timeout import TimeoutException
@@ -88,7 +89,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
         server = _SparkFunctionServer(secret, function.getvalue(), bound, console, prefix_output_with_timestamp,
                                       rendezvous.rank_ended)
         job = Job(address, server.port, rendezvous.port, secret_key, env, tuple(map(os.path.abspath, sys.path)),
-                  executable, ",".join(nics or ()))
+                  executable, ",".join(interface_names(nics) or ()))
         stage = _Stage(context, job, num_proc)
         stack.callback(stage.close)
         stack.callback(server.close)        # first: it makes the tasks kill remaining ranks

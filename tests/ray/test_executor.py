@@ -248,7 +248,7 @@ def test_settings_may_be_left_to_the_defaults():
 
 
 def test_coordinator_of_interleaved_ranks():
-    coordinator = Coordinator(RayExecutor.create_settings())
+    coordinator = Coordinator(RayExecutor.create_settings(nics="lo, eth0"))
     for rank, host in enumerate("abba"):
         coordinator.register(f"host-{host}", f"node-{host}", rank)
     places = coordinator.finalize_registration()
@@ -257,5 +257,6 @@ def test_coordinator_of_interleaved_ranks():
         ("0", "0"), ("0", "1"), ("1", "1"), ("1", "0")]
     assert {(place["HOROVOD_LOCAL_SIZE"], place["HOROVOD_CROSS_SIZE"]) for place in places.values()} == {("2", "2")}
     variables = coordinator.establish_rendezvous()
+    assert variables["HOROVOD_GLOO_IFACE"] == "eth0,lo"
     assert int(variables["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == coordinator.rendezvous.port
     coordinator.close()

@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 import bagua_hvd
+from bagua_hvd.job.probe import interface_names
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.run_files import Files
-from bagua_hvd.runner.run_function import _HorovodArgs, _nics
+from bagua_hvd.runner.run_function import _HorovodArgs
 from bagua_hvd.runner.ssh import frames
 from launcher import MARK, ROOT, processes_of, wait_until
 
@@ -413,7 +414,7 @@ def test_what_is_no_function():
     (("eth0, eth1",), ["eth0", "eth1"]), (("eth0,, ", [" eth1", "eth2"]), ["eth0", "eth1", "eth2"]),
     (("", []), None), ((None, None), None)])
 def test_names_of_interfaces(given, names):
-    assert _nics(*given) == names
+    assert interface_names(*given) == names
 
 
 def test_deprecated_names():
