@@ -135,6 +135,14 @@ def test_a_script_serves_one_job_after_the_other(tmp_path):
             assert found.wait(60)
 
 
+def test_a_search_closes_its_discovery_once(monkeypatch):
+    discovery, closed = FixedHosts({"a": 1}), []
+    monkeypatch.setattr(discovery, "close", lambda: closed.append(None))
+    with run.Search(discovery, print, print):
+        pass
+    assert len(closed) == 1
+
+
 def test_a_search_that_begins_at_the_end_of_the_job_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_DISCOVERY_SECONDS", 0)
     discovery = HostDiscoveryScript(script(tmp_path, "exec sleep 600"))

@@ -64,9 +64,11 @@ class Search:
 
     def __exit__(self, *exception):
         self._ended.set()
-        for _ in range(2):      # a last search may begin after the first close()
+        for _ in range(2):
             self._discovery.close()
             self._thread.join(_GIVE_UP_SECONDS)     # a user's own discovery may hang, and have no close()
+            if not self._thread.is_alive():
+                return      # else a last search has begun after the first close()
 
 
 def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
