@@ -122,7 +122,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     is_root = basics.rank() == root_rank
     description = broadcast_object(_describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
-    name_of_root, groups, states, shared = description
+    name_of_root, groups, states, others, shared = description
     name, sizes = type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]
     of_root = [count for count, _ in groups]
     # All ranks raise; otherwise the others would wait for tensors.
@@ -137,38 +137,49 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
             for key, value in options.items():
                 group[key] = _tensor_for(value, group.get(key), parameters[0].device)
         for parameter, state in zip(parameters, states, strict=True):
-            _allocate_state(optimizer, parameter, state)
-    _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states), root_rank)
+            _allocate_state(optimizer.state, parameter, state, parameter.device)
+        for key in {*_other_keys(optimizer), *others}:
+            _allocate_state(optimizer.state, key, others.get(key), parameters[0].device)
+    _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states, others), root_rank)
     if hasattr(optimizer, "adopt"):
         optimizer.adopt(shared)
 
 
 def _describe(optimizer, parameters):
-    """(class name, groups as (number of parameters, options), states by parameter, shared state of the algorithm).
-    Tensors are replaced by _TensorFacts.
+    """(class name, groups as (number of parameters, options), states by parameter, other states by key, shared state of
+    the algorithm). Tensors are replaced by _TensorFacts.
     """
 
     def facts(value):
         return _TensorFacts(tuple(value.shape), value.dtype, value.is_cpu) if isinstance(value, torch.Tensor) else value
 
     def plain(values):
+        if not isinstance(values, Mapping):
+            return facts(values)
         return {key: facts(value) for key, value in values.items() if key != "params"}
 
     groups = [(len(group["params"]), plain(group)) for group in optimizer.param_groups]
     states = [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
-    return type(optimizer).__name__, groups, states, optimizer.shared_state() if hasattr(optimizer, "adopt") else None
+    others = {key: plain(optimizer.state[key]) for key in _other_keys(optimizer)}
+    shared = optimizer.shared_state() if hasattr(optimizer, "adopt") else None
+    return type(optimizer).__name__, groups, states, others, shared
 
 
-def _allocate_state(optimizer, parameter, state):
-    if state is None:
-        optimizer.state.pop(parameter, None)
-        return
-    current = optimizer.state.get(parameter, {})
-    optimizer.state[parameter] = {key: _tensor_for(value, current.get(key), parameter.device)
-                                  for key, value in state.items()}
+def _other_keys(optimizer):
+    """The keys of an optimizer's state that are no tensors, such as "global" of some optimizers."""
+    return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
 
 
-def _tensors_of(optimizer, parameters, groups, states):
+def _allocate_state(states, key, state, device):
+    current = states.pop(key, None)
+    if isinstance(state, Mapping):
+        known = current if isinstance(current, Mapping) else {}
+        states[key] = {name: _tensor_for(value, known.get(name), device) for name, value in state.items()}
+    elif state is not None:
+        states[key] = _tensor_for(state, current, device)
+
+
+def _tensors_of(optimizer, parameters, groups, states, others):
     """Yields every tensor of the state with a name that is equal on all ranks."""
     for i, (group, (_, options)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         for key, value in options.items():
@@ -178,6 +189,12 @@ def _tensors_of(optimizer, parameters, groups, states):
         for key, value in (state or {}).items():
             if isinstance(value, _TensorFacts):
                 yield f"optimizer_state.{i}.{key}", optimizer.state[parameter][key]
+    for key, state in others.items():
+        if isinstance(state, _TensorFacts):
+            yield f"optimizer_state.other.{key}", optimizer.state[key]
+        for name, value in state.items() if isinstance(state, Mapping) else ():
+            if isinstance(value, _TensorFacts):
+                yield f"optimizer_state.other.{key}.{name}", optimizer.state[key][name]
 
 
 @eager

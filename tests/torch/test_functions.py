@@ -118,6 +118,20 @@ def optimizer_state():
             hvd.broadcast_optimizer_state(optimizer, root)
 
 
+def state_of_no_parameter():
+    """Keys that are no parameters, as "global" of some optimizers: those of the root, on every rank."""
+    hvd.init()
+    rank = hvd.rank()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.state["global"] = {"norms": torch.full((3,), float(rank)), "steps": rank}
+    optimizer.state["mean"] = torch.full((rank + 1,), float(rank))
+    optimizer.state["of this rank" if rank else "of the root"] = rank
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.state.keys() == {"global", "mean", "of the root"}
+    assert optimizer.state["global"]["norms"].tolist() == [0, 0, 0] and optimizer.state["global"]["steps"] == 0
+    assert optimizer.state["mean"].tolist() == [0] and optimizer.state["of the root"] == 0
+
+
 class Local:
     """Pickled by reference to this module, which every rank has."""
 
@@ -166,6 +180,10 @@ def test_parameters(run_ranks, n):
 @pytest.mark.parametrize("n", [1, 2])
 def test_optimizer_state(run_ranks, n):
     run_ranks(n, optimizer_state)
+
+
+def test_state_of_no_parameter(run_ranks):
+    run_ranks(2, state_of_no_parameter)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
