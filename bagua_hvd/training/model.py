@@ -59,7 +59,8 @@ class Model:
         delay: the number of steps from sending a gradient to applying it, 0 or 1.
         late: with delay=1: by index of each bucket of gradients, its DelayedGradients, in flight or arrived.
         pending: work that an algorithm has begun in this step; {} at the beginning of the next.
-        window: how often gradients were communicated earlier in this step.
+        window: how often gradients were communicated earlier in this step. several_windows: whether that was ever twice
+            in one step, as far as the algorithm asks.
         continues: whether the gradients being communicated are those of an earlier window of this step, plus what
             another backward pass has added to them.
         hook: the running method of the algorithm, None outside of steps. "communicate": until synchronize() returns.
@@ -83,6 +84,7 @@ class Model:
         self.pending: dict[str, Any] = {}
         self.hook: str | None = None
         self.window = 0
+        self.several_windows = False
         self.continues = False
         self.cut_by_user = False
         self.timing: Timing | None = None

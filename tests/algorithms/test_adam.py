@@ -323,3 +323,25 @@ def resumed():
 @pytest.mark.parametrize("n", [1, 2])
 def test_resumed_in_other_buckets(run_ranks, n):
     run_ranks(n, resumed)
+
+
+def in_several_windows():
+    """Two backward passes of half the loss, each communicated, train as one: the first one's code is not applied."""
+    hvd.init()
+    ends = []
+    for passes in (1, 2):
+        weight = torch.nn.Parameter(torch.ones(64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam([weight], lr=LR), algorithm=OneBitAdam(warmup_steps=2),
+                                             gradients_untouched=True)
+        for t in range(8):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                (weight * torch.from_numpy(dyadic(9, t, hvd.rank(), count=64)) / passes).sum().backward()
+                optimizer.synchronize()
+            optimizer.step()
+        ends.append(weight.detach())
+    assert torch.equal(*ends)
+
+
+def test_errors_are_fed_back_once_in_a_step_of_several_windows(run_ranks):
+    run_ranks(2, in_several_windows)
