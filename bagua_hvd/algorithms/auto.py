@@ -6,7 +6,7 @@
 
 All hooks are those of the chosen algorithm. Selection: tuning/tuner.py; docs/decisions/algorithms.md.
 
-Wire: that of the algorithm chosen; besides at most 416 bytes in some 25 steps, and what measuring takes: some
+Wire: that of the algorithm chosen; besides at most 424 bytes in some 25 steps, and what measuring takes: some
 allreduces of up to 8 MiB at first, and again as often as makes 1 % of the run.
 State: that of the algorithm chosen, and the plan, equal on all ranks.
 """

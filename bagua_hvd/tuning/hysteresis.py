@@ -63,13 +63,17 @@ class Hysteresis:
         return self.kinds[plan] if plan < len(self.kinds) else plan
 
     def decide(self, step: int, measured: int, predicted: Sequence[int], usable: Sequence[bool],
-               lossy: bool = False) -> Verdict:
+               lossy: bool = False, refused: bool = False) -> Verdict:
         """Decides at the end of a window.
 
         Args:
             step: the number of steps made. measured: us of a step in the window. predicted: us of a step by every plan.
             usable: by plan, whether it may be used. lossy: the current plan's codes lose more than its class allows.
+            refused: the candidate's codes would.
         """
+        if refused:
+            self.barred.add(self.candidate)
+            self.candidate, self.windows = -1, 0
         ratio = measured * _ONE // max(1, predicted[self.plan])
         self.ratios[self.plan] = max(_LEAST, min(_MOST, ratio))
         if lossy and self.plan:

@@ -17,11 +17,12 @@ class Decision(NamedTuple):
 
     Attributes:
         model: its name. step: steps made. effective: the first step by another plan. why: see Verdict; "first": the
-            first decision with this network.
+            first decision with this network; "refused": of the plan `refused`, whose codes would lose too much.
         plan, before: the plan from then on, and in the window. measured_us: of a step in it; before_us: before the plan
             on trial. predicted_us: by `plan`. others: predictions for every plan, corrected by measurements;
             uncorrected: without that. bucket_bytes: in the window.
-        error_ppm: of the codes, 0: not known. nbytes: of all gradients. network: as measured.
+        error_ppm: of the codes, or with `refused` of those; 0: not known. nbytes: of all gradients. network: as
+            measured.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Decision(NamedTuple):
     uncorrected: dict[str, int]
     bucket_bytes: int | None
     seen: float = 0.0
+    refused: str = ""
 
     def sentence(self) -> str:
         """A message for users; "" if there is none."""
@@ -56,6 +58,8 @@ class Decision(NamedTuple):
                             f"back, from step {self.effective} on",
             "losses": f"codes of {self.before} lose {self.error_ppm / 1e4:.3g} % of the gradients: back to {self.plan} "
                       f"from step {self.effective} on, for good",
+            "refused": f"codes of {self.refused} would lose {self.error_ppm / 1e4:.3g} % of the gradients: not used, "
+                       "for good",
         }
         return f"{self.network.describe(self.seen)}: {known[self.why]}" if self.why else ""
 

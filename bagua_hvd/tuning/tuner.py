@@ -93,6 +93,8 @@ class Tuner:
         self._parts: list[list[Part]] = []      # of the last window: by plan, its buckets
         self._until: list[float] = []           # of its figures
         self._error_ppm = -1            # -1: not measured yet in this window
+        self._candidate_ppm = 0         # the most that the candidate's codec would have lost in this window
+        self._candidate_step = -1       # the step of this window in which it was measured
 
     # ------------------------------------------------------------------------------------------------ what Auto calls
 
@@ -126,6 +128,7 @@ class Tuner:
         """Called before a bucket is communicated: sometimes measures the codec's losses on it, and codecs' speeds."""
         if self._speeds is None and self._agenda.get(self._steps + 1) == self._measure:
             self._speeds = Speeds(self._codecs)         # during the backward pass
+        self._sample_candidate(bucket)
         algorithm = self.plan.algorithm
         if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
             return
@@ -135,6 +138,15 @@ class Tuner:
         if any(str(member.device) != "cpu" for member in bucket.members.values()):
             return
         self._error_ppm = _losses_ppm(bucket, algorithm.codec)
+
+    def _sample_candidate(self, bucket: Bucket) -> None:
+        """Measures, in one step of a window, what the codec of the plan that may be next loses of all buckets."""
+        candidate = self._hysteresis.candidate
+        codec = getattr(self._plans[candidate].algorithm, "codec", None) if candidate >= 0 else None
+        if codec is None or not codec.takes(bucket.dtype) or self._candidate_step not in (-1, self._steps):
+            return
+        self._candidate_step = self._steps
+        self._candidate_ppm = max(self._candidate_ppm, _losses_ppm(bucket, codec))
 
     def stepped(self) -> None:
         """Called after each step, on all ranks.
@@ -175,7 +187,8 @@ class Tuner:
     def _begin_window(self) -> None:
         assert self._model.timing is not None
         self._model.timing.restart()
-        self._error_ppm = -1
+        self._error_ppm = self._candidate_step = -1
+        self._candidate_ppm = 0
         self._in(self._window, self._post)
 
     def _next_window(self, later: int = 0) -> None:
@@ -195,10 +208,10 @@ class Tuner:
         self._parts = self._cut(self._measured.ranks)
         self._until = points(part.until for parts in self._parts for part in parts)
         figures = window(steps, list(members), [member.nbytes for member in members.values()], self._until)
-        self._compare([*figures.as_list(), max(0, self._error_ppm)], "window", self._decide)
+        self._compare([*figures.as_list(), max(0, self._error_ppm), self._candidate_ppm], "window", self._decide)
 
     def _decide(self) -> None:
-        *figures, (error_ppm, _) = self._posted.wait()
+        *figures, (error_ppm, _), (candidate_ppm, _) = self._posted.wait()
         figures = Window.of_list([largest for largest, _ in figures], self._until)
         assert self._measured is not None
         self._windows += 1
@@ -206,9 +219,7 @@ class Tuner:
         self._elapsed += figures.step * (self._steps - self._counted)
         self._counted = self._steps
         changed = abs(figures.step - self._expected) * 100 > CHANGED_PERCENT * self._expected
-        codec = getattr(self.plan.algorithm, "codec", None)
-        limit = NOISE_PPM if codec is not None and codec.random else LOSSES_PPM.get(self.plan.algorithm.safety)
-        lossy = limit is not None and error_ppm > limit
+        lossy = _lossy(self.plan, error_ppm)
         if not self._expected:
             self._expected = figures.step
         elif changed or self._since_measured >= PERIOD:
@@ -220,11 +231,14 @@ class Tuner:
                 return
         predicted = self.predict(figures, self._measured)
         before, before_us = self._hysteresis.plan, self._hysteresis.before_us
+        candidate = self._hysteresis.candidate
+        refused = self._plans[candidate] if candidate >= 0 and _lossy(self._plans[candidate], candidate_ppm) else None
         usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and
                   (plan is self.plan or _fits(parts, self._measured))       # this one's state is allocated already
                   for plan, parts in zip(self._plans, self._parts, strict=True)]
-        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy)
-        self._record_decision(verdict, before, before_us, figures, predicted, error_ppm)
+        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy, bool(refused))
+        self._record_decision(verdict, before, before_us, figures, predicted,
+                              candidate_ppm if refused and not lossy else error_ppm, refused)
         self._keep()
         if verdict.plan == before:
             self._next_window()
@@ -278,20 +292,27 @@ class Tuner:
         self._model.state.keep(STATE, lambda: kept, shared=True)
 
     def _record_decision(self, verdict: Verdict, before: int, before_us: int, figures: Window, predicted: Sequence[int],
-                         error_ppm: int) -> None:
+                         error_ppm: int, refused: Plan | None) -> None:
         assert self._measured is not None
         nbytes = sum(member.nbytes for bucket in self._model.gradients for member in bucket.members.values())
         self._record.write(Decision(
             model=self._model.name, step=self._model.step + 1, effective=self._model.step + 1 + LATER + 1,
-            why=verdict.why or ("first" if self._since_measured == 1 else ""),
+            why=verdict.why or ("refused" if refused else "first" if self._since_measured == 1 else ""),
             plan=str(self._plans[verdict.plan]), before=str(self._plans[before]), measured_us=figures.step,
             before_us=before_us, predicted_us=verdict.predicted, error_ppm=error_ppm, nbytes=nbytes,
             network=self._measured,
             others={str(plan): self._hysteresis.corrected(place, predicted)
                     for place, plan in enumerate(self._plans)},
             uncorrected=dict(zip(map(str, self._plans), predicted, strict=True)),
-            bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen,
+            bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen, refused=str(refused or ""),
         ), first=self._model.group.rank() == 0)
+
+
+def _lossy(plan: Plan, error_ppm: int) -> bool:
+    """Whether a plan's codes lose more than its class allows."""
+    codec = getattr(plan.algorithm, "codec", None)
+    limit = NOISE_PPM if codec is not None and codec.random else LOSSES_PPM.get(plan.algorithm.safety)
+    return limit is not None and error_ppm > limit
 
 
 def _parts(plan: Plan, cut: Sequence[Sequence[Member]], ranks: Ranks) -> list[Part]:
@@ -318,6 +339,8 @@ def _losses_ppm(bucket: Bucket, codec: Any) -> int:
     _PPM_MAX if finite values become infinite or NaN.
     """
     values = bucket.read()
+    if not _holds_extremes(values, codec):
+        return _PPM_MAX
     lost = np.empty_like(values)
     for begin in range(0, values.size, _SAMPLE):
         part = values[begin:begin + _SAMPLE]
@@ -334,3 +357,14 @@ def _losses_ppm(bucket: Bucket, codec: Any) -> int:
             elements += inside.stop - inside.start
     ppm = 1e6 * float(np.sqrt(squares / elements)) if elements else 0.0
     return round(ppm) if ppm < _PPM_MAX else _PPM_MAX       # NaN is not less
+
+
+def _holds_extremes(values: np.ndarray, codec: Any) -> bool:
+    """Whether the smallest and the largest of the finite values stay finite: all of them, not only of the sample."""
+    if not values.size:
+        return True
+    extremes = np.array([values.min(), values.max()])
+    if not np.isfinite(extremes).all():
+        finite = values[np.isfinite(values)]
+        extremes = np.array([finite.min(), finite.max()] if finite.size else [0, 0], values.dtype)
+    return bool(np.isfinite(codec.decode(codec.encode(extremes), extremes.dtype, 2)).all())

@@ -19,7 +19,7 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerSGD, QAdam, Safety, auto
-from bagua_hvd.codecs import float16, sign
+from bagua_hvd.codecs import block, float16, sign
 from bagua_hvd.core import native
 from bagua_hvd.core.vectors import array_view
 from bagua_hvd.training.buckets import Bucket, Member
@@ -325,7 +325,7 @@ def losing(name, scales):
     training = Training(Auto(allow=["bytegrad"], up_to="E1", window=2))
     predict(lambda plan: plan.name == name and plan.bucket_bytes is None)
     for _ in range(60):
-        training.step(scales=scales)
+        training.step(scales=scales if training.switches() else None)
     assert hvd.allgather_object(training.history) == [training.history] * hvd.size()
     assert [name for _, name in training.switches()] == [name, "gradient_allreduce"]
     first, second = (step for step, _ in training.switches())
@@ -342,6 +342,24 @@ def test_codes_that_lose_too_much_are_left(run_ranks, name, scales):
     assert f"codes of {name} lose" in outputs[0].output and f"codes of {name}" not in outputs[1].output
 
 
+def overflowing():
+    """Only one rank has the large gradient, in the last bucket; no step is made with the codes that would lose it."""
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=2))
+    predict(lambda plan: plan.name in ("float16", "block(8)") and plan.bucket_bytes is None)
+    for _ in range(40):
+        training.step(scales=(1, 1, 1, 1e6 if hvd.rank() else 1))
+    all_alike(training)
+    assert training.flat().isfinite().all() and [name for _, name in training.switches()] == ["block(8)"]
+    hysteresis = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._hysteresis
+    assert len(hysteresis.barred) == 1
+
+
+def test_codes_are_tried_before_they_are_used(run_ranks):
+    [first, _] = run_ranks(2, overflowing, env={"HOROVOD_LOG_LEVEL": "INFO", "BAGUA_DEFAULT_BUCKET_SIZE": "9000"})
+    assert "codes of float16 would lose" in first.output
+
+
 @pytest.mark.parametrize("values, ppm", [
     ([1, 2, 0], 0),
     ([1, 1e30, 0], tuner._PPM_MAX),
@@ -353,6 +371,16 @@ def test_only_what_was_finite_can_be_lost(values, ppm):
     bucket.place(0, array_view(np.array(values, np.float32)))
     with np.errstate(invalid="ignore"):
         assert tuner._losses_ppm(bucket, float16) == ppm
+
+
+def test_an_overflow_beyond_the_sample_is_seen():
+    values = np.ones(3 * tuner._SAMPLE, np.float32)
+    bucket = Bucket("b", {0: Member("w", values.shape, native.FLOAT32)})
+    bucket.place(0, array_view(values))
+    assert tuner._losses_ppm(bucket, float16) == 0
+    values[-1] = 1e30
+    assert tuner._losses_ppm(bucket, float16) == tuner._PPM_MAX
+    assert tuner._losses_ppm(bucket, block(8)) < tuner._PPM_MAX
 
 
 def noisy():
@@ -493,7 +521,7 @@ def remembering():
     training = Training(Auto(up_to="E1", window=2))
     predict(lambda plan: plan.name == "float16" and plan.bucket_bytes is None)
     while not training.switches() or training.history[-1][0] == "float16":
-        training.step(scales=[1e5] * len(SHAPES))
+        training.step(scales=[1e5 if training.switches() else 1] * len(SHAPES))
     barred, ratios = known(training)
     assert len(barred) == 1 and len(ratios) == 2
     if hvd.rank() == 1:
