@@ -192,7 +192,8 @@ class Tuner:
         self._in(self._window, self._post)
 
     def _next_window(self, later: int = 0) -> None:
-        if self._windows_max is None or self._windows < self._windows_max:
+        more = self._windows_max is None or self._windows < self._windows_max
+        if more or self._hysteresis.before >= 0:        # a trial ends first
             if later:
                 self._in(later, self._begin_window)
             else:

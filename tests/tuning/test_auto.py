@@ -202,6 +202,10 @@ def test_e0_changes_buckets_only(run_ranks):
     run_ranks(3, exact_all_along)
 
 
+def test_the_last_window_does_not_end_a_trial(run_ranks):
+    run_ranks(2, exact_all_along, env={"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "2"})
+
+
 def any_sizes():
     """For any shapes and any repartitions of buckets, the sums are those of exact averages."""
     sizes = None, 4000, 20_000
