@@ -5,6 +5,9 @@
 #include <string.h>
 
 #include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/message/id_range.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "job.h"
 
@@ -255,6 +258,62 @@ static void sums_what_was_averaged(struct job *job, int rank, bhvd_context *ctx)
     }
     finish(post(ctx, BHVD_JOIN, "join", NULL, NULL, -1, BHVD_OK), BHVD_OK);
 }
+
+// Rank 0 has no memory for the signal to a neighbor: all operations end, those posted with this one and dropped already, too.
+static void has_no_memory_for_a_signal(struct job *job, int rank, bhvd_context *ctx)
+{
+    float x[8] = {0};
+    struct bhvd_error error;
+    for (int i = 0; i < 3; i++)
+        finish(average(ctx, "x", x, 4), BHVD_OK);
+    finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+    if (rank == 0) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        ctx->run.connections.links[1].control_out.failed = true;
+        bhvd_handle_drop(average(ctx, "x", x, 4));
+        bhvd_handle_drop(average(ctx, "y", x + 4, 4));
+        pthread_mutex_unlock(&ctx->engine_lock);
+        for (bool ended = false; !ended; usleep(1000)) {
+            pthread_mutex_lock(&ctx->engine_lock);
+            ended = ctx->run.failure.status == BHVD_ERR_SYSTEM && ctx->outstanding == 0;
+            pthread_mutex_unlock(&ctx->engine_lock);
+        }
+        job->ready = 1;
+    }
+    while (!job->ready)
+        usleep(1000);
+    if (rank) {
+        bhvd_handle *handle;
+        if (try_post(ctx, BHVD_BARRIER, "none", NULL, NULL, -1, &handle) == BHVD_OK) {
+            CHECK(bhvd_wait(handle, -1, &error) != BHVD_OK);
+            bhvd_handle_drop(handle);
+        }
+    }
+}
+
+TEST(no_memory_for_a_signal_ends_all_operations) { run_job("tcp", "", NULL, has_no_memory_for_a_signal); }
+
+// Rank 1 requests unknown ids and never replies to the questions about them.
+static void floods_with_unknown_ids(struct job *job, int rank, bhvd_context *ctx)
+{
+    while (rank && !job->ready)
+        usleep(1000);
+    if (rank)
+        return;
+    struct bytes items = {0};
+    bytes_put_u8(&items, ITEM_CACHED);
+    bytes_put_u32(&items, 1000);
+    bytes_put_u32(&items, ID_RANGE_MAX);
+    pthread_mutex_lock(&ctx->engine_lock);
+    CHECK_STATUS(coordinator_take_bundled(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_OK);
+    CHECK_STATUS(coordinator_take_bundled(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_ERR_SYSTEM);
+    CHECK_EQ(ctx->run.failure.rank, 1);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    bytes_fini(&items);
+    job->ready = 1;
+}
+
+TEST(unknown_ids_without_bound_break_the_protocol) { run_job("tcp", "", NULL, floods_with_unknown_ids); }
 
 TEST(a_sum_with_a_joined_rank_takes_the_name_of_an_average) { run_job("tcp", "", NULL, sums_what_was_averaged); }
 

@@ -14,9 +14,9 @@ bhvd_status departure_begin(bhvd_context *ctx)
     struct bytes item = {0};
     if (departure_is_free(ctx))
         return BHVD_OK;                 // its goodbye is enough
-    pairwise_revoke_all(ctx, ctx->options.rank);
+    bhvd_status status = pairwise_revoke_all(ctx, ctx->options.rank);
     bytes_put_u8(&item, ITEM_LEFT);
-    bhvd_status status = relay_announce(ctx, &item);
+    status = status ? status : relay_announce(ctx, &item);
     bytes_fini(&item);
     return status;
 }

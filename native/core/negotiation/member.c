@@ -54,10 +54,13 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
         }
         if (op->work.kind == BHVD_JOIN) {
             ctx->has_joined = true;
-            pairwise_revoke_all(ctx, NOBODY_LEFT);
+            if ((status = pairwise_revoke_all(ctx, NOBODY_LEFT)))
+                break;
         }
         op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
+        if (pairwise == PAIRWISE_FAILED)
+            return ctx->run.failure.status;
         if (ctx->closing.status && pairwise != PAIRWISE_WAITS)
             operation_end(op, &ctx->closing);   // it needs a response from the coordinator, which has left
         else if (pairwise == PAIRWISE_NONE)

@@ -155,29 +155,34 @@ static bool is_same(const struct persistent *persistent, const struct bhvd_handl
            memcmp(persistent->request.data, op->request.data, op->request.size) == 0;
 }
 
-// Sends the id, `number`, and of a REVOKE the rank that left.
-static void signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number, int left)
+// Sends the id, `number`, and of a REVOKE the rank that left. An error has failed the run and ended all operations: only those that
+// the caller holds still exist.
+static bhvd_status signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number,
+                                    int left)
 {
+    bhvd_status status = BHVD_OK;
     struct bytes out = {0};
     bytes_put_u32(&out, persistent->cached.id);
     bytes_put_u32(&out, number);
     if (type == FRAME_PAIRWISE_REVOKE)
         bytes_put_u32(&out, (uint32_t)left);
-    for (int i = 0; i < persistent->count; i++)
-        frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);  // READY need not wake idle ranks
+    for (int i = 0; i < persistent->count && !status; i++)          // READY need not wake idle ranks
+        status = frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);
     bytes_fini(&out);
+    return status;
 }
 
 // Revokes the entry. An operation that waits for its neighbors is the last under this id. The next one is requested in full from
 // the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it. left: the rank whose departure is the
 // reason; NOBODY_LEFT: another reason.
-static void revoke_entry(bhvd_context *ctx, struct persistent *persistent, int left)
+static bhvd_status revoke_entry(bhvd_context *ctx, struct persistent *persistent, int left)
 {
+    const bhvd_status status = signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number, left);
     struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->cached.key);
-    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number, left);
     if (entry && !entry->cached.user)
         cached_list_forget(&ctx->cache->own, &entry->cached);
     persistent->is_revoked = true;
+    return status;
 }
 
 // Does a neighbor take no part in the next one? *left: as of struct neighbor.
@@ -207,27 +212,30 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
     }
     int left = NOBODY_LEFT;
     if (!is_same(persistent, op) || someone_is_gone(ctx, persistent, &left)) {
-        revoke_entry(ctx, persistent, left);
+        const bhvd_status status = revoke_entry(ctx, persistent, left);
         forget(ctx, persistent);
-        return PAIRWISE_REVOKED;
+        return status ? PAIRWISE_FAILED : PAIRWISE_REVOKED;
     }
-    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number, NOBODY_LEFT);
+    if (signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number, NOBODY_LEFT))
+        return PAIRWISE_FAILED;
     ctx->counters.cache_hits++;
     wait_for_neighbors(ctx->pairwise, persistent, op);
     return PAIRWISE_WAITS;
 }
 
 // process_set NULL: all.
-static void revoke_each(bhvd_context *ctx, const uint32_t *process_set, int left)
+static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int left)
 {
-    for (struct cached *entry = ctx->pairwise->all.oldest; entry; entry = entry->newer) {
+    bhvd_status status = BHVD_OK;
+    for (struct cached *entry = ctx->pairwise->all.oldest; entry && !status; entry = entry->newer) {
         struct persistent *persistent = (struct persistent *)entry;
         if (!persistent->is_revoked && (!process_set || entry->key.process_set == *process_set))
-            revoke_entry(ctx, persistent, left);
+            status = revoke_entry(ctx, persistent, left);
     }
+    return status;
 }
 
-void pairwise_revoke_all(bhvd_context *ctx, int left) { revoke_each(ctx, NULL, left); }
+bhvd_status pairwise_revoke_all(bhvd_context *ctx, int left) { return revoke_each(ctx, NULL, left); }
 void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(ctx, &process_set, NOBODY_LEFT); }
 
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)

@@ -47,11 +47,13 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint
 enum pairwise_state {
     PAIRWISE_NONE,              // not persistent: announce it to the coordinator
     PAIRWISE_WAITS,             // for its neighbors
-    PAIRWISE_REVOKED            // announce it in full, as ITEM_REVOKED
+    PAIRWISE_REVOKED,           // announce it in full, as ITEM_REVOKED
+    PAIRWISE_FAILED             // the run has failed, which has ended it and all others
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op);
-// Call when this rank joins, or leaves but must stay for others. left: the rank that left, or NOBODY_LEFT.
-void pairwise_revoke_all(bhvd_context *ctx, int left);
+// Call when this rank joins, or leaves but must stay for others. left: the rank that left, or NOBODY_LEFT. An error has failed the
+// run, and ended all operations.
+bhvd_status pairwise_revoke_all(bhvd_context *ctx, int left);
 
 // Frames of a neighbor.
 bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);

@@ -5,6 +5,9 @@
 #include "core/negotiation/window.h"
 #include "core/message/reason.h"
 
+// Requests of one rank by unknown ids without a reply, beyond the cache's capacity: far more than a rank ever has.
+enum { STALE_MAX = 1 << 16 };
+
 void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
 {
     bytes_put_u8(out, ITEM_FULL);
@@ -82,6 +85,8 @@ bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set
 bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
+    if (ctx->coordinator->seen[rank].stale >= STALE_MAX + ctx->options.cache_capacity)
+        return BHVD_ERR_SYSTEM;             // it does not reply
     bytes_put_u32(&out, id);
     ctx->coordinator->seen[rank].stale++;
     bhvd_status status = relay_send_to(ctx, rank, FRAME_STALE, &out);
