@@ -22,13 +22,14 @@ class Worker:
         exit_code: None while it runs; 128 + n if signal n ended it. 255 may also mean that its host could not be
             connected or was lost; `note` then says why.
         note: see exit_code; else None.
+        error: the OSError because of which it was not started; else None.
     """
 
     def __init__(self, workers, name, host):
         self.name = name
         self.host = host
         self.exit_code = None
-        self.note = None
+        self.note = self.error = None
         self._workers = workers
         self._process = None
         self._ended = threading.Event()
@@ -155,6 +156,7 @@ class Workers:
         try:
             worker._process = self._supervisor.start(task)
         except OSError as error:
+            worker.error = error
             worker._end(255, f"cannot be started: {error.strerror}")
         else:
             self._workers[worker._process] = worker

@@ -1,4 +1,6 @@
 """The driver's rules, without processes: what it starts, stops and prints after each event."""
+import errno
+
 import pytest
 
 from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult, Ping
@@ -105,6 +107,23 @@ def test_the_members_of_a_meeting_hear_of_an_end():
     assert job.ranks() == {0: 0, 2: 1}
     job.end(2, 9)
     assert job.ends == [(1, 137, "elastic.1"), (1, 9, "elastic.2")]
+
+
+def test_a_worker_that_this_process_cannot_start_is_not_charged_to_its_host():
+    shortage = OSError(errno.EMFILE, "Too many open files")
+    job = running({"a": 1}, num_proc=1, min_num_proc=1)
+    job.find({"a": 1, "b": 1})
+    job.driver.ended(1, None, shortage)
+    job.driver.step()
+    assert list(job.hosts) == [0, 1] and "on b, for want of resources here: Too many open files" in job.said[-1]
+    job.wait(20)
+    assert job.hosts[2] == "b"      # again
+    job.join(2)
+    job.join(0)
+    assert job.ranks() == {0: 0, 2: 1}
+    begun = Job({"a": 1, "b": 1}, num_proc=2, min_num_proc=1)
+    begun.driver.ended(1, None, shortage)
+    assert begun.driver.failure is shortage
 
 
 def test_begins_with_num_proc_slots_and_waits_for_all():

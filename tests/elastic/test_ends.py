@@ -149,6 +149,14 @@ def test_ctrl_c_while_the_discovery_hangs(launcher, first):
     assert launcher.processes() == []
 
 
+def test_too_few_descriptors_for_the_workers(launcher):
+    limited = "sh", "-c", 'ulimit -n 60; exec "$@"', "sh"
+    done = launcher.run("-np", 30, "--min-np", 1, "-H", f"{A}:15,{B}:15", "sleep", "600", prefix=limited,
+                        env={"BAGUA_HVD_GRACE_SECONDS": "0"})
+    assert done.returncode == 1 and "blacklisted" not in done.stderr
+    assert "Too many open files: every rank needs three descriptors; raise the limit" in done.stderr
+
+
 def test_discovery_that_fails_the_first_time(launcher):
     script = launcher.folder / "discover.sh"
     script.write_text("#!/bin/sh\necho none >&2; exit 4\n")

@@ -1,4 +1,5 @@
 """Carries out the driver's decisions: processes, their output under their present ranks, messages."""
+import errno
 import os
 import threading
 
@@ -11,6 +12,10 @@ from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.ssh.connection import LOST
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 from bagua_hvd.runner.workers import JobStopped
+
+
+# This process lacks something: the host of the worker that it was to start is not to blame.
+_SHORTAGES = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN
 
 
 class _RankOutput:
@@ -82,11 +87,17 @@ class Crew:
                     raise JobStopped("not started")
                 worker = self._begin(number, host, slot, place)
         except Exception as error:      # of any kind: the driver waits until a worker's end is reported
-            self._on_end(number, LOST, str(error) or type(error).__name__, None)
+            if getattr(error, "errno", None) in _SHORTAGES:
+                self._on_end(number, None, error, None)
+            else:
+                self._on_end(number, LOST, str(error) or type(error).__name__, None)
             return
         # Read now: the host may be lost and reconnected before the process is known to have ended.
         remote = self._reach.remote(host)
         worker.wait()
+        if worker.error is not None and worker.error.errno in _SHORTAGES:
+            self._on_end(number, None, worker.error, None)
+            return
         self._on_end(number, *self._take_files(number, worker, remote), self.reports.because_of.get(number))
 
     def _take_files(self, number, worker, remote):

@@ -44,6 +44,8 @@ from bagua_hvd.runner.ssh.network import NoRoute
 # News that arrives while a worker resets is dropped there, so it is repeated until it has led to a rendezvous.
 _REPEAT_SECONDS = 1
 _FAILED_RENDEZVOUS_MAX = 3
+# After this process could not start a worker.
+_NEXT_START_SECONDS = 10
 # A worker that was dismissed may still have something to save.
 _REMOVED_GRACE_SECONDS = 30
 
@@ -144,6 +146,7 @@ class ElasticDriver:
         self._unconnected = None       # why members of the present generation could not connect to each other
         self._failed_rendezvous = 0     # consecutive rendezvous that failed to connect without a failed member
         self._failed_starts = 0         # while no worker runs: workers that ended before calling init()
+        self._no_start_before = -math.inf   # this process lacks what it needs for one more worker
         self._first_join_at = None      # time of the first init() call
         self._waiting_since = None      # since when workers wait for slots or other workers
         self._host_changes = None       # (what, timestamp, when sent last)
@@ -226,7 +229,8 @@ class ElasticDriver:
         """A process has ended.
 
         Args:
-            note: further information about its end. because_of: the rank whose failure caused this one.
+            exit_code: None: this process could not start it. note: further information about its end, or then the
+            OSError. because_of: the rank whose failure caused this one.
         """
         worker = self._workers.pop(number)
         if worker.rank is not None:
@@ -236,6 +240,9 @@ class ElasticDriver:
             if exit_code and worker.leave_by is not None:
                 self._note_failure(worker, exit_code, note, because_of)
             return
+        if exit_code is None:
+            self._not_started(worker, note)
+            return
         if exit_code == 0 and self._matters(worker):
             self._ending = True
             return
@@ -244,6 +251,17 @@ class ElasticDriver:
         details = f" ({note})" if note else "" if exit_code else " before it had a rank"
         self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}{details}", note,
                      because_of)
+
+    def _not_started(self, worker, error):
+        """Ends a job that has not begun; else the next attempt is later. The worker's host is not to blame."""
+        if self._ending:
+            return
+        if self.generation == 0:
+            self._fail(error)
+            return
+        self._no_start_before = self._clock() + _NEXT_START_SECONDS
+        self._crew.say(f"baguarun: no worker can be started on {worker.host}, for want of resources here: "
+                       f"{error.strerror}; the next attempt is in {_NEXT_START_SECONDS} s.")
 
     def _failed(self, worker, exit_code, said, note=None, because_of=None):
         if worker.host not in self._hosts.current_hosts:
@@ -295,7 +313,7 @@ class ElasticDriver:
             self._begun = sum(hosts.values()) >= self._settings.num_proc
         staying, places = self._fit(hosts)
         self._release_unplaced(staying, now)
-        if self._begun and places:
+        if self._begun and places and now >= self._no_start_before:
             self._start(places)
             staying, _ = self._fit(hosts)
         self._notify_host_changes(staying, now)
