@@ -13,7 +13,6 @@ from bagua_hvd.runner.ssh.connection import LOST
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 from bagua_hvd.runner.workers import JobStopped
 
-
 # This process lacks something: the host of the worker that it was to start is not to blame.
 _SHORTAGES = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN
 
