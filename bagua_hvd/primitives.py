@@ -346,7 +346,7 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
     Returns:
         An Operation.
     Raises:
-        ValueError: the replicas do not fit.
+        ValueError: the replicas do not fit, or an operation that has not ended uses one of them.
     """
     sent = _values(values, name, None)
     return (runtime.context or context()).post(

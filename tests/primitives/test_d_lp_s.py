@@ -175,6 +175,21 @@ def test_ranks_that_disagree_all_hear_it(world):
     world.run(call)
 
 
+@pytest.mark.parametrize("kept", range(3))
+def test_replicas_of_an_operation_in_progress_are_refused(kept):
+    """Ranks could begin two of them in different orders."""
+    with World(2) as world:
+        x = np.ones(8, np.float32)
+        replicas = [[np.zeros(8, np.float32) if i == kept else None for i in range(3)] for _ in range(2)]
+        views = [view(x, "float32", "in place")]
+        first = post(world.contexts[0], "x", views, replicas[0])
+        with pytest.raises(ValueError, match="'y' has replicas that 'x' uses, which has not ended: wait for it first"):
+            post(world.contexts[0], "y", views, replicas[0])
+        post(world.contexts[1], "x", views, replicas[1]).wait()
+        first.wait()
+        world.run(lambda rank, context: post(context, "y", views, replicas[rank]).wait())
+
+
 def test_wrong_calls_are_refused_at_once():
     with World(1) as world:
         context, views = world.contexts[0], [view(np.ones(8, np.float32), "float32", "in place")]

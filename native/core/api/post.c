@@ -157,12 +157,28 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     return BHVD_OK;
 }
 
-// BHVD_ERR_ARGUMENT: an operation of this name is in progress; else the error that closed the context.
+// An operation in progress with one of these replicas; NULL: none. Ranks could begin two such operations in different orders, since
+// the coordinator does not order persistent ones. Call with post_lock held.
+static const struct bhvd_handle *find_user_of_replicas(const bhvd_context *ctx, const struct bhvd_handle *op)
+{
+    if (op->work.kind != BHVD_D_LP_S)
+        return NULL;
+    for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
+        const struct bhvd_handle *other = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+        for (int i = 0; i < REPLICAS * REPLICAS && other->work.kind == BHVD_D_LP_S; i++)
+            if (op->work.replicas[i / REPLICAS] && op->work.replicas[i / REPLICAS] == other->work.replicas[i % REPLICAS])
+                return other;
+    }
+    return NULL;
+}
+
+// BHVD_ERR_ARGUMENT: an operation of this name, or with these replicas, is in progress; else the error that closed the context.
 static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
     struct operation_key key = operation_key_of(op);
     uint64_t hash = operation_hash(&key);
     bhvd_status status = BHVD_OK;
+    const struct bhvd_handle *user;
     pthread_mutex_lock(&ctx->post_lock);
     if (!context_takes(ctx, op->work.kind)) {
         *error = ctx->closing;
@@ -172,6 +188,9 @@ static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, 
                            "Requested to %s a tensor with the same name as another tensor that is currently being "
                            "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
                            operation_kind_word(op->work.kind), (int)op->work.name_size, op->work.name);
+    } else if ((user = find_user_of_replicas(ctx, op))) {
+        status = error_set(error, BHVD_ERR_ARGUMENT, "'%.*s' has replicas that '%.*s' uses, which has not ended: wait for it first",
+                           (int)op->work.name_size, op->work.name, (int)user->work.name_size, user->work.name);
     } else if (!table_insert(&ctx->names, &op->by_name, hash)) {
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->work.name_size, op->work.name);
     } else {
