@@ -206,6 +206,13 @@ def messages(file):
     wrong[0].wait()
     with pytest.raises(ValueError, match=f"recv of 8 bytes, but rank {left} sent 12"):
         wrong[1].wait()
+    for sender, receiver in ((100_000, 50_000), (5, 50_000), (100_000, 5)):
+        wrong = [dist.isend(torch.zeros(sender), right, tag=8), dist.irecv(torch.zeros(receiver), tag=8)]
+        with pytest.raises(ValueError, match=f"send of {4 * sender} bytes, but rank {right} receives another size"):
+            wrong[0].wait()
+        with pytest.raises(ValueError, match=f"recv of {4 * receiver} bytes, but rank {left} sent another size"):
+            wrong[1].wait()
+        dist.barrier()
     with pytest.raises(ValueError, match=f"rank {rank} of {size} cannot send to rank {rank}"):
         dist.group.WORLD.send([torch.zeros(1)], rank, 0)
     dist.barrier()

@@ -16,6 +16,7 @@ import torch
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job import process_sets
 from bagua_hvd.torch.distributed.works import ended_within
@@ -26,10 +27,11 @@ SMALL = 1 << 16
 
 class Transfer:
     """One message. The future `pair` gives the id of the two-rank process set; `post` is called with it and returns the
-    Operation."""
+    Operation. mismatch: what wait() says if the ranks gave different sizes."""
 
-    def __init__(self, pair: Future, post: Any) -> None:
+    def __init__(self, pair: Future, post: Any, mismatch: str) -> None:
         self._post = post
+        self._mismatch = mismatch
         self._posted: Future[Posted] = Future()
         pair.add_done_callback(self._begin)
 
@@ -52,7 +54,12 @@ class Transfer:
         return self._posted.done() and (self._posted.exception() is not None or self._posted.result().done())
 
     def wait(self) -> None:
-        self._posted.result().wait()
+        try:
+            self._posted.result().wait()
+        except HorovodInternalError as error:
+            if error.status != native.ERR_MISMATCH:
+                raise
+            raise ValueError(f"{self._mismatch} (beyond {SMALL} bytes, both must give the same)") from None
 
 
 class _Message(Transfer):
@@ -62,7 +69,7 @@ class _Message(Transfer):
         self.source = source
         self.tensor = tensor
         self._small = small         # (view, tensor) if the core allocates the result; None: `tensor` has it
-        super().__init__(pair, post)
+        super().__init__(pair, post, f"recv of {tensor.nbytes} bytes, but rank {source} sent another size")
 
     def take(self, into=None):
         """Copies the message, which has arrived, to its destination. ValueError: it has another size."""
@@ -169,7 +176,8 @@ class PointToPoint:
         small = tensor.nbytes <= SMALL
         rows = tensor.view(torch.uint8) if small else tensor.view(torch.uint8).unsqueeze(0)
 
-        return Transfer(self._pair(rank), self._post(name, frontend.view(rows), self._splits(rank, rows.shape[0])))
+        return Transfer(self._pair(rank), self._post(name, frontend.view(rows), self._splits(rank, rows.shape[0])),
+                        f"send of {tensor.nbytes} bytes, but rank {rank} receives another size")
 
     def _post(self, name, view, splits):
         """Makes a function that posts a message in this thread's stream order, given the id of the two-rank set."""
