@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import stat
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 _log = logging.getLogger("bagua_hvd")
 _MISSING = object()
 _IDENTITY = "identity"          # key for the data set without a name; keys of samples have a colon
+_UNNAMED = re.compile("|[0-9a-f]{64}")      # before the colon, for data sets without a name; empty in earlier versions
 
 
 class _Digested(pickle.Pickler):
@@ -120,14 +122,23 @@ class CachedDataset:
         """
         kind, count = type(self.dataset), len(self.dataset)
         identity = f"{kind.__module__}.{kind.__qualname__}", count, _digest(self.dataset[0]) if count else None
-        self._tried(lambda: self.cache.add(_IDENTITY, identity))
+        prefix = hashlib.sha256(repr(identity).encode()).hexdigest()
+        if self._tried(lambda: self.cache.add(_IDENTITY, identity)) is True:
+            self._tried(lambda: self._remove_others(prefix))
         found = self._tried(lambda: self.cache.get(_IDENTITY, identity))
         if found not in (identity, _MISSING):
             raise ValueError(
                 f"the folder {self.cache.directory!r} holds samples of another data set, or of data that has changed "
                 f"since ({found[0]}, {found[1]} samples; this one: {identity[0]}, {identity[1]} samples): give each "
                 "data set a dataset_name, or an empty folder")
-        return hashlib.sha256(repr(identity).encode()).hexdigest()
+        return prefix
+
+    def _remove_others(self, prefix):
+        """Removes samples of other data sets without a name, which had the folder before: nothing finds them again."""
+        for key in list(self.cache):
+            of, colon, _ = str(key).rpartition(":")
+            if colon and of != prefix and _UNNAMED.fullmatch(of):
+                self.cache.delete(key)
 
     def _store(self, key, sample):
         if self.cache.eviction_policy != "none" or self.cache.volume() < self.cache.size_limit:

@@ -99,6 +99,19 @@ def test_a_data_set_without_a_name_whose_identity_was_evicted(tmp_path, policy):
     assert [others[i] for i in range(50)] == [f"other {i}" for i in range(50)]
 
 
+def test_samples_of_an_earlier_data_set_without_a_name_are_removed(tmp_path):
+    named, first = CachedDataset(Squares(), tmp_path, "named"), CachedDataset(Squares(), tmp_path)
+    named[1], first[1], first[2]
+    first.cache[":3"] = "of an earlier version"
+    for _ in range(2):          # as by an eviction; the same data set keeps its samples
+        del first.cache["identity"]
+        assert CachedDataset(Squares(), tmp_path)[2][1] == 2 and len(first.cache) == 4
+    del first.cache["identity"]
+    others = CachedDataset(["other"], tmp_path)
+    assert others[0] == "other" and sorted(key.partition(":")[2] for key in first.cache) == ["", "0", "1"]
+    assert "named:1" in first.cache
+
+
 def test_a_data_set_without_a_name_after_clear(tmp_path):
     squares = CachedDataset(Squares(), tmp_path)
     squares[5]
