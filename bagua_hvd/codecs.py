@@ -49,7 +49,11 @@ class Codec(NamedTuple):
         return ffi.new("struct bhvd_codec_options *", self.fields(seed))
 
     def fields(self, seed: int) -> dict[str, Any]:
-        """The fields of that struct, by name."""
+        """The fields of that struct, by name. TypeError, ValueError: a wrong seed."""
+        if not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"seed={seed!r:.100}: expected an integer")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed={seed}: expected 0 <= seed < 2^64")
         return {"parameter": self.parameter, "seed": seed, "stochastic": self.stochastic}
 
     @property
@@ -83,9 +87,9 @@ class Codec(NamedTuple):
         Returns:
             uint8, shape (encoded_size,).
         Raises:
-            ValueError: the codec does not support the array's dtype.
+            ValueError: the codec does not support the array's dtype. TypeError: not an array.
         """
-        array = native_order(array)
+        array = native_order(self._array(array))
         dtype = self._dtype(array.dtype)
         code: np.ndarray = np.empty(self.encoded_size(dtype, array.size), np.uint8)
         self._call(lib.bhvd_encode, dtype, code, np.ascontiguousarray(array), array.size, seed)
@@ -95,8 +99,10 @@ class Codec(NamedTuple):
         """Decodes the result of encode() for `count` elements of the NumPy dtype; returns an array of shape (count,).
 
         Raises:
-            ValueError: these are not the bytes of such a chunk.
+            ValueError: these are not the bytes of such a chunk. TypeError: not an array, or no integer.
         """
+        if not isinstance(count, (int, np.integer)) or count < 0:
+            raise TypeError(f"count={count!r:.100}: expected an integer of 0 or more")
         array: np.ndarray = np.empty(count, dtype)
         native_dtype = self._dtype(array.dtype)
         self._check_size(code, native_dtype, count)
@@ -107,13 +113,18 @@ class Codec(NamedTuple):
         """Adds the decoded elements, of the NumPy dtype, to `total`, a contiguous float32 array; in float32.
 
         Raises:
-            ValueError: `total` is not such an array, or `code` does not hold as many elements.
+            ValueError: `total` is not such an array, or `code` does not hold as many elements. TypeError: no arrays.
         """
-        if total.dtype != np.float32 or not total.flags.c_contiguous:
+        if self._array(total).dtype != np.float32 or not total.flags.c_contiguous:
             raise ValueError("decode_add adds to a contiguous float32 array: make a copy that is one")
         native_dtype = self._dtype(np.dtype(dtype))
         self._check_size(code, native_dtype, total.size)
         self._call(lib.bhvd_decode_add, native_dtype, total, code, total.size)
+
+    def _array(self, array: Any) -> np.ndarray:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"codec {self.name} takes a NumPy array, not {type(array).__name__}")
+        return array
 
     def _dtype(self, dtype: np.dtype) -> int:
         number: int | None = DTYPES.get(dtype.name) if dtype.isnative else None
@@ -124,6 +135,8 @@ class Codec(NamedTuple):
 
     def _check_size(self, code: Any, dtype: int, count: int) -> None:
         expected = self.encoded_size(dtype, count)
+        if not self._array(code).flags.c_contiguous:
+            raise ValueError(f"codec {self.name} decodes a contiguous array: make a copy that is one")
         if code.nbytes != expected:
             raise ValueError(f"{count} elements encoded by {self.name} are {expected} bytes, not {code.nbytes}: pass "
                              "the dtype and count that were encoded")
@@ -143,7 +156,7 @@ def qsgd(levels: int = 127) -> Codec:
     Raises:
         ValueError: levels has another value.
     """
-    if int(levels) != levels or not 1 <= levels <= 127:
+    if not _is_number(levels) or not 1 <= levels <= 127 or int(levels) != levels:
         raise ValueError(f"qsgd(levels={levels!r}): expected an integer from 1 to 127")
     return Codec("qsgd", lib.BHVD_CODEC_QSGD, float(levels))
 
@@ -157,7 +170,7 @@ def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:
     Raises:
         ValueError: one is something else.
     """
-    if not 0 < ratio <= 1:
+    if not _is_number(ratio) or not 0 < ratio <= 1:
         raise ValueError(f"topk(ratio={ratio!r}): expected a number above 0 and at most 1")
     if bits not in (None, 2):
         raise ValueError(f"topk(bits={bits!r}): expected 2 or None")
@@ -208,6 +221,10 @@ def float8(size: int = 256) -> Codec:
         ValueError: size has another value.
     """
     return Codec("float8", lib.BHVD_CODEC_FLOAT8, _size("float8(size", size, 64, 512))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _size(argument: str, size: int, smallest: int, largest: int) -> float:

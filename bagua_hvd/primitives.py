@@ -68,6 +68,7 @@ class ErrorState:
     """
 
     def __init__(self, count: int, size: int, hierarchical: bool = False) -> None:
+        _check("an integer", _INTEGER, count=count, size=size)
         self.worker = np.zeros(count, np.float32)
         self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
@@ -203,7 +204,22 @@ class _Values(NamedTuple):
         return sum(vectors.count_of(view) for view in self.views)
 
 
+def _check(expected: str, types: Any, **given: Any) -> None:
+    """Raises TypeError unless each argument is of one of these types."""
+    for name, value in given.items():
+        if not isinstance(value, types):
+            raise TypeError(f"{name}={value!r:.100}: expected {expected}")
+
+
+_BOOL, _INTEGER = (bool, int, np.bool_), (int, np.integer)
+_NUMBER = (int, float, np.integer, np.floating)
+
+
 def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
+    if out is not None:
+        _check("a NumPy array, or None", np.ndarray, out=out)
+    if name is not None:
+        _check("a str", str, name=name)
     if not isinstance(values, Bucket):
         if not isinstance(name, str):
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
@@ -221,7 +237,7 @@ def _id(group: ProcessSet) -> int:
 
 
 def _choice(choices: dict[str, int], chosen: str, what: str) -> int:
-    if chosen not in choices:
+    if not isinstance(chosen, str) or chosen not in choices:
         raise ValueError(f"{what}={chosen!r}: expected one of {', '.join(choices)}")
     return choices[chosen]
 
@@ -250,6 +266,8 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
+    _check("a bool", _BOOL, average=average)
+    _check("a number", _NUMBER, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     return (runtime.context or context()).post(
         native.ALLREDUCE, values.name, values.views, process_set=_id(group),
         op=native.OP_AVERAGE if average else native.OP_SUM,
@@ -282,8 +300,10 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
         ValueError: the error state does not fit.
     """
     values, id = _values(bucket, name, out), _id(group)
-    if not isinstance(hierarchical, bool | int):
-        raise TypeError(f"hierarchical={hierarchical!r:.100}: expected a bool")
+    _check("a bool", _BOOL, average=average, hierarchical=hierarchical)
+    _check("a number", _NUMBER, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    if error is not None:
+        _check("an ErrorState, or None", ErrorState, error=error)
     if error is not None and not error.fits(values.count, group.size(), hierarchical):
         raise ValueError(
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
@@ -318,6 +338,8 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
         An Operation.
     """
     values = _values(bucket, name, out)
+    _check("a bool", _BOOL, hierarchical=hierarchical)
+    _check("an integer", _INTEGER, round=round)
     return (runtime.context or context()).post(
         native.D_FP_S, values.name, values.views, process_set=_id(group),
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
@@ -349,6 +371,11 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
         ValueError: the replicas do not fit, or an operation that has not ended uses one of them.
     """
     sent = _values(values, name, None)
+    _check("a bool", _BOOL, hierarchical=hierarchical)
+    _check("Replicas", Replicas, replicas=replicas)
+    for what, numbers, count in (("before", before, 3), ("after", after, 4)):
+        if len(numbers) != count:
+            raise ValueError(f"{what}={numbers!r:.100}: expected {count} numbers")
     return (runtime.context or context()).post(
         native.D_LP_S, sent.name, sent.views, process_set=_id(group),
         hierarchical=hierarchical, owner=replicas,

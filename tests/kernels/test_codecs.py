@@ -52,10 +52,10 @@ def test_dtypes(codec):
 
 
 def test_refusals():
-    for levels in (0, 128, 1.5, -1):
+    for levels in (0, 128, 1.5, -1, "3", None, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="an integer from 1 to 127"):
             codecs.qsgd(levels)
-    for ratio in (0, -0.1, 1.01, float("nan")):
+    for ratio in (0, -0.1, 1.01, float("nan"), "0.1", None):
         with pytest.raises(ValueError, match="above 0 and at most 1"):
             codecs.topk(ratio)
     with pytest.raises(ValueError, match=r"topk\(bits=4\): expected 2 or None"):
@@ -69,6 +69,19 @@ def test_refusals():
     code = codecs.sign.encode(np.ones(100, np.float32))
     with pytest.raises(ValueError, match="257 elements encoded by sign are 96 bytes, not 64"):
         codecs.sign.decode(code, np.float32, 257)
+    for sentence, call in {
+        "codec sign takes a NumPy array, not list": lambda: codecs.sign.encode([1.0]),
+        "codec sign takes a NumPy array, not bytes": lambda: codecs.sign.decode(bytes(code), np.float32, 100),
+        "count='100': expected an integer": lambda: codecs.sign.decode(code, np.float32, "100"),
+        "codec sign takes a NumPy array, not NoneType": lambda: codecs.sign.decode_add(None, code, np.float32),
+        "seed=0.5: expected an integer": lambda: codecs.qsgd().encode(np.ones(100, np.float32), 0.5),
+    }.items():
+        with pytest.raises(TypeError, match=sentence):
+            call()
+    with pytest.raises(ValueError, match="seed=-1: expected 0 <= seed < 2.64"):
+        codecs.qsgd().encode(np.ones(100, np.float32), -1)
+    with pytest.raises(ValueError, match="codec sign decodes a contiguous array"):
+        codecs.sign.decode(np.stack([code, code], 1)[:, 0], np.float32, 100)
     code[16] = 99
     with pytest.raises(ValueError, match="not bytes that codec sign has encoded"):
         codecs.sign.decode(code, np.float32, 100)

@@ -135,6 +135,26 @@ def disagreements_and_wrong_calls():
         c_lp_s(array, world, error=ErrorState(7, 2), name="wrong")
     with pytest.raises(ValueError, match=r"a replica is .* not float32\[8\]"):
         d_lp_s(array, world, minmax_uint8, Replicas(np.zeros(7, F), None, None), name="wrong")
+    replicas = Replicas(np.zeros(8, F), None, None)
+    for sentence, call in {
+        "average='no': expected a bool": lambda: c_fp_s(array, world, average="no", name="wrong"),
+        "prescale_factor='2': expected a number": lambda: c_fp_s(array, world, prescale_factor="2", name="wrong"),
+        r"out=\[0.0\]: expected a NumPy array": lambda: c_fp_s(array, world, out=[0.0], name="wrong"),
+        "name=3: expected a str": lambda: c_fp_s(array, world, name=3),
+        "error='x': expected an ErrorState": lambda: c_lp_s(array, world, error="x", name="wrong"),
+        "seed='1': expected an integer": lambda: c_lp_s(array, world, seed="1", name="wrong"),
+        "a codec is one of": lambda: c_lp_s(array, world, "sign", name="wrong"),
+        "round=1.5: expected an integer": lambda: d_fp_s(array, world, round=1.5, name="wrong"),
+        "hierarchical='yes': expected a bool": lambda: d_fp_s(array, world, hierarchical="yes", name="wrong"),
+        "replicas=None: expected Replicas": lambda: d_lp_s(array, world, minmax_uint8, None, name="wrong"),
+        "count='8': expected an integer": lambda: ErrorState("8", 2),
+    }.items():
+        with pytest.raises(TypeError, match=sentence):
+            call()
+    with pytest.raises(ValueError, match=r"before=\(0, 1\): expected 3 numbers"):
+        d_lp_s(array, world, minmax_uint8, replicas, name="wrong", before=(0, 1))
+    with pytest.raises(ValueError, match=r"topology=\[\]: expected one of"):
+        d_fp_s(array, world, [], name="wrong")
     for out in (np.zeros(7, F), np.zeros(8), np.zeros((2, 8), F)[:, 0], np.zeros(8, ">f4")):
         with pytest.raises(ValueError, match="out is"):
             d_fp_s(bucket_over([array], "wrong"), world, out=out)
