@@ -17,7 +17,7 @@ from bagua_hvd.bench.predict import bytes_per_s
 from bagua_hvd.bench.rank import resnet50_counts
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.core.simulator import Network, Operation, operations
+from tests.laboratory.simulation import Network, Operation, operations
 
 MIB = 1 << 20
 GRADIENT_NBYTES = 4 * sum(resnet50_counts())

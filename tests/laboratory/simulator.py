@@ -14,10 +14,10 @@ import time
 from bagua_hvd.bench import report
 from bagua_hvd.bench.predict import bytes_per_s
 from bagua_hvd.bench.rank import human_nbytes
-from bagua_hvd.core.simulator import PATHS, Network, allreduces
 from tests.laboratory import records
 from tests.laboratory.emulated import Ranks
 from tests.laboratory.hosts import Hosts, why_impossible
+from tests.laboratory.simulation import PATHS, Network, allreduces
 from tests.laboratory.step_times import BUSY
 
 NEAR = 0.25

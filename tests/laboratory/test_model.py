@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)
 
 from bagua_hvd.core.exceptions import HorovodInternalError  # noqa: E402
-from bagua_hvd.core.simulator import Network  # noqa: E402
 from tests.laboratory import model, negotiation  # noqa: E402
+from tests.laboratory.simulation import Network  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_"))}

@@ -1,13 +1,13 @@
-"""bagua_hvd.core.simulator against hand computations. Wire: 16 bytes of header, 66 a packet of 1448."""
+"""The core's simulator against hand computations. Wire: 16 bytes of header, 66 a packet of 1448."""
 import math
 import os
 
 import pytest
 
 from bagua_hvd.core import native
-from bagua_hvd.core.simulator import Network, Operation, allreduces, operations
 from tests.laboratory import records, simulator
 from tests.laboratory.hosts import why_impossible
+from tests.laboratory.simulation import Network, Operation, allreduces, operations
 
 pytestmark = pytest.mark.timeout(120)
 
