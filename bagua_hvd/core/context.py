@@ -3,11 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bagua_hvd.core.native import CHARS, UINTPTR, check, ffi, lib
+from bagua_hvd.core.native import CHARS, UINTPTR, call, ffi, lib
 from bagua_hvd.core.operations import Posting
 from bagua_hvd.core.telemetry import Telemetry
-
-_INT32S = ffi.typeof("int32_t[]")
 
 
 class Context(Posting, Telemetry):
@@ -32,8 +30,7 @@ class Context(Posting, Telemetry):
                 fields[name] = ffi.new(CHARS, value.encode()) if isinstance(value, str) else value
         native = ffi.new("struct bhvd_context_options *", fields)
         out = ffi.new("bhvd_context **")
-        error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_context_create(native, out, error), error)
+        call(lib.bhvd_context_create, native, out)
         super().__init__(ffi.gc(out[0], lib.bhvd_context_destroy))
 
     def await_state(self, awaits: bool) -> None:
@@ -42,8 +39,7 @@ class Context(Posting, Telemetry):
 
     def check(self) -> None:
         """Raises the reason why the context is not usable any more; else does nothing."""
-        error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_context_status(self._pointer, error), error)
+        call(lib.bhvd_context_status, self._pointer)
 
     def wait_for_gpus(self) -> None:
         """Waits until the GPUs have finished the work that ended operations queued; see bhvd_context_wait_gpu.
@@ -65,14 +61,6 @@ class Context(Posting, Telemetry):
     def process_set_hosts(self, process_set: int) -> int:
         """Number of hosts that the set's ranks run on; -1 if there is no such set or this rank is not a member."""
         return int(lib.bhvd_process_set_hosts(self._pointer, process_set))
-
-    def process_set_ranks(self, process_set: int) -> list[int] | None:
-        """The global ranks of the set in rising order, or None if there is no such set."""
-        size = self.process_set_size(process_set)
-        if size < 0:
-            return None
-        ranks = ffi.new(_INT32S, size)
-        return list(ranks[0:lib.bhvd_process_set_ranks(self._pointer, process_set, ranks, size)])
 
     @property
     def address(self) -> int:

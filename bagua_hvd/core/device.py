@@ -4,7 +4,6 @@ Importing this needs nothing of CUDA. The driver is loaded with the first tensor
 Both belong to the whole process, so devices opened here stay open.
 """
 import importlib.util
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,19 +26,19 @@ _devices: dict = {}
 _lock = threading.Lock()
 
 
-def driver_files(environ: Any = os.environ) -> Any:
+def driver_files() -> Any:
     """Files to try for libcuda.so.1 before the system's folders, separated by ':'."""
-    return variables.read("BAGUA_HVD_LIBCUDA", environ) or ""
+    return variables.read("BAGUA_HVD_LIBCUDA") or ""
 
 
-def nccl_is_wanted(environ: Any = os.environ) -> bool:
+def nccl_is_wanted() -> bool:
     """Whether NCCL may move tensors of GPUs, at least within hosts: unless BAGUA_HVD_NCCL is 0 on any rank."""
-    return variables.read("BAGUA_HVD_NCCL", environ) != "0"
+    return variables.read("BAGUA_HVD_NCCL") != "0"
 
 
-def nccl_files(environ: Any = os.environ) -> Any:
+def nccl_files() -> Any:
     """Files to try for libnccl.so.2: BAGUA_HVD_LIBNCCL, then the package nvidia-nccl-cu12 or -cu13."""
-    files = [variables.read("BAGUA_HVD_LIBNCCL", environ)]
+    files = [variables.read("BAGUA_HVD_LIBNCCL")]
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
@@ -82,8 +81,8 @@ class Device:
         if nccl or (nccl is None and nccl_is_wanted()):
             nccl_text = ffi.new("char[]", (nccl or nccl_files()).encode())
             options.nccl_libraries = nccl_text
-        out, error = ffi.new("bhvd_device **"), ffi.new("struct bhvd_error *")
-        native.check(lib.bhvd_device_create(options, out, error), error)
+        out = ffi.new("bhvd_device **")
+        native.call(lib.bhvd_device_create, options, out)
         self.index = index
         self._pointer = out[0]
         self._module = None
@@ -105,13 +104,11 @@ class Device:
     def copy(self, views: Sequence[TensorView], stream: Any) -> None:
         """Copies each view's src to its dst, host or GPU, after all earlier work of the stream. Blocks until done."""
         array, _shapes = operations.tensor_array(views)
-        error = ffi.new("struct bhvd_error *")
-        native.check(lib.bhvd_device_copy(self._pointer, array, len(views), ffi.cast("void *", stream), error), error)
+        native.call(lib.bhvd_device_copy, self._pointer, array, len(views), ffi.cast("void *", stream))
 
     def wait(self, context: Any) -> None:
         """Waits for GPU work that ended operations of a context (bhvd_context *) queued; see bhvd_context_wait_gpu."""
-        error = ffi.new("struct bhvd_error *")
-        native.check(lib.bhvd_context_wait_gpu(context, self._pointer, error), error)
+        native.call(lib.bhvd_context_wait_gpu, context, self._pointer)
 
     def close(self) -> None:
         """Releases the device. Operations in flight hold it until they end."""

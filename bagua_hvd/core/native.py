@@ -24,8 +24,6 @@ ERR_MISMATCH = lib.BHVD_ERR_MISMATCH
 ERR_UNSUPPORTED = lib.BHVD_ERR_UNSUPPORTED
 ERR_PEER_LOST = lib.BHVD_ERR_PEER_LOST
 ERR_SHUTDOWN = lib.BHVD_ERR_SHUTDOWN
-ERR_TIMEOUT = lib.BHVD_ERR_TIMEOUT
-ERR_AUTH = lib.BHVD_ERR_AUTH
 ERR_SYSTEM = lib.BHVD_ERR_SYSTEM
 
 UINT8, INT8, UINT16, INT16 = lib.BHVD_UINT8, lib.BHVD_INT8, lib.BHVD_UINT16, lib.BHVD_INT16
@@ -44,8 +42,6 @@ PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS
 
 # HorovodInternalError.cause, indexed by the core's number.
 CAUSES = (None, "ended", "silent", "left", "failed", "timeout", "protocol")
-
-CODEC_NONE = lib.BHVD_CODEC_NONE
 
 LOG_STALLED = lib.BHVD_LOG_STALLED
 
@@ -113,27 +109,26 @@ def raise_failure(failure: Failure) -> NoReturn:
     raise error
 
 
-def check(status: int, error: Any) -> None:
-    """Raises the error that a native call wrote into a struct bhvd_error, unless status is OK; see raise_failure()."""
-    if status != OK:
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of the core whose last parameter is a struct bhvd_error. Raises its error: raise_failure()."""
+    error = ffi.new("struct bhvd_error *")
+    if function(*arguments, error) != OK:
         raise_failure(failure_of(error))
 
 
 def mpi_open(libraries: Sequence[str], vendor: str | None, rank: int, size: int, only_these: bool = False) -> None:
     """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the message says why it cannot be used."""
-    error = ffi.new("struct bhvd_error *")
     paths = ffi.new(CHARS, ":".join(libraries).encode())
     vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
     options = ffi.new("struct bhvd_mpi_options *",
                       {"libraries": paths, "only_these": only_these, "vendor": vendor_name, "rank": rank, "size": size})
-    check(lib.bhvd_mpi_open(options, error), error)
+    call(lib.bhvd_mpi_open, options)
 
 
 def mpi_broadcast(message: bytes) -> bytes:
     """Broadcasts MPI rank 0's bytes; all ranks pass equally many. HorovodInternalError: MPI failed."""
-    error = ffi.new("struct bhvd_error *")
     buffer = bytearray(message)
-    check(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), error)
+    call(lib.bhvd_mpi_broadcast, ffi.from_buffer(buffer), len(buffer))
     return bytes(buffer)
 
 

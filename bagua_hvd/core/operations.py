@@ -26,7 +26,7 @@ from bagua_hvd.core.native import (
     VOID_POINTER,
     Failure,
     TensorView,
-    check,
+    call,
     failure_of,
     ffi,
     lib,
@@ -190,9 +190,8 @@ class Operation:
 
     def copy_result(self, index: int, address: int) -> None:
         """Copies a result from GPU memory to GPU memory at `address`, in the framework's current stream."""
-        error = ffi.new("struct bhvd_error *")
         stream = ffi.cast(VOID_POINTER, self._placement.stream())
-        check(lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error), error)
+        call(lib.bhvd_result_copy, self._handle, index, ffi.cast(VOID_POINTER, address), stream)
 
     def received_splits(self, index: int, count: int) -> list[int]:
         """For alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bagua_hvd.core.native import Failure, check, failure_of, ffi, lib
+from bagua_hvd.core.native import Failure, call, failure_of, ffi, lib
 
 # Timeout of one wait for a log record: only because the call needs one.
 _RECORD_WAIT_MS = 3_600_000
@@ -92,10 +92,6 @@ class Telemetry:
                                                 for name in entry.names[0:min(entry.operations, len(entry.names))]])
                 for entry in native[0:lib.bhvd_context_stalled(self._pointer, native, size)]}
 
-    def measure_coordinator(self) -> None:
-        """Counts coordinator_ns from now on; only rank 0 has a coordinator."""
-        lib.bhvd_context_measure_coordinator(self._pointer)
-
     def first_loss(self) -> Failure:
         """The Failure of the first operation that another rank made fail; `rank` and `cause` are None if none has."""
         error = ffi.new("struct bhvd_error *")
@@ -116,8 +112,7 @@ class Telemetry:
 
     def start_timeline(self, path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         """Makes rank 0 write a Chrome trace to `path` from now on; other ranks ignore it."""
-        error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error), error)
+        call(lib.bhvd_timeline_start, self._pointer, os.fsencode(path), mark_cycles)
 
     def stop_timeline(self) -> None:
         lib.bhvd_timeline_stop(self._pointer)

@@ -14,7 +14,7 @@ from bagua_hvd.core.native import (
     UINTPTR,
     VOID_POINTER,
     TensorView,
-    check,
+    call,
     dtype_name,
     dtype_size,
     ffi,
@@ -138,8 +138,8 @@ class DeviceArray:
         Raises:
             HorovodInternalError: the GPU failed.
         """
-        other, error = DeviceArray(array), ffi.new("struct bhvd_error *")
-        check(lib.bhvd_device_array_copy(other.pointer, self.pointer, error), error)
+        other = DeviceArray(array)
+        call(lib.bhvd_device_array_copy, other.pointer, self.pointer)
         return other
 
     def fetch(self) -> np.ndarray:
@@ -148,8 +148,7 @@ class DeviceArray:
         Raises:
             HorovodInternalError: the GPU failed.
         """
-        error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_device_array_fetch(self.pointer, error), error)
+        call(lib.bhvd_device_array_fetch, self.pointer)
         return self._array
 
 

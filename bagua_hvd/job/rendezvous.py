@@ -25,10 +25,8 @@ class Rendezvous:
         except ImportError as missing:
             raise RuntimeError(str(missing)) from None
         out = native.ffi.new("bhvd_rendezvous **")
-        error = native.ffi.new("struct bhvd_error *")
         ports = variables.read("BAGUA_HVD_PORTS") if port is None else [port]
-        native.check(native.lib.bhvd_rendezvous_create(
-            host.encode(), ports[0], ports[-1], secret, len(secret), out, error), error)
+        native.call(native.lib.bhvd_rendezvous_create, host.encode(), ports[0], ports[-1], secret, len(secret), out)
         self._release, self._lib = native.ffi.release, native.lib
         self._native: Any = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
         self.host = host

@@ -115,12 +115,13 @@ def measure(context, size):
 
 def main(name, folder, options):
     """Runs one rank of one round. Returns the exit code."""
+    from bagua_hvd.core import native
     from bagua_hvd.job import basics
 
     def work():
         basics.init()
         context = basics.context()
-        context.measure_coordinator()
+        native.lib.bhvd_context_measure_coordinator(context._pointer)
         found = measure(context, basics.size())
         basics.shutdown()
         return found

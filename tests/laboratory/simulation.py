@@ -64,11 +64,10 @@ def operations(hosts: int, posted: Sequence[Operation], network: Network, path: 
             of more than 1,000 hosts), or no memory.
     """
     array = native.ffi.new("struct bhvd_simulated[]", [asdict(operation) for operation in posted])
-    error = native.ffi.new("struct bhvd_error *")
     seconds = native.ffi.new("double[]", hosts)
     name = native.ffi.NULL if path == "chosen" else path.encode()
     lines = native.ffi.new("struct bhvd_network *", asdict(network))
-    native.check(native.lib.bhvd_simulate(hosts, name, array, len(posted), agrees, lines, seconds, error), error)
+    native.call(native.lib.bhvd_simulate, hosts, name, array, len(posted), agrees, lines, seconds)
     return list(seconds)
 
 
