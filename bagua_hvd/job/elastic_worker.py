@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from bagua_hvd.core import variables
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
+from bagua_hvd.job.env import PLACE
 from bagua_hvd.job.messages import Hello, HelloAgain
 from bagua_hvd.job.ports import split_address
 
@@ -28,8 +29,7 @@ DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
 # How often a member tries to reconnect, once a second.
 _CONNECTIONS_MAX = 30
-_ASSIGNED_VARIABLES = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
-                       "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
+_ASSIGNED_VARIABLES = (*PLACE, "HOROVOD_GLOO_IFACE")
 
 
 class HostUpdateResult:

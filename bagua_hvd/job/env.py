@@ -1,6 +1,9 @@
 """This process's rank, before init() and without the native core."""
 import os
 
+# The variables by which our launcher tells a process its place in the job.
+PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+         "HOROVOD_CROSS_SIZE")
 # In order of precedence: our launcher, Open MPI, MPICH and its relatives.
 _PAIRS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),

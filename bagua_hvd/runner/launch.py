@@ -151,7 +151,7 @@ def _run_static(args):
             print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    run_static(args.command, slots, env, output, args.verbose, options=options, dashboard=_dashboard(args))
+    run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
 
 
 def _dashboard(args):
@@ -196,8 +196,8 @@ def _run_elastic(args):
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range,
-                options=options, dashboard=_dashboard(args))
+    run_elastic(args.command, discovery, settings, env, output, options, args.cooldown_range,
+                dashboard=_dashboard(args))
 
 
 def _run(args):

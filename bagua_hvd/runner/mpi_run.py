@@ -13,6 +13,7 @@ import subprocess
 import time
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.env import PLACE
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner.common.util.hosts import parse_hosts
@@ -32,8 +33,7 @@ _MPIRUN_SECONDS = 2
 # Time for messages of ended ranks to arrive.
 _ARRIVAL_SECONDS = 5
 # Variables of the job that the caller itself is a rank of.
-_PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
-                                         "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "ELASTIC")}
+_OURS = {*PLACE, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC"}
 
 
 def _mpirun(env):
@@ -58,7 +58,7 @@ def _mpirun(env):
 
 def environment(env):
     """`env` for mpirun: the ranks use MPI between hosts, unless `env` says otherwise, and detect their own ranks."""
-    kept = {name: value for name, value in env.items() if name not in _PLACE}
+    kept = {name: value for name, value in env.items() if name not in _OURS}
     return {"BAGUA_HVD_TRANSPORT": "mpi", **kept}
 
 

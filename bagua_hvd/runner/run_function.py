@@ -126,10 +126,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
                     return run_by_mpirun(flags, hosts, env, python, files.function, console)
                 command = [python, "-m", _TASK, folder]
                 if elastic:
-                    run_elastic(command, discovery, settings, env, output, console, cooldown_range, options,
-                                files=files)
+                    run_elastic(command, discovery, settings, env, output, options, cooldown_range, console, files)
                 else:
-                    run_static(command, rank_plan, env, output, bool(verbose), console, options, files)
+                    run_static(command, rank_plan, env, output, options, bool(verbose), console, files)
         except WorkerFailed as error:
             raise files.explained(error, size) from None
         except Interrupted as error:

@@ -16,7 +16,6 @@ from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (
     Interrupted,
-    OutputOptions,
     WorkerFailed,
     forwarders,
     is_local,
@@ -58,17 +57,15 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     return HostOptions(SshOptions(ssh_port, identity_file, timeout, silence_seconds(env)), nics)
 
 
-def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, files=None,
-               dashboard=False):
+def run_static(command, slots, env, output, options, verbose=False, console=None, files=None, dashboard=False):
     """Runs the command once for every slot and returns when all ranks have ended with 0.
 
     Args:
         command: list of arguments, run without a shell.
         slots: SlotInfos.
         env: the launcher's environment, including variables set by its flags.
-        output: OutputOptions.
+        output: OutputOptions. options: HostOptions.
         console: Console; None: descriptors 1 and 2.
-        options: HostOptions.
         files: object whose send(RemoteHost) is called for each other host before ranks are started there, and
             receive(RemoteHost, [(rank, process), ...]) after they end, successfully or not (WorkerFailed.process);
             None: no files are sent to other hosts. See run_files.Files.
@@ -81,8 +78,6 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         OSError: the output directory cannot be written, or a process cannot be started.
         In all cases no process is left running.
     """
-    output = output or OutputOptions()
-    options = options or HostOptions()
     console = console or Console(Descriptor(1), Descriptor(2))
     names = list(dict.fromkeys(slot.hostname for slot in slots))
     local = [name for name in names if is_local(name)]

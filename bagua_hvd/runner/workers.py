@@ -18,25 +18,18 @@ class Worker:
     """A process of the job, on any host.
 
     Attributes:
-        host, name: as passed to start().
         exit_code: None while it runs; 128 + n if signal n ended it. 255 may also mean that its host could not be
             connected or was lost; `note` then says why.
         note: see exit_code; else None.
         error: the OSError because of which it was not started; else None.
     """
 
-    def __init__(self, workers, name, host):
-        self.name = name
-        self.host = host
+    def __init__(self, workers):
         self.exit_code = None
         self.note = self.error = None
         self._workers = workers
         self._process = None
         self._ended = threading.Event()
-
-    def poll(self):
-        """The exit code; None while it runs."""
-        return self.exit_code
 
     def wait(self, timeout=None):
         """The exit code, after all output is forwarded; None if it still runs after `timeout` seconds."""
@@ -70,7 +63,7 @@ class Workers:
         self._unfinished = set()
         self._workers = {}      # process -> Worker
 
-    def start(self, host, env, command, output, name=None):
+    def start(self, host, env, command, output, name):
         """Starts a command on a host and returns its Worker, at once. Any thread.
 
         Args:
@@ -81,7 +74,7 @@ class Workers:
         Raises:
             JobStopped: run() is about to end.
         """
-        worker = Worker(self, name, host)
+        worker = Worker(self)
         stdout, stderr = output
         task = Task(name, command, env, stdout, stderr, host)
         with self._lock:

@@ -87,4 +87,4 @@ def test_too_few_slots():
 
 def test_slot_info():
     assert INVALID_SLOT_INFO == SlotInfo("", -1, -1, -1, -1, -1, -1)
-    assert SlotInfo("a", 1, 0, 1, 2, 1, 2).to_response_string() == "1,2,0,1,1,2"
+    assert list(SlotInfo("a", 1, 0, 1, 2, 1, 2).environment.values()) == ["1", "2", "0", "1", "1", "2"]

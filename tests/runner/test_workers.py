@@ -34,7 +34,7 @@ def job():
 def test_exit_codes_and_output(job):
     def main():
         workers = [job.start(0, "echo zero"), job.start(1, "echo one >&2; exit 3"), job.start(2, "kill -TERM $$")]
-        return [worker.wait() for worker in workers], workers[1].poll()
+        return [worker.wait() for worker in workers], workers[1].exit_code
 
     assert job.workers.run(main)[0] == ([0, 3, 128 + signal.SIGTERM], 3)
     assert job.stdout.getvalue() == "[0]<stdout>:zero\n"
@@ -55,7 +55,7 @@ def test_output_is_there_when_wait_returns(job):
 def test_one_is_terminated_and_the_others_go_on(job):
     def main():
         lasting, other = job.start(0, "sleep 60"), job.start(1, "sleep 0.5; exit 7")
-        assert lasting.wait(0.1) is None and lasting.poll() is None
+        assert lasting.wait(0.1) is None and lasting.exit_code is None
         lasting.terminate()
         return lasting.wait(), other.wait()
 

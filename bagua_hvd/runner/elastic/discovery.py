@@ -161,10 +161,6 @@ class _Blacklist:
     def __contains__(self, host):
         return self._clock() < self._until.get(host, float("-inf"))
 
-    @property
-    def for_ever(self):
-        return self._range is None
-
 
 class HostManager:
     """The hosts usable now; known hosts keep their order, and new ones come last.
@@ -175,12 +171,15 @@ class HostManager:
         discovery: HostDiscovery.
         cooldown_range: (low, high) seconds after which a blacklisted host is usable again; see _Blacklist. None: never.
         clock: seconds. jitter: function of (low, high).
+    Attributes:
+        come_back: whether blacklisted hosts become usable again.
     """
 
     def __init__(self, discovery: HostDiscovery, cooldown_range: Sequence[float] | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  jitter: Callable[[float, float], float] = random.uniform) -> None:
         self.discovery = discovery
+        self.come_back = cooldown_range is not None
         self._blacklist = _Blacklist(cooldown_range, clock, jitter)
         self._found: dict[str, int] = {}
         self._order: list[str] = []
@@ -220,8 +219,3 @@ class HostManager:
     def all_lost(self) -> bool:
         """Whether every host of the last discovery is blacklisted forever."""
         return not self.come_back and bool(self._found) and not self.current_hosts
-
-    @property
-    def come_back(self) -> bool:
-        """Whether blacklisted hosts become usable again."""
-        return not self._blacklist.for_ever

@@ -18,11 +18,10 @@ from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, 
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, is_local
+from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.spawner import SshSpawner
-from bagua_hvd.runner.static import HostOptions
 from bagua_hvd.runner.workers import Workers
 
 _DISCOVERY_SECONDS = 1
@@ -98,17 +97,16 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
     return FixedHosts(hosts), settings
 
 
-def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None,
-                dashboard=False, files=None):
+def run_elastic(command, discovery, settings, env, output, options, cooldown_range=None, console=None, files=None,
+                dashboard=False):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
         command: list of arguments. discovery: HostDiscovery. settings: ElasticSettings.
         env: the launcher's environment, including variables set by its flags.
-        output: OutputOptions. console: Console; None: descriptors 1 and 2.
-        cooldown_range: see HostManager. options: HostOptions.
-        dashboard: whether to show a live table below the ranks' output, on stdout.
-        files: as in run_static; receive() is called for each worker that has ended, with its rank and number.
+        output: OutputOptions. options: HostOptions. cooldown_range: see HostManager.
+        console, dashboard: as in run_static.
+        files: as there; receive() is called for each worker that has ended, with its rank and number.
     Raises:
         WorkerFailed: workers failed, and the job could not continue without them. Interrupted: a signal stopped the
             job. RuntimeError: too few slots for too long, too many resets, no state left, or the first discovery
@@ -117,8 +115,6 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         OSError: the output directory cannot be written, or no process can be started.
         In all cases no process is left running.
     """
-    output = output or OutputOptions()
-    options = options or HostOptions()
     console = console or Console(Descriptor(1), Descriptor(2))
     survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     hosts = HostManager(discovery, cooldown_range)
@@ -184,13 +180,8 @@ def _handle(driver, event, number, data):
         driver.hosts_found(data)
     elif event == "join":
         driver.joined(number, data.skip_sync, data.failure, data.silent)
-    elif event == "syncing":
-        driver.syncing(number)
-    elif event == "synced":
-        driver.synced(number)
-    elif event == "ping":
-        driver.answered(number)
-    elif event == "disconnected":
-        driver.disconnected(number)
     elif event == "ended":
         driver.ended(number, *data)
+    else:
+        {"syncing": driver.syncing, "synced": driver.synced, "ping": driver.answered,
+         "disconnected": driver.disconnected}[event](number)

@@ -3,6 +3,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from bagua_hvd.job.env import PLACE
+
 _HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\da-fA-F]*:[\da-fA-F:.]+)\])(?::(?P<slots>\d+))?", re.ASCII)
 # Open MPI's format; its max_slots has no meaning for a job with a given number of ranks.
 _HOST_FILE_LINE = re.compile(
@@ -48,12 +50,7 @@ class SlotInfo:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables that tell a process its rank."""
-        return {f"HOROVOD_{name.upper()}": str(getattr(self, name))
-                for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")}
-
-    def to_response_string(self) -> str:
-        """The numbers as text: rank, size, local_rank, local_size, cross_rank, cross_size."""
-        return ",".join(self.environment.values())
+        return {name: str(getattr(self, name.removeprefix("HOROVOD_").lower())) for name in PLACE}
 
 
 INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
