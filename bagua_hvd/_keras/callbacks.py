@@ -21,6 +21,9 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.training.model import weights_broadcast
 
+__all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+           "LearningRateWarmupCallback", "MetricAverageCallback"]
+
 UNEQUAL_STEPS = (
     "{callback}: an epoch has {least} steps on one rank and {most} on another, so ranks would be in different epochs "
     "in the same step: give all ranks as many batches, or pass steps_per_epoch to fit()"

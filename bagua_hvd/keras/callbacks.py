@@ -1,14 +1,8 @@
-# ruff: noqa: F401  (this file lists the names that scripts use)
 """Callbacks for Model.fit()."""
 from typing import Any
 
 from bagua_hvd._keras import callbacks as _callbacks
-from bagua_hvd._keras.callbacks import (
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
+from bagua_hvd._keras.callbacks import *  # noqa: F403  (names that scripts use)
 
 
 class BestModelCheckpoint(_callbacks.BestModelCheckpoint):

@@ -1,9 +1,2 @@
-# ruff: noqa: F401  (this file lists the names that scripts use)
 """Callbacks for Model.fit()."""
-from bagua_hvd._keras.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
+from bagua_hvd._keras.callbacks import *  # noqa: F403  (names that scripts use)
