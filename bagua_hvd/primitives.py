@@ -228,14 +228,6 @@ def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
     return _Values(name or values.name, views, values.prescale_factor, values.postscale_factor)
 
 
-def _id(group: ProcessSet) -> int:
-    try:
-        id = group.process_set_id
-    except AttributeError:
-        id = None
-    return registered_id(group) if id is None else id       # the former raises
-
-
 def _choice(choices: dict[str, int], chosen: str, what: str) -> int:
     if not isinstance(chosen, str) or chosen not in choices:
         raise ValueError(f"{what}={chosen!r}: expected one of {', '.join(choices)}")
@@ -268,8 +260,8 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, average=average)
     _check("a number", _NUMBER, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
-    return (runtime.context or context()).post(
-        native.ALLREDUCE, values.name, values.views, process_set=_id(group),
+    return context().post(
+        native.ALLREDUCE, values.name, values.views, process_set=registered_id(group),
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
@@ -299,7 +291,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
     Raises:
         ValueError: the error state does not fit.
     """
-    values, id = _values(bucket, name, out), _id(group)
+    values, id = _values(bucket, name, out), registered_id(group)
     _check("a bool", _BOOL, average=average, hierarchical=hierarchical)
     _check("a number", _NUMBER, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     if error is not None:
@@ -309,7 +301,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
-    return (runtime.context or context()).post(
+    return context().post(
         native.C_LP_S, values.name, values.views, process_set=id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
@@ -340,8 +332,8 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     _check("an integer", _INTEGER, round=round)
-    return (runtime.context or context()).post(
-        native.D_FP_S, values.name, values.views, process_set=_id(group),
+    return context().post(
+        native.D_FP_S, values.name, values.views, process_set=registered_id(group),
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
 
@@ -376,8 +368,8 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
     for what, numbers, count in (("before", before, 3), ("after", after, 4)):
         if len(numbers) != count:
             raise ValueError(f"{what}={numbers!r:.100}: expected {count} numbers")
-    return (runtime.context or context()).post(
-        native.D_LP_S, sent.name, sent.views, process_set=_id(group),
+    return context().post(
+        native.D_LP_S, sent.name, sent.views, process_set=registered_id(group),
         hierarchical=hierarchical, owner=replicas,
         before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )

@@ -14,7 +14,7 @@ weight decay (AdamW): x = x - gamma lambda x before. v = 0 for an element withou
 embedding row that was never used): there m stays 0, or the division by sqrt(v) would blow up its first gradient.
 
 Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
-Memory: 4 N bytes beyond Adam's, of what travels.
+Memory: 4 N bytes beyond Adam's, of values in flight.
 Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
 lost; m is 0 where v is; steps are bounded, since an element with tiny gradients in the warm-up would later make

@@ -23,7 +23,7 @@ refuses fragments of another size or dtype, and other settings. With a separate 
 
 Wire: for a rank and round N up and N down, of codes if there is a codec; for the server n times as much. 2 N down for
 who is late or new.
-Memory: N elements for a rank while they travel, 3 N for the server.
+Memory: N elements for a rank while they are in flight, 3 N for the server.
 """
 import asyncio
 import secrets

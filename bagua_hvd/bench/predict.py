@@ -18,7 +18,7 @@ from bagua_hvd.bench import report
 FRAMING = 1514 / 1448
 BUCKET_NBYTES = 10 << 20
 ROTATED2, BLOCK4 = (2 + 32 / 512) / 32, (4 + 32 / 256) / 32       # of float32's bytes
-GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
+GRADIENTS, HIDDEN = "while gradients come", "beside the training"
 LATE = "until the next step's end"
 EXACT, LAYERS = "gradient_allreduce", 50
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -124,10 +124,8 @@ def step_s(said: Sends, profile: Profile, network: Network, bucket_nbytes: int =
         return profile.computing_s
     wait = (said.rounds + 2) * network.latency_s
     if said.when == LATE:
-        travels = said.nbytes * FRAMING / network.bytes_per_s + wait
-        return profile.computing_s + max(0, travels - profile.computing_s) / said.period
-    if said.when == STEP:
-        return profile.computing_s + (said.nbytes * FRAMING / network.bytes_per_s + wait) / said.period
+        in_flight = said.nbytes * FRAMING / network.bytes_per_s + wait
+        return profile.computing_s + max(0, in_flight - profile.computing_s) / said.period
     free = 0.0
     done = profile.backward_s
     for count, ready in _buckets(profile, bucket_nbytes):

@@ -143,6 +143,8 @@ def _start(comm, process_sets, scope=None):
     logger.info("rank %d of %d is in the job (%s): transport %s", options.rank, options.size, options.scope,
                 options.transport)
     runtime.restart_numbers()
+    if not options.elastic:
+        runtime.optimizers = {}
     runtime.restart_statistics()
     runtime.handles.clear()
     runtime.options = options

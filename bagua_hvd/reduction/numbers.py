@@ -5,26 +5,15 @@ from typing import Any
 from bagua_hvd.job.runtime import runtime
 
 
-class _Numbers:
-    """Numbers the optimizers of a process set, from 0 after each init(), so that its ranks use equal operation names.
+def optimizer_number(process_set: Any = 0) -> int:
+    """The next number of an optimizer on a process set, from 0 after each init(): ranks use equal operation names.
 
     Each set has its own numbers, since ranks outside of it may have no such optimizer; remove_process_set() ends them.
     In an elastic job the numbers continue after a reset, since the optimizers are kept; see share_numbers().
     """
-
-    def __init__(self):
-        self.inits = 0
-
-    def take(self, process_set=0):
-        if self.inits != runtime.inits and not runtime.options.elastic:
-            runtime.optimizers = {}
-        self.inits = runtime.inits
-        number = runtime.optimizers.get(process_set, 0)
-        runtime.optimizers[process_set] = number + 1
-        return number
-
-
-optimizer_number = _Numbers().take
+    number = runtime.optimizers.get(process_set, 0)
+    runtime.optimizers[process_set] = number + 1
+    return number
 
 
 def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) -> None:

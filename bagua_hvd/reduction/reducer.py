@@ -164,7 +164,7 @@ class Reducer:
 
     @property
     def number(self) -> int:
-        """The optimizer's number; a new one when the numbers of its set have restarted: see _Numbers."""
+        """The optimizer's number; a new one when the numbers of its set have restarted: see optimizer_number()."""
         id, options = self.group.process_set_id, runtime.options
         if options is not None and id is not None and (
                 self._removals != self.group.removals or (self._numbered_in != runtime.inits and not options.elastic)):
@@ -283,9 +283,9 @@ class Reducer:
             return
         if not self._overlaps:
             return
-        if window.travels is None:
+        if window.communicates is None:
             self._begin()
-        if last_pass and window.travels:
+        if last_pass and window.communicates:
             self._place(index)
 
     def mark_pending(self) -> bool:
@@ -328,14 +328,14 @@ class Reducer:
             self._weigh()
         if not self._begun:
             self.model.pending = {}
-        travels = "communicates_gradients" not in self._own_hooks or self.algorithm.communicates_gradients(self.model)
-        self._window.travels = travels
+        sends = "communicates_gradients" not in self._own_hooks or self.algorithm.communicates_gradients(self.model)
+        self._window.communicates = sends
         if not self._begun and "backward_begins" in self._own_hooks:
             self.model.hook = "backward_begins"
             self.algorithm.backward_begins(self.model)
         self._begun = True
         self.model.hook = "communicate"
-        if self.model.window and travels and not self.model.delay:
+        if self.model.window and sends and not self.model.delay:
             self._layout.name_buckets(".again")
 
     def _weigh(self):
@@ -450,9 +450,9 @@ class Reducer:
         if not self.agreed:
             self._agree()
         window = self._window
-        if window.travels is None:
+        if window.communicates is None:
             self._begin()
-        if not window.travels:
+        if not window.communicates:
             return
         for index, placed in enumerate(window.placed):
             if not placed:

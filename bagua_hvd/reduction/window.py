@@ -21,7 +21,7 @@ class Window:
     Attributes:
         ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
         unposted: the remaining buckets. operations: by a number that is the same on all ranks.
-        travels: whether gradients are communicated; None: the algorithm has not been asked yet.
+        communicates: whether gradients are communicated; None: the algorithm has not been asked yet.
         failure: the error when the rest was posted. sent: with delay=1, whether everything is posted.
         passes_left: backward passes until it ends. overflow_known: whether the ranks have agreed on overflow.
     """
@@ -31,7 +31,7 @@ class Window:
         self.placed = [False] * count
         self.unposted = list(buckets)
         self.operations: dict[int, Any] = {}
-        self.travels: bool | None = None
+        self.communicates: bool | None = None
         self.failure: Exception | None = None
         self.sent = False
         self.passes_left = passes

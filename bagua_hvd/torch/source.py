@@ -264,22 +264,22 @@ class TorchSource(Source):
                 parameter.grad = gradient
         if self._sharded:
             gradient = local(gradient)
-        travels, context = gradient, None
+        sent, context = gradient, None
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
-            travels = gradient.to_dense()
+            sent = gradient.to_dense()
         elif not self._sharded and _shares_memory(gradient):
-            travels = gradient.clone()
+            sent = gradient.clone()
         if self.factor != 1:
-            multiply(travels, self.factor)
+            multiply(sent, self.factor)
         if self.compression is not None:
             with torch.no_grad():
-                travels, context = self.compression.compress(travels)
-        if not travels.is_contiguous():
-            travels = travels.detach().contiguous()
-        if travels is not gradient or index in self._sparse_dims or self.compression is not None:
-            self._sent_tensors[index] = (travels, context)
-        return frontend.view(travels, travels)
+                sent, context = self.compression.compress(sent)
+        if not sent.is_contiguous():
+            sent = sent.detach().contiguous()
+        if sent is not gradient or index in self._sparse_dims or self.compression is not None:
+            self._sent_tensors[index] = (sent, context)
+        return frontend.view(sent, sent)
 
     def is_frozen(self, index: int) -> bool:
         parameter = self.parameters[index]

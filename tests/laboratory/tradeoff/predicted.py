@@ -2,8 +2,9 @@
 import math
 
 from bagua_hvd.bench import predict
-from bagua_hvd.bench.predict import BLOCK4, HIDDEN, LATE, STEP, Network, Profile, Sends
+from bagua_hvd.bench.predict import BLOCK4, HIDDEN, LATE, Network, Profile, Sends
 
+STEP = "after the backward pass"
 DDP_NBYTES = 25 << 20
 BLOCK8 = (8 + 32 / 256) / 32       # of float32's bytes
 # Configurations that it has, by name.
@@ -40,4 +41,7 @@ def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
 def step_s(way: str, profile: Profile, network: Network) -> float:
     """Seconds of a step."""
     said = sends(way, network.hosts, profile.parameters, predict.thin(profile))
+    if said.when == STEP:
+        took = said.nbytes * predict.FRAMING / network.bytes_per_s + (said.rounds + 2) * network.latency_s
+        return profile.computing_s + took / said.period
     return predict.step_s(said, profile, network, DDP_NBYTES if way.startswith("ddp") else predict.BUCKET_NBYTES)
