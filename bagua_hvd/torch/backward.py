@@ -101,7 +101,7 @@ class Backward:
         self.gradients_untouched = gradients_untouched
         self._frozen = frozen
         self._end: Callable[[], Any] | None = None      # weak reference to the _End of the current pass
-        self._lock: Any = None                          # serializes hooks that may run on several threads
+        self._lock: Any = nullcontext()                 # a lock if hooks may run on several threads
         # Other Backwards with hooks on parameters of this one -> the name of one shared parameter.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         # Backwards that the last pass touched and whose windows have as many passes as this one's.
@@ -133,7 +133,7 @@ class Backward:
         """Hooks frozen parameters: a pass over parameters unfrozen since then must also end, with add_unfrozen()."""
         @uncompiled
         def gradient_accumulated(_):
-            with self._lock or nullcontext():
+            with self._lock:
                 end = (None if self._end is None else self._end()) or self._await_end()
                 if end is not None:
                     self._reducer().mark_pending()
@@ -184,16 +184,10 @@ class Backward:
     def _after_accumulation(self, index):
         @uncompiled
         def gradient_accumulated(parameter):
-            lock = self._lock
-            if lock is not None:
-                lock.acquire()
-            try:
+            with self._lock:
                 end = (None if self._end is None else self._end()) or self._await_end()
                 if end is not None:
                     end.gradient_ready(index, _graph_task() == end.task)
-            finally:
-                if lock is not None:
-                    lock.release()
 
         return gradient_accumulated
 

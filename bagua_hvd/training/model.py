@@ -68,6 +68,7 @@ class Model:
         cut_by_user: whether the user has grouped the gradients, or the buckets are fixed by other settings.
         timing: None, or the Timing in which the Reducer records events.
         may_be_scaled: whether communication_begins() has anything to do: False after a step without loss scaling.
+        step_pending: whether the gradients were unscaled, and no step was made since: it was skipped, or is next.
     """
 
     def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
@@ -93,9 +94,8 @@ class Model:
         self._place: tuple[int, int] | None = None
         self._scratch: dict[str, Any] = {}
         self._scratch_inits: int | None = None
-        self.scaled = False
+        self.scaled = self.step_pending = False
         self._loss_scale: float | None = None     # of state in the gradients' unit; None: none has been seen
-        self._unscaled = False      # the gradients were unscaled: the step is made or skipped next
         self.may_be_scaled = True
         self._scaling_seen = False
         self._made_a_step = False               # since creation or loading: a loss scale would have been seen
@@ -204,7 +204,7 @@ class Model:
         if scale is not None:
             self._check_scale(scale)
             self._loss_scale = scale
-        self._unscaled = self._scaling_seen = self.may_be_scaled = True
+        self.step_pending = self._scaling_seen = self.may_be_scaled = True
 
     def _check_scale(self, scale: float) -> None:
         if self._loss_scale not in (None, scale) and not self._made_a_step:
@@ -215,29 +215,24 @@ class Model:
 
     def step_begins(self) -> None:
         """The optimizer is about to step. ValueError: see on_unscale()."""
-        if self.may_be_scaled and not self._unscaled and self.remembers_gradients:
+        if self.may_be_scaled and not self.step_pending and self.remembers_gradients:
             self._check_scale(1.0)
 
     def stepped(self) -> None:
         """The step has been made."""
         self.step += 1
-        self._unscaled, self._made_a_step = False, True
+        self.step_pending, self._made_a_step = False, True
         self.may_be_scaled = self._scaling_seen or self._loss_scale is not None or self.delay > 0
         if not self.delay:
             self._snapshots = None
 
-    @property
-    def step_pending(self) -> bool:
-        """Whether the gradients were unscaled, and no step was made since: it was skipped, or is next."""
-        return self._unscaled
-
     def skipped(self) -> None:
         """Called when no step can follow any more: if the gradients were unscaled, their step was skipped."""
-        if self._unscaled:
+        if self.step_pending:
             self.window = 0
             if not self.delay:
                 self.roll_back()
-        self._unscaled = False
+        self.step_pending = False
 
     def delayed_arrived(self) -> None:
         """With delay=1: the results of the previous step have arrived. If they are not finite, restores the state."""
@@ -249,7 +244,7 @@ class Model:
     def roll_back(self) -> None:
         """The step is skipped: restores the state of gradient buckets from before it, as far as that is known."""
         self._restore()
-        self._unscaled = False
+        self.step_pending = False
 
     def _restore(self) -> None:
         for state, snapshot in self._snapshots or ():
@@ -309,7 +304,7 @@ class Model:
         self.step = state["step"]
         self._initial_weights_differ = self._initial_weights_differ and self.step == 0
         self._loss_scale = state["loss_scale"]
-        self._snapshots, self._unscaled, self._made_a_step = None, False, False
+        self._snapshots, self.step_pending, self._made_a_step = None, False, False
         self.may_be_scaled = True
         self._place = self.group.rank(), self.group.size()
         own = (state["rank"], state["size"]) == self._place

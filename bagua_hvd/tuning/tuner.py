@@ -209,11 +209,13 @@ class Tuner:
         self._parts = self._cut(self._measured.ranks)
         self._until = points(part.until for parts in self._parts for part in parts)
         figures = window(steps, list(members), [member.nbytes for member in members.values()], self._until)
-        self._compare([*figures.as_list(), max(0, self._error_ppm), self._candidate_ppm], "window", self._decide)
+        numbers = [figures.step, figures.computing, figures.backward, *figures.ready,
+                   max(0, self._error_ppm), self._candidate_ppm]
+        self._compare(numbers, "window", self._decide)
 
     def _decide(self) -> None:
-        *figures, (error_ppm, _), (candidate_ppm, _) = self._posted.wait()
-        figures = Window.of_list([largest for largest, _ in figures], self._until)
+        step, computing, backward, *ready, error_ppm, candidate_ppm = (largest for largest, _ in self._posted.wait())
+        figures = Window(step, computing, backward, tuple(ready), tuple(self._until))
         assert self._measured is not None
         self._windows += 1
         self._since_measured += 1

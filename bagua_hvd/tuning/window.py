@@ -26,16 +26,6 @@ class Window(NamedTuple):
     ready: tuple[int, ...]
     until: tuple[float, ...]
 
-    def as_list(self) -> list[int]:
-        """The numbers for of_list()."""
-        return [self.step, self.computing, self.backward, *self.ready]
-
-    @classmethod
-    def of_list(cls, numbers: Sequence[int], until: Sequence[float]) -> "Window":
-        """The inverse of as_list()."""
-        step, computing, backward, *ready = numbers
-        return cls(step, computing, backward, tuple(ready), tuple(until))
-
     def ready_at(self, part: float) -> int:
         """When this share of the bytes is ready, 0 < part <= 1, or the next larger one that is known."""
         return self.ready[min(len(self.ready) - 1, bisect_left(self.until, part))]
