@@ -245,7 +245,7 @@ def main(name, folder, options):
         return 0
     except Exception as error:
         leave_error(folder, rank, error)
-        if backend:
+        if backend and name == "mpi":       # elsewhere the launcher ends the other ranks
             backend.abort()
         return 1
 

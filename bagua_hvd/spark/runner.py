@@ -179,12 +179,7 @@ class _SparkFunctionServer(FunctionServer):
             self._rank_ended(rank, code)
         if said.reason is not None:
             self.fail(rank, said.reason)
-        elif code != 0:
-            self.failed_process(rank)
-
-    def failed_process(self, rank):
-        """A rank's process failed. A reason that the rank reported itself takes precedence."""
-        if all(rank != other for other, _ in self.failures):
+        elif code != 0 and all(rank != other for other, _ in self.failures):     # else the rank said why
             self.fail(rank, None)
 
 
