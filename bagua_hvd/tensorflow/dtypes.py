@@ -3,21 +3,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd.core import native
+from bagua_hvd.core import vectors
 
-DTYPES = {
-    tf.uint8: native.UINT8,
-    tf.int8: native.INT8,
-    tf.uint16: native.UINT16,
-    tf.int16: native.INT16,
-    tf.int32: native.INT32,
-    tf.int64: native.INT64,
-    tf.float16: native.FLOAT16,
-    tf.float32: native.FLOAT32,
-    tf.float64: native.FLOAT64,
-    tf.bool: native.BOOL,
-    tf.bfloat16: native.BFLOAT16,
-}
+DTYPES: dict[tf.DType, int] = {tf.as_dtype(name): code for name, code in vectors.DTYPES.items()}
 # The core cannot compute with these dtypes; they are sent as dtypes that hold their values.
 _WIRE_DTYPES = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 

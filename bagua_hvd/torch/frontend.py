@@ -6,24 +6,12 @@ import torch
 from torch import strided
 
 from bagua_hvd.collectives.frontend import Frontend
-from bagua_hvd.core import native
+from bagua_hvd.core import native, vectors
 from bagua_hvd.core.device import DeviceView, Placement, device
 from bagua_hvd.core.native import tensor_view
 from bagua_hvd.torch.shards import is_sharded
 
-DTYPES = {
-    torch.uint8: native.UINT8,
-    torch.int8: native.INT8,
-    torch.uint16: native.UINT16,
-    torch.int16: native.INT16,
-    torch.int32: native.INT32,
-    torch.int64: native.INT64,
-    torch.float16: native.FLOAT16,
-    torch.float32: native.FLOAT32,
-    torch.float64: native.FLOAT64,
-    torch.bool: native.BOOL,
-    torch.bfloat16: native.BFLOAT16,
-}
+DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in vectors.DTYPES.items()}
 # The core cannot compute with these dtypes, but moves them as bytes, in one more dimension.
 _MOVED = {dtype for name in ("complex32", "complex64", "complex128", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
                              "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
