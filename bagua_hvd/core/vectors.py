@@ -108,29 +108,17 @@ class DeviceArray:
 
     Args:
         array: the host array. Between operations its content is undefined until `fetch()`.
+    Attributes:
+        pointer, floats: the fields of an operation. size: number of elements.
     """
 
     def __init__(self, array: np.ndarray) -> None:
         if array_view(array).dtype != FLOAT32:
             raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
-        self._array = array
-        self.pointer = ffi.gc(lib.bhvd_device_array_create(floats(array), array.size), lib.bhvd_device_array_destroy)
+        self.array, self.size, self.floats = array, array.size, floats(array)
+        self.pointer = ffi.gc(lib.bhvd_device_array_create(self.floats, self.size), lib.bhvd_device_array_destroy)
         if self.pointer == NULL:
             raise MemoryError("no memory for the device copy of an array")
-
-    @property
-    def array(self) -> np.ndarray:
-        """The host array, which may be out of date."""
-        return self._array
-
-    @property
-    def size(self) -> int:
-        return self._array.size
-
-    @property
-    def floats(self) -> Any:
-        """The host array as a field of an operation, which also gets `pointer`."""
-        return floats(self._array)
 
     def copy(self, array: np.ndarray) -> DeviceArray:
         """A DeviceArray over another array of the same size, with the newest values; they stay on their GPU.
@@ -149,7 +137,7 @@ class DeviceArray:
             HorovodInternalError: the GPU failed.
         """
         call(lib.bhvd_device_array_fetch, self.pointer)
-        return self._array
+        return self.array
 
 
 def pack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
