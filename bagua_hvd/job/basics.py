@@ -278,7 +278,7 @@ def _fitting(sets, options):
 
 def _register_static_sets(started, static_sets, options):
     """Checks that all ranks passed the same list, then registers it: ids 1, 2, ... in list order."""
-    process_sets.on_init(options.size)
+    process_sets.global_process_set.ranks = list(range(options.size))
     if options.size > 1:
         mine = [process_set.ranks for process_set in static_sets]
         for rank, theirs in enumerate(objects.allgather_object(started, mine, "init.process_sets")):

@@ -223,17 +223,15 @@ class _Worker:
 worker = _Worker()
 
 
-def connect(environ=None):
+def connect():
     """The DriverLink of this process, created if there is none; None: the job is not elastic.
 
     Raises:
         ValueError: the driver does not answer, or does not accept the job's secret.
     """
-    environ = os.environ if environ is None else environ
-    address = variables.read(DRIVER, environ)
+    address = variables.read(DRIVER)
     if worker.link is None and address:
-        secret = variables.read("_HOROVOD_SECRET_KEY", environ)
-        worker.link = DriverLink(address, secret, variables.read(WORKER, environ),
+        worker.link = DriverLink(address, variables.read("_HOROVOD_SECRET_KEY"), variables.read(WORKER),
                                  lambda *update: worker.on_hosts_updated(*update))
     return worker.link
 

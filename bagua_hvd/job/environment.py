@@ -69,7 +69,8 @@ def read_options(environ=None):
     options.emulated_bytes_per_s = read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8
     options.negotiation = read("BAGUA_HVD_NEGOTIATION")
     options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
-    options.nccl_two_level = _nccl_two_level(read)
+    # When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must.
+    options.nccl_two_level = 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
     options.host_id = read("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0
     options.cache_capacity = read("HOROVOD_CACHE_CAPACITY")
@@ -100,11 +101,6 @@ class _Reader:
 
     def milliseconds(self, name):
         return int(self(name) * 1000)
-
-
-def _nccl_two_level(read):
-    """When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must."""
-    return 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
 
 
 def _read_stall_check(read, options):

@@ -203,20 +203,13 @@ def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
         return _of_members[id]
 
 
-def on_init(size: int) -> None:
-    """Called by basics once the runtime is running."""
-    global_process_set.ranks = list(range(size))
-
-
 def on_shutdown() -> None:
     """Called by basics at shutdown: unregisters all sets."""
     with _lock:
-        for process_set in _registered.values():
-            process_set.process_set_id = None
-        _registered.clear()
-        for process_set in _of_members.values():
-            process_set.process_set_id = None
-        _of_members.clear()
+        for sets in (_registered, _of_members):
+            for process_set in sets.values():
+                process_set.process_set_id = None
+            sets.clear()
         _asked.clear()
     global_process_set.ranks = None
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from bagua_hvd.core.version import __version__
 
-_FRAMEWORKS = (("TensorFlow", "tensorflow", "bagua_hvd.tensorflow"), ("PyTorch", "torch", "bagua_hvd.torch"))
+_FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"))
 # In rising order, under the names of bhvd_cpu_features: a CPU with one feature has all before it.
 _CPU_FEATURES = ("scalar", "avx2", "avx512")
 
@@ -32,9 +32,7 @@ def _quiet():
         os.close(stderr)
 
 
-def _framework(name, module, frontend):
-    if importlib.util.find_spec(frontend) is None:
-        return _line(False, name, "no front end in this version of bagua_hvd")
+def _framework(name, module):
     if importlib.util.find_spec(module) is None:
         return _line(False, name, "not installed")
     # Reports the error of a broken installation, without the framework's own messages at import.

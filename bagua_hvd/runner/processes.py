@@ -173,7 +173,7 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher, then kills its sessions and removes its folders. A context manager: close().
+    """Outlives the launcher, then kills its sessions and removes its folders, unless close() is called before.
 
     Args:
         mark: processes with this mark are killed, too.
@@ -201,12 +201,6 @@ class Guard:
     def _tell(self, line):
         with suppress(BrokenPipeError):     # the guard was killed; the death signal remains
             self._stdin.write(line)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
 
     def close(self):
         """Tells the guard to do nothing, and waits for its end."""

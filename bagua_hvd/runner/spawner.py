@@ -24,7 +24,7 @@ class LocalSpawner:
         return self
 
     def __exit__(self, *exception):
-        self._guard.__exit__(*exception)
+        self._guard.close()
 
     def start(self, task):
         """Starts a supervisor.Task and returns its Process. OSError: no more processes or descriptors."""
