@@ -197,8 +197,8 @@ INLINE void inverse_add(char *dst, size_t count, float *a, size_t d, const uint3
 INLINE float sums_of(vec *sums)
 {
     float parts[LANES];
-    for (int w = EACH / 2; w > 0; w /= 2)
-        for (int p = 0; p < w; p++)
+    UNROLLED for (int w = EACH / 2; w > 0; w /= 2)
+        UNROLLED for (int p = 0; p < w; p++)
             sums[p] += sums[p + w];
     vec_store(parts, sums[0]);
     for (int w = LANES / 2; w > 0; w /= 2)
@@ -210,7 +210,7 @@ INLINE float sums_of(vec *sums)
 INLINE float squares(const float *a, size_t d)
 {
     vec sums[EACH];
-    for (int p = 0; p < EACH; p++)
+    UNROLLED for (int p = 0; p < EACH; p++)
         sums[p] = vec_set1(0);
     for (size_t i = 0; i < d; i += ROTATED_SUMS)
         UNROLLED for (int p = 0; p < EACH; p++) {
@@ -300,7 +300,7 @@ INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const
     const int bits = levels->bits, parts = bits == 3 ? 2 : bits;
     const struct quantizer with = quantizer_of(levels, s);
     vec sums[EACH];
-    for (int p = 0; p < EACH; p++)
+    UNROLLED for (int p = 0; p < EACH; p++)
         sums[p] = vec_set1(0);
     for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
         whole signs[ROWS] = {{0}};
