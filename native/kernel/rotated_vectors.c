@@ -76,11 +76,6 @@ enum { ROWS = 16 / LANES, EACH = ROTATED_SUMS / LANES };
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
-INLINE uint32_t lanes_of(const uint32_t *signs, size_t i)
-{
-    return LANES == 8 ? ((const any_u8 *)signs)[i / 8] : ((const any_u16 *)signs)[i / 16];
-}
-
 #define BUTTERFLY(a, b)                         \
     do {                                        \
         const vec sum = a + b;                  \
@@ -140,8 +135,8 @@ INLINE void forward(float *a, const char *src, size_t count, size_t d, const uin
     for (size_t i = 0; i < d; i += 8 * LANES) {
         vec r[8];
         UNROLLED for (int k = 0; k < 8; k++) {
-            const size_t at = i + (size_t)k * LANES;
-            r[k] = vec_within(vec_negate(element->load(from + at * element->size), lanes_of(signs, at)));
+            const vec x = element->load(from + (i + (size_t)k * LANES) * element->size);
+            r[k] = vec_within(vec_negate(x, signs[i / BLOCK + (size_t)k / BLOCK_VECTORS], k % BLOCK_VECTORS));
         }
         butterflies(r, 8);
         UNROLLED for (int k = 0; k < 8; k++)
@@ -164,9 +159,9 @@ INLINE void transform(float *a, size_t d)
 }
 
 // The element; a float16 is clamped so that it does not become an infinity.
-INLINE vec element_of(const float *a, size_t i, const uint32_t *signs, const struct element *element)
+INLINE vec element_of(const float *a, size_t i, int v, const uint32_t *signs, const struct element *element)
 {
-    const vec x = vec_negate(vec_load(a + i), lanes_of(signs, i));
+    const vec x = vec_negate(vec_load(a + i + (size_t)v * LANES), signs[i / BLOCK], v);
     if (element->largest > 65504)
         return x;
     return vec_max(vec_min(x, vec_set1(element->largest)), vec_set1(-element->largest));
@@ -176,9 +171,10 @@ INLINE void inverse(char *dst, size_t count, float *a, size_t d, const uint32_t 
 {
     char block[ROTATED_LARGEST_BLOCK * sizeof(float)], *to = count == d ? dst : block;
     transform(a, d);
-    for (size_t i = 0; i < d; i += 2 * LANES)
-        element->store_two(to + i * element->size, element_of(a, i, signs, element),
-                           element_of(a, i + LANES, signs, element));
+    for (size_t i = 0; i < d; i += BLOCK)
+        UNROLLED for (int v = 0; v < BLOCK_VECTORS; v += 2)
+            element->store_two(to + (i + (size_t)v * LANES) * element->size, element_of(a, i, v, signs, element),
+                               element_of(a, i, v + 1, signs, element));
     if (count != d)
         memcpy(dst, to, count * element->size);
 }
@@ -188,8 +184,11 @@ INLINE void inverse_add(char *dst, size_t count, float *a, size_t d, const uint3
     char block[ROTATED_LARGEST_BLOCK * sizeof(float)], *to = count == d ? dst : block;
     transform(a, d);
     filled_up(block, dst, count, d, sizeof(float));
-    for (size_t i = 0; i < d; i += LANES)
-        vec_store(to + 4 * i, vec_load(to + 4 * i) + element->round(element_of(a, i, signs, element)));
+    for (size_t i = 0; i < d; i += BLOCK)
+        UNROLLED for (int v = 0; v < BLOCK_VECTORS; v++) {
+            char *at = to + (i + (size_t)v * LANES) * sizeof(float);
+            vec_store(at, vec_load(at) + element->round(element_of(a, i, v, signs, element)));
+        }
     if (count != d)
         memcpy(dst, block, count * sizeof(float));
 }

@@ -36,7 +36,7 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
     uint32_t bits;
     memcpy(&bits, grid->bits + i / 8, sizeof bits);
-    return vec_negate(grid->scale, bits >> v * LANES);
+    return vec_negate(grid->scale, bits, v);
 }
 
 #include "kernel/decode_vectors.h"

@@ -5,7 +5,7 @@
 //     mask                     of lanes, taking |; MASK_NONE, mask_bits(m): bit i: lane i
 //     vec_greater(a, b), vec_is_negative(x), vec_unordered(a, b)  lanes where a > b; where the sign is set; where one is a NaN
 //     vec_choose(m, a, b)      b in the lanes of m, else a
-//     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
+//     vec_negate(x, bits, v)   the sign of lane i flipped where bit v LANES + i is set; v < BLOCK_VECTORS
 //     vec_least(x), vec_greatest(x)    over the lanes, none of which is a NaN
 //     vec_nearest(x), vec_truncated(x) as a `whole`
 //     bytes_signed(n), bytes_unsigned(n)    BLOCK numbers as bytes

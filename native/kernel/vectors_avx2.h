@@ -56,10 +56,10 @@ INLINE mask vec_unordered(vec a, vec b) { return (mask)_mm256_cmp_ps(a, b, _CMP_
 INLINE mask vec_is_negative(vec x) { return _mm256_srai_epi32((__m256i)x, 31); }
 INLINE vec vec_choose(mask m, vec a, vec b) { return _mm256_blendv_ps(a, b, (vec)m); }
 
-INLINE vec vec_negate(vec x, uint32_t bits)
+INLINE vec vec_negate(vec x, uint32_t bits, int v)
 {
-    const __m256i at_top = _mm256_sllv_epi32(_mm256_set1_epi32((int)bits), _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
-    return _mm256_xor_ps(x, _mm256_and_ps((vec)at_top, vec_set1(-0.0f)));
+    const whole to_top = (whole){31, 30, 29, 28, 27, 26, 25, 24} - (uint32_t)(v * LANES);
+    return (vec)((whole)x ^ (bits << to_top & 0x80000000));
 }
 
 INLINE whole vec_nearest(vec x) { return (whole)_mm256_cvtps_epi32(x); }

@@ -44,7 +44,10 @@ INLINE mask vec_greater(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_
 INLINE mask vec_unordered(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
 INLINE mask vec_is_negative(vec x) { return _mm512_movepi32_mask((__m512i)x); }
 INLINE vec vec_choose(mask m, vec a, vec b) { return _mm512_mask_blend_ps(m, a, b); }
-INLINE vec vec_negate(vec x, uint32_t bits) { return _mm512_mask_xor_ps(x, (mask)bits, x, vec_set1(-0.0f)); }
+INLINE vec vec_negate(vec x, uint32_t bits, int v)
+{
+    return _mm512_mask_xor_ps(x, (mask)(bits >> v * LANES), x, vec_set1(-0.0f));
+}
 
 INLINE whole vec_nearest(vec x) { return (whole)_mm512_cvtps_epi32(x); }
 INLINE whole vec_truncated(vec x) { return (whole)_mm512_cvttps_epi32(x); }
