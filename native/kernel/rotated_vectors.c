@@ -8,7 +8,11 @@
 //     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; other bits may be above
 //     vec_within(x)            the butterflies of distances 1, 2, ... LANES / 2
 //     whole_or_where(n, m, k)  n | k in the lanes of m, else n
-//     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, one after the other
+//     words                    16 words, in an order that words_store knows
+//     words_of(q)              the lower 16 bits, of ROWS wholes
+//     words_or_where(n, m, k)  n | k in the words of ROWS masks, else n
+//     words_or_signs(n, x)     n | 0x8000 in the words where ROWS vectors are negative, else n
+//     words_store(p, n), words_load(p, q)    16 bits of each word; ROWS wholes
 #ifdef __AVX512F__
 #define vec_lookup(table, n) _mm512_permutexvar_ps((__m512i)(n), table)
 
@@ -37,8 +41,13 @@ INLINE whole whole_or_where(whole n, mask m, int k)
     return (whole)_mm512_mask_or_epi32((__m512i)n, m, (__m512i)n, _mm512_set1_epi32(k));
 }
 
-INLINE void words_store(uint8_t *p, const whole *n) { store_halves(p, _mm512_cvtepi32_epi16((__m512i)n[0])); }
-INLINE void words_load(const uint8_t *p, whole *n) { n[0] = (whole)_mm512_cvtepu16_epi32(load_halves(p)); }
+typedef whole words;
+#define words_of(q) ((q)[0])
+#define words_or_where(n, m, k) whole_or_where(n, (m)[0], k)
+#define words_or_signs(n, x) whole_or_where(n, _mm512_movepi32_mask((__m512i)(x)[0]), 1 << 15)
+
+INLINE void words_store(uint8_t *p, words n) { store_halves(p, _mm512_cvtepi32_epi16((__m512i)n)); }
+INLINE void words_load(const uint8_t *p, whole *q) { q[0] = (whole)_mm512_cvtepu16_epi32(load_halves(p)); }
 #else
 #define vec_lookup(table, n) _mm256_permutevar8x32_ps(table, (__m256i)(n))
 
@@ -59,16 +68,18 @@ INLINE vec vec_within(vec x)
 
 INLINE whole whole_or_where(whole n, mask m, int k) { return n | ((whole)m & (uint32_t)k); }
 
-INLINE void words_store(uint8_t *p, const whole *n)
-{
-    const __m256i packed = _mm256_packus_epi32((__m256i)(n[0] & 0xffff), (__m256i)(n[1] & 0xffff));
-    _mm256_storeu_si256((void *)p, _mm256_permute4x64_epi64(packed, 0xd8));
-}
+// packs works within each half of the register. It saturates, which keeps masks and signs.
+typedef uint16_t words __attribute__((vector_size(sizeof(vec)), may_alias));
+INLINE words words_of(const whole *q) { return (words)_mm256_packs_epi32((__m256i)q[0], (__m256i)q[1]); }
+INLINE words words_or_where(words n, const mask *m, int k) { return n | (words_of((const whole *)m) & (uint16_t)k); }
+#define words_or_signs(n, x) words_or_where(n, (const mask *)(x), 1 << 15)
 
-INLINE void words_load(const uint8_t *p, whole *n)
+INLINE void words_store(uint8_t *p, words n) { _mm256_storeu_si256((void *)p, _mm256_permute4x64_epi64((__m256i)n, 0xd8)); }
+
+INLINE void words_load(const uint8_t *p, whole *q)
 {
-    n[0] = (whole)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
-    n[1] = (whole)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p + 16)));
+    q[0] = (whole)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+    q[1] = (whole)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p + 16)));
 }
 #endif
 
@@ -250,47 +261,53 @@ INLINE struct quantizer quantizer_of(const struct rotated_levels *levels, float 
     return with;
 }
 
-// The level of the magnitude m. Also stores its number in n, from bit k on.
-INLINE vec level_of(int bits, const struct quantizer *with, vec m, whole *n, int k)
+// The level of the magnitude m. Also stores its number: for 2 bits in is_next, for more in q.
+INLINE vec level_of(int bits, const struct quantizer *with, vec m, mask *is_next, whole *q)
 {
     if (bits == 1)
         return with->least;
     if (bits == 2) {
-        const mask is_next = vec_greater(m, with->threshold[0]);
-        *n = whole_or_where(*n, is_next, 1 << k);
-        return vec_choose(is_next, with->least, with->next);
+        *is_next = vec_greater(m, with->threshold[0]);
+        return vec_choose(*is_next, with->least, with->next);
     }
-    whole q = {0};
+    *q = (whole){0};
     if (bits == 3) {
         const mask is_above = vec_greater(m, with->threshold[1]);
-        q = whole_or_where(q, is_above, 2);
-        q = whole_or_where(q, vec_greater(m, vec_choose(is_above, with->threshold[0], with->threshold[2])), 1);
+        *q = whole_or_where(*q, is_above, 2);
+        *q = whole_or_where(*q, vec_greater(m, vec_choose(is_above, with->threshold[0], with->threshold[2])), 1);
     } else {
-        q = whole_or_where(q, vec_greater(m, with->middle), 4);
-        q = whole_or_where(q, vec_greater(m, vec_lookup(with->above, q)), 2);
-        q = whole_or_where(q, vec_greater(m, vec_lookup(with->below, q)), 1);
+        *q = whole_or_where(*q, vec_greater(m, with->middle), 4);
+        *q = whole_or_where(*q, vec_greater(m, vec_lookup(with->above, *q)), 2);
+        *q = whole_or_where(*q, vec_greater(m, vec_lookup(with->below, *q)), 1);
     }
-    *n |= q << k;
-    return vec_lookup(with->level, q);
+    return vec_lookup(with->level, *q);
 }
 
-// One part of b-bit numbers. With 3 bits, the signs are stored in `signs`, from bit `row` on.
+// One part of b-bit numbers; with 3 bits, the signs go to `signs`. Each number enters at the top of its word, and is pushed down.
 INLINE void quantize_part(const struct rotated_levels *levels, const struct quantizer *with, uint8_t *codes, const float *a,
-                          vec *sums, whole *signs, int row)
+                          vec *sums, words *signs)
 {
     const int bits = levels->bits, b = bits == 3 ? 2 : bits;
-    whole n[ROWS] = {{0}};
-    UNROLLED for (int k = 0; k < 16 / b; k++)
+    words n = {0};
+    UNROLLED for (int k = 0; k < 16 / b; k++) {
+        vec x[ROWS];
+        mask is_next[ROWS];
+        whole q[ROWS];
         UNROLLED for (int v = 0; v < ROWS; v++) {
             const int i = 16 * k + LANES * v;
-            const vec x = vec_load(a + i), m = vec_abs(x);
-            const vec level = level_of(bits, with, m, &n[v], b * k);
-            sums[i / LANES % EACH] += m * level;
-            if (bits == 3)
-                signs[v] = whole_or_where(signs[v], vec_is_negative(x), 1 << (row + k));
-            else
-                n[v] = whole_or_where(n[v], vec_is_negative(x), 1 << (b * k + b - 1));
+            x[v] = vec_load(a + i);
+            sums[i / LANES % EACH] += vec_abs(x[v]) * level_of(bits, with, vec_abs(x[v]), &is_next[v], &q[v]);
         }
+        n >>= b;
+        if (bits == 2)
+            n = words_or_where(n, is_next, 1 << 14);
+        if (bits > 2)
+            n |= words_of(q) << (16 - b);
+        if (bits == 3)
+            *signs = words_or_signs(*signs >> 1, x);
+        else
+            n = words_or_signs(n, x);
+    }
     words_store(codes, n);
 }
 
@@ -302,10 +319,9 @@ INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const
     UNROLLED for (int p = 0; p < EACH; p++)
         sums[p] = vec_set1(0);
     for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
-        whole signs[ROWS] = {{0}};
+        words signs = {0};
         UNROLLED for (int p = 0; p < parts; p++)
-            quantize_part(levels, &with, codes + p * ROTATED_PART, a + i + (size_t)(p * ROTATED_UNIT / parts), sums, signs,
-                          p * 16 / parts);
+            quantize_part(levels, &with, codes + p * ROTATED_PART, a + i + (size_t)(p * ROTATED_UNIT / parts), sums, &signs);
         if (bits == 3)
             words_store(codes + 2 * ROTATED_PART, signs);
     }

@@ -3,7 +3,7 @@
 //     vec_load, vec_store, vec_stream (aligned), vec_set1, vec_rint, vec_min, vec_max
 //     vec_load_<type>, vec_store_two_<type>, vec_round_f16        see struct element below
 //     mask                     of lanes, taking |; MASK_NONE, mask_bits(m): bit i: lane i
-//     vec_greater(a, b), vec_is_negative(x), vec_unordered(a, b)  lanes where a > b; where the sign is set; where one is a NaN
+//     vec_greater(a, b), vec_unordered(a, b)    lanes where a > b; where one is a NaN
 //     vec_choose(m, a, b)      b in the lanes of m, else a
 //     vec_negate(x, bits, v)   the sign of lane i flipped where bit v LANES + i is set; v < BLOCK_VECTORS
 //     vec_least(x), vec_greatest(x)    over the lanes, none of which is a NaN

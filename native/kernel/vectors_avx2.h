@@ -53,7 +53,6 @@ typedef __m256i mask;
 INLINE uint32_t mask_bits(mask m) { return (uint32_t)_mm256_movemask_ps((vec)m); }
 INLINE mask vec_greater(vec a, vec b) { return (mask)_mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 INLINE mask vec_unordered(vec a, vec b) { return (mask)_mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
-INLINE mask vec_is_negative(vec x) { return _mm256_srai_epi32((__m256i)x, 31); }
 INLINE vec vec_choose(mask m, vec a, vec b) { return _mm256_blendv_ps(a, b, (vec)m); }
 
 INLINE vec vec_negate(vec x, uint32_t bits, int v)

@@ -42,7 +42,6 @@ typedef __mmask16 mask;
 
 INLINE mask vec_greater(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 INLINE mask vec_unordered(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
-INLINE mask vec_is_negative(vec x) { return _mm512_movepi32_mask((__m512i)x); }
 INLINE vec vec_choose(mask m, vec a, vec b) { return _mm512_mask_blend_ps(m, a, b); }
 INLINE vec vec_negate(vec x, uint32_t bits, int v)
 {
