@@ -13,8 +13,7 @@
 struct coder {
     const struct rotated_levels *levels;
     float (*quantize)(uint8_t *codes, const float *a, size_t d, float s);
-    void (*dequantize)(float *a, const uint8_t *codes, size_t d, float t);
-    void (*add)(float *a, const uint8_t *codes, size_t d, float t);
+    void (*dequantize)(float *a, const uint8_t *codes, size_t d, float t, int adds);
 };
 
 #define ROTATED_CODER(codec, name, levels)                                                                          \
@@ -22,25 +21,22 @@ struct coder {
     {                                                                                                               \
         return quantize(&levels, codes, a, d, s);                                                                   \
     }                                                                                                               \
-    SHARED void NAME(name##_dequantize)(float *a, const uint8_t *codes, size_t d, float t)                          \
+    SHARED void NAME(name##_dequantize)(float *a, const uint8_t *codes, size_t d, float t, int adds)                \
     {                                                                                                               \
-        dequantize(&levels, a, codes, d, t, 0);                                                                     \
+        if (adds)                                                                                                   \
+            dequantize(&levels, a, codes, d, t, 1);                                                                 \
+        else                                                                                                        \
+            dequantize(&levels, a, codes, d, t, 0);                                                                 \
     }                                                                                                               \
-    SHARED void NAME(name##_add)(float *a, const uint8_t *codes, size_t d, float t)                                 \
-    {                                                                                                               \
-        dequantize(&levels, a, codes, d, t, 1);                                                                     \
-    }                                                                                                               \
-    static const struct coder NAME(name##_coder) = {&levels, NAME(name##_quantize), NAME(name##_dequantize),        \
-                                                    NAME(name##_add)};
+    static const struct coder NAME(name##_coder) = {&levels, NAME(name##_quantize), NAME(name##_dequantize)};
 ROTATED_EACH(ROTATED_CODER)
 
 struct io {
     size_t size;
     // a = H (signs src), padded with zeros.
     void (*forward)(float *a, const char *src, size_t count, size_t d, const uint32_t *signs);
-    // inverse: dst = signs H a as elements; inverse_add: in float32, dst += that. Both overwrite a.
-    void (*inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs);
-    void (*inverse_add)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs);
+    // dst = signs H a as elements; adds: in float32, dst += that. Overwrites a.
+    void (*inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, int adds);
     void (*store_one)(void *p, float x);
 };
 static const struct io COEFFICIENTS = {.size = sizeof(float)};
@@ -104,36 +100,28 @@ SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, s
     return rotated_scale((double)sum / coder->quantize(codes, a, d, sqrtf(sum / (float)d)) / unit);
 }
 
-// Before all blocks, and after them.
-INLINE void encode_begin(const struct codes *at)
-{
-    if (at->count)
-        memset(at->codes - CODEC_BLOCK, 0, CODEC_BLOCK);        // the scales' padding
-}
-
-INLINE void encode_end(void *dst, uint64_t seed, int is_finite)
-{
-    codec_header_init(dst, ROTATED_VERSION, is_finite);
-    memcpy(dst, &seed, sizeof seed);
-}
-
-SHARED void encode(const struct coder *coder, const struct io *io, void *dst, const void *src, size_t count,
-                   const struct bhvd_codec_options *options)
+// Encodes coefficients, or src if they are NULL.
+SHARED void encode(const struct coder *coder, const struct io *io, void *dst, const void *src, float *coefficients, size_t count,
+                   uint64_t key, const struct bhvd_codec_options *options)
 {
     const struct codes at = codes_at(coder, dst, count, options);
     int is_finite = 1;
-    encode_begin(&at);
+    if (count)
+        memset(at.codes - CODEC_BLOCK, 0, CODEC_BLOCK);     // the scales' padding
     for (size_t begin = 0; begin < count; begin += at.size) {
         const size_t left = count - begin, d = rotated_block(left, at.size);
-        _Alignas(64) float a[ROTATED_LARGEST_BLOCK];
+        _Alignas(64) float block[ROTATED_LARGEST_BLOCK], *a = coefficients ? coefficients + begin : block;
         uint32_t signs[ROTATED_LARGEST_BLOCK / 32];
-        rotated_signs(signs, options->seed, begin, d);
-        io->forward(a, (const char *)src + begin * io->size, left < d ? left : d, d, signs);
-        const float t = encode_block(coder, codes_of_block(&at, begin), a, d, (double)d);
+        if (!coefficients) {
+            rotated_signs(signs, key, begin, d);
+            io->forward(a, (const char *)src + begin * io->size, left < d ? left : d, d, signs);
+        }
+        const float t = encode_block(coder, codes_of_block(&at, begin), a, d, coefficients ? 1 : (double)d);
         store_f32(scale_of_block(&at, begin), t);
         is_finite &= t == t;
     }
-    encode_end(dst, options->seed, is_finite);
+    codec_header_init(dst, ROTATED_VERSION, is_finite);
+    memcpy(dst, &key, sizeof key);
 }
 
 // Writes elements that are all 0, or all NaN.
@@ -163,8 +151,8 @@ SHARED void decode(const struct coder *coder, const struct io *io, void *dst, co
             continue;
         }
         rotated_signs(signs, key, begin, d);
-        coder->dequantize(a, codes_of_block(&at, begin), d, t);
-        (adds ? io->inverse_add : io->inverse)(to, here, a, d, signs);
+        coder->dequantize(a, codes_of_block(&at, begin), d, t, 0);
+        io->inverse(to, here, a, d, signs, adds);
     }
 }
 
@@ -187,23 +175,8 @@ SHARED void coefficients_add(const struct coder *coder, float *sum, const void *
         if (!rotated_is_bounded(t))
             fill(&COEFFICIENTS, (char *)(sum + begin), d, (float)NAN, 1);
         else if (t != 0)
-            coder->add(sum + begin, codes_of_block(&at, begin), d, t);
+            coder->dequantize(sum + begin, codes_of_block(&at, begin), d, t, 1);
     }
-}
-
-SHARED void coefficients_encode(const struct coder *coder, void *dst, float *coefficients, size_t count,
-                                const void *like, const struct bhvd_codec_options *options)
-{
-    const struct codes at = codes_at(coder, dst, count, options);
-    int is_finite = 1;
-    encode_begin(&at);
-    for (size_t begin = 0; begin < count; begin += at.size) {
-        const float t = encode_block(coder, codes_of_block(&at, begin), coefficients + begin,
-                                     rotated_block(count - begin, at.size), 1);
-        store_f32(scale_of_block(&at, begin), t);
-        is_finite &= t == t;
-    }
-    encode_end(dst, rotated_key(like), is_finite);
 }
 
 SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t count, const void *like,
@@ -224,7 +197,7 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
             continue;
         }
         rotated_signs(signs, rotated_key(like), begin, d);
-        io->inverse(to, here, coefficients + begin, d, signs);
+        io->inverse(to, here, coefficients + begin, d, signs, 0);
     }
 }
 
@@ -232,7 +205,10 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
 
 // The functions of a codec for an element type: <name>_encode_<element>_<isa> ...; rotated_io_<element>_<isa> must exist.
 #define ROTATED_FUNCTIONS_OF(dtype, element, name)                                                                                  \
-    ENCODE(name, element) { encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options); }              \
+    ENCODE(name, element)                                                                                                           \
+    {                                                                                                                               \
+        encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, NULL, count, options->seed, options);               \
+    }                                                                                                                               \
     DECODE(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0); }           \
     DECODE_ADD(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 1); }       \
     static void NAME(JOIN(name##_invert, element))(void *dst, float *coefficients, size_t count, const void *like, OPTIONS)         \
@@ -248,7 +224,7 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
     }                                                                                                                           \
     static void NAME(name##_coefficients_encode)(void *dst, float *coefficients, size_t count, const void *like, OPTIONS)       \
     {                                                                                                                           \
-        coefficients_encode(&NAME(name##_coder), dst, coefficients, count, like, options);                                      \
+        encode(&NAME(name##_coder), NULL, dst, NULL, coefficients, count, rotated_key(like), options);                          \
     }
 
 #define ROTATED_SET(dtype, element, codec, name)                                                                        \

@@ -15,24 +15,17 @@ SHARED void ROTATED(forward)(float *a, const char *src, size_t count, size_t d, 
     transform(a, d);
 }
 
-SHARED void ROTATED(inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs)
-{
-    transform(a, d);
-    for (size_t i = 0; i < count; i++)
-        ROTATED(store_one)(dst + SIZE * i, flipped(a[i], signs, i));
-}
-
-SHARED void ROTATED(inverse_add)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs)
+SHARED void ROTATED(inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, int adds)
 {
     transform(a, d);
     for (size_t i = 0; i < count; i++) {
         char element[SIZE];
-        ROTATED(store_one)(element, flipped(a[i], signs, i));
-        store_f32(dst + 4 * i, (float)(load_f32(dst + 4 * i) + LOAD(element)));
+        ROTATED(store_one)(adds ? element : dst + SIZE * i, flipped(a[i], signs, i));
+        if (adds)
+            store_f32(dst + 4 * i, (float)(load_f32(dst + 4 * i) + LOAD(element)));
     }
 }
 
-static const struct io ROTATED(io) = {SIZE, ROTATED(forward), ROTATED(inverse), ROTATED(inverse_add),
-                                      ROTATED(store_one)};
+static const struct io ROTATED(io) = {SIZE, ROTATED(forward), ROTATED(inverse), ROTATED(store_one)};
 #define ROTATED_FUNCTIONS(codec, name, levels) ROTATED_FUNCTIONS_OF(dtype, ELEMENT, name)
 ROTATED_EACH(ROTATED_FUNCTIONS)

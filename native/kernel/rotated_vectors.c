@@ -117,18 +117,6 @@ INLINE void pass(float *a, size_t d, size_t h, int n)
         }
 }
 
-// All distances from 8 LANES on.
-INLINE void passes(float *a, size_t d)
-{
-    size_t h = 8 * LANES;
-    for (; d / h >= 8; h *= 8)
-        pass(a, d, h, 8);
-    if (d / h == 4)
-        pass(a, d, h, 4);
-    else if (d / h == 2)
-        pass(a, d, h, 2);
-}
-
 // Copies a shorter block and pads it with zeros; returns the block to read.
 INLINE const char *filled_up(char *block, const char *src, size_t count, size_t d, size_t size)
 {
@@ -139,34 +127,33 @@ INLINE const char *filled_up(char *block, const char *src, size_t count, size_t 
     return block;
 }
 
-INLINE void forward(float *a, const char *src, size_t count, size_t d, const uint32_t *signs, const struct element *element)
+// a = H src, or if it flips H (signs src). src may be a.
+INLINE void transform(float *a, const char *src, size_t d, const struct element *element, int flips, const uint32_t *signs)
 {
-    char block[ROTATED_LARGEST_BLOCK * sizeof(float)];
-    const char *from = filled_up(block, src, count, d, element->size);
     for (size_t i = 0; i < d; i += 8 * LANES) {
         vec r[8];
         UNROLLED for (int k = 0; k < 8; k++) {
-            const vec x = element->load(from + (i + (size_t)k * LANES) * element->size);
-            r[k] = vec_within(vec_negate(x, signs[i / BLOCK + (size_t)k / BLOCK_VECTORS], k % BLOCK_VECTORS));
+            const vec x = element->load(src + (i + (size_t)k * LANES) * element->size);
+            r[k] = vec_within(flips ? vec_negate(x, signs[i / BLOCK + (size_t)k / BLOCK_VECTORS], k % BLOCK_VECTORS) : x);
         }
         butterflies(r, 8);
         UNROLLED for (int k = 0; k < 8; k++)
             vec_store(a + i + (size_t)k * LANES, r[k]);
     }
-    passes(a, d);
+    for (size_t h = 8 * LANES; h < d; h *= 8) {
+        if (d / h >= 8)
+            pass(a, d, h, 8);
+        else if (d / h == 4)
+            pass(a, d, h, 4);
+        else
+            pass(a, d, h, 2);
+    }
 }
 
-INLINE void transform(float *a, size_t d)
+INLINE void forward(float *a, const char *src, size_t count, size_t d, const uint32_t *signs, const struct element *element)
 {
-    for (size_t i = 0; i < d; i += 8 * LANES) {
-        vec r[8];
-        UNROLLED for (int k = 0; k < 8; k++)
-            r[k] = vec_within(vec_load(a + i + (size_t)k * LANES));
-        butterflies(r, 8);
-        UNROLLED for (int k = 0; k < 8; k++)
-            vec_store(a + i + (size_t)k * LANES, r[k]);
-    }
-    passes(a, d);
+    char block[ROTATED_LARGEST_BLOCK * sizeof(float)];
+    transform(a, filled_up(block, src, count, d, element->size), d, element, 1, signs);
 }
 
 // The element; a float16 is clamped so that it does not become an infinity.
@@ -178,30 +165,24 @@ INLINE vec element_of(const float *a, size_t i, int v, const uint32_t *signs, co
     return vec_max(vec_min(x, vec_set1(element->largest)), vec_set1(-element->largest));
 }
 
-INLINE void inverse(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, const struct element *element)
+INLINE void inverse(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, const struct element *element, int adds)
 {
+    const size_t size = adds ? sizeof(float) : element->size;
     char block[ROTATED_LARGEST_BLOCK * sizeof(float)], *to = count == d ? dst : block;
-    transform(a, d);
+    transform(a, (const char *)a, d, &f32, 0, NULL);
+    if (adds)
+        filled_up(block, dst, count, d, size);
     for (size_t i = 0; i < d; i += BLOCK)
-        UNROLLED for (int v = 0; v < BLOCK_VECTORS; v += 2)
-            element->store_two(to + (i + (size_t)v * LANES) * element->size, element_of(a, i, v, signs, element),
-                               element_of(a, i, v + 1, signs, element));
-    if (count != d)
-        memcpy(dst, to, count * element->size);
-}
-
-INLINE void inverse_add(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, const struct element *element)
-{
-    char block[ROTATED_LARGEST_BLOCK * sizeof(float)], *to = count == d ? dst : block;
-    transform(a, d);
-    filled_up(block, dst, count, d, sizeof(float));
-    for (size_t i = 0; i < d; i += BLOCK)
-        UNROLLED for (int v = 0; v < BLOCK_VECTORS; v++) {
-            char *at = to + (i + (size_t)v * LANES) * sizeof(float);
-            vec_store(at, vec_load(at) + element->round(element_of(a, i, v, signs, element)));
+        UNROLLED for (int v = 0; v < BLOCK_VECTORS; v += 2) {
+            char *at = to + (i + (size_t)v * LANES) * size;
+            const vec x = element_of(a, i, v, signs, element), y = element_of(a, i, v + 1, signs, element);
+            if (adds)
+                vec_store_two_f32(at, vec_load(at) + element->round(x), vec_load(at + sizeof x) + element->round(y));
+            else
+                element->store_two(at, x, y);
         }
     if (count != d)
-        memcpy(dst, block, count * sizeof(float));
+        memcpy(dst, to, count * size);
 }
 
 INLINE float sums_of(vec *sums)
@@ -232,8 +213,8 @@ INLINE float squares(const float *a, size_t d)
 
 // Thresholds, times s, and levels.
 struct quantizer {
-    vec threshold[3];           // for 1 to 3 bits
-    vec middle, above, below;   // for 4 bits: thresholds between halves, quarters, eighths, indexed by the number so far
+    vec threshold[4];           // for 4 bits only the last, which is between the halves
+    vec above, below;           // for 4 bits: thresholds between quarters, eighths, indexed by the number so far
     vec level;                  // all levels
     vec least, next;            // for 1 and 2 bits
 };
@@ -253,9 +234,8 @@ INLINE struct quantizer quantizer_of(const struct rotated_levels *levels, float 
     const float eighths[] = {t[0], t[0], t[2], t[2], t[4], t[4], t[6], t[6]};
     struct quantizer with = {.level = table_of(levels->level, 8, 1), .least = vec_set1(levels->level[0]),
                              .next = vec_set1(levels->level[1])};
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 4; k++)
         with.threshold[k] = vec_set1(t[k] * s);
-    with.middle = vec_set1(t[3] * s);
     with.above = table_of(quarters, 8, s);
     with.below = table_of(eighths, 8, s);
     return with;
@@ -276,7 +256,7 @@ INLINE vec level_of(int bits, const struct quantizer *with, vec m, mask *is_next
         *q = whole_or_where(*q, is_above, 2);
         *q = whole_or_where(*q, vec_greater(m, vec_choose(is_above, with->threshold[0], with->threshold[2])), 1);
     } else {
-        *q = whole_or_where(*q, vec_greater(m, with->middle), 4);
+        *q = whole_or_where(*q, vec_greater(m, with->threshold[3]), 4);
         *q = whole_or_where(*q, vec_greater(m, vec_lookup(with->above, *q)), 2);
         *q = whole_or_where(*q, vec_greater(m, vec_lookup(with->below, *q)), 1);
     }
@@ -381,18 +361,16 @@ INLINE void dequantize(const struct rotated_levels *levels, float *a, const uint
     {                                                                                                               \
         forward(a, src, count, d, signs, &element);                                                                 \
     }                                                                                                               \
-    SHARED void NAME(rotated_inverse_##element)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs) \
+    SHARED void NAME(rotated_inverse_##element)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, \
+                                                int adds)                                                           \
     {                                                                                                               \
-        inverse(dst, count, a, d, signs, &element);                                                                 \
-    }                                                                                                               \
-    SHARED void NAME(rotated_inverse_add_##element)(char *dst, size_t count, float *a, size_t d,                    \
-                                                    const uint32_t *signs)                                          \
-    {                                                                                                               \
-        inverse_add(dst, count, a, d, signs, &element);                                                             \
+        if (adds)                                                                                                   \
+            inverse(dst, count, a, d, signs, &element, 1);                                                          \
+        else                                                                                                        \
+            inverse(dst, count, a, d, signs, &element, 0);                                                          \
     }                                                                                                               \
     static const struct io NAME(rotated_io_##element) = {                                                           \
-        sizeof(element##_memory), NAME(rotated_forward_##element), NAME(rotated_inverse_##element),                 \
-        NAME(rotated_inverse_add_##element), store_##element};
+        sizeof(element##_memory), NAME(rotated_forward_##element), NAME(rotated_inverse_##element), store_##element};
 typedef float f32_memory;
 typedef uint16_t f16_memory, bf16_memory;
 ROTATED_IO(f32)
