@@ -219,25 +219,19 @@ struct quantizer {
     vec least, next;            // for 1 and 2 bits
 };
 
-INLINE vec table_of(const float *entries, int count, float factor)
-{
-    float table[16];
-    for (int i = 0; i < 16; i++)
-        table[i] = entries[i % count];
-    return vec_load(table) * factor;
-}
-
 INLINE struct quantizer quantizer_of(const struct rotated_levels *levels, float s)
 {
     const float *t = levels->threshold;
-    const float quarters[] = {t[1], t[1], t[1], t[1], t[5], t[5], t[5], t[5]};
-    const float eighths[] = {t[0], t[0], t[2], t[2], t[4], t[4], t[6], t[6]};
-    struct quantizer with = {.level = table_of(levels->level, 8, 1), .least = vec_set1(levels->level[0]),
-                             .next = vec_set1(levels->level[1])};
+    struct quantizer with = {.least = vec_set1(levels->level[0]), .next = vec_set1(levels->level[1])};
     for (int k = 0; k < 4; k++)
         with.threshold[k] = vec_set1(t[k] * s);
-    with.above = table_of(quarters, 8, s);
-    with.below = table_of(eighths, 8, s);
+    UNROLLED for (int q = 0; q < LANES; q++) {
+        with.above[q] = t[(q & 4) + 1];
+        with.below[q] = t[q & 6];
+        with.level[q] = levels->level[q & 7];
+    }
+    with.above *= s;
+    with.below *= s;
     return with;
 }
 
@@ -308,17 +302,16 @@ INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const
     return sums_of(sums);
 }
 
-// The levels for a part's numbers, times t.
+// The levels for a part's numbers, times t. With 3 bits, the signs are elsewhere.
 INLINE vec levels_table(const struct rotated_levels *levels, float t)
 {
-    const float *level = levels->level;
-    const float one[] = {level[0], -level[0]}, two[] = {level[0], level[1], -level[0], -level[1]};
-    float four[16];
-    for (int i = 0; i < 16; i++)
-        four[i] = i < 8 ? level[i] : -level[i - 8];
-    if (levels->bits == 4)
-        return table_of(four, 16, t);
-    return levels->bits == 1 ? table_of(one, 2, t) : levels->bits == 2 ? table_of(two, 4, t) : table_of(level, 4, t);
+    const int sign = 1 << (levels->bits - 1);
+    vec table = vec_set1(0);
+    UNROLLED for (int n = 0; n < LANES; n++) {
+        const float level = levels->level[n & (sign - 1)];
+        table[n] = levels->bits != 3 && n & sign ? -level : level;
+    }
+    return table * t;
 }
 
 INLINE void dequantize_part(const struct rotated_levels *levels, vec table, float *a, const uint8_t *codes, const whole *signs,
