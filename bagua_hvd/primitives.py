@@ -41,7 +41,7 @@ from bagua_hvd.core import native, vectors
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import context, runtime
+from bagua_hvd.job.runtime import context
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
