@@ -18,9 +18,11 @@ _TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_name(name: Any, function: str = "a collective") -> None:
-    """Raises TypeError unless `name` can name an operation: any object would otherwise do, as text."""
+    """Raises TypeError or ValueError unless `name` can name an operation: any object would do, as text up to a NUL."""
     if name is not None and not isinstance(name, str):
         raise _wrong(function, "name", name)
+    if name and "\0" in name:
+        raise ValueError(f"{name!r:.100} cannot name an operation: it has a NUL character")
 
 
 def _wrong(function, name, value):

@@ -207,7 +207,7 @@ def allreduce(frontend: Any, tensor: Any, in_place: bool = False, name: str | No
     view = frontend.view(tensor, output)
     if view[3] not in frontend.reducible:
         _check_reducible(frontend, tensor, view)
-    if type(name) is str and name:      # inline: this call is the one whose microseconds count
+    if type(name) is str and name and "\0" not in name:      # inline: this call is the one whose microseconds count
         operation = context.post(
             native.ALLREDUCE, f"allreduce.{name}", (view,), process_set=id, op=op,
             prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,

@@ -282,8 +282,6 @@ class Posting:
         """
         if self.abandoned:
             self._drop_abandoned()
-        if "\0" in name:        # it would end the name, which then could be that of another operation
-            raise ValueError(f"{name!r:.100} cannot name an operation: it has a NUL character")
         placement = tensors[0].placement if tensors else None
         simple = len(tensors) == 1 and placement is None and splits is None and not primitive
         try:

@@ -30,8 +30,6 @@ _WITH_GRAPHS = {"If", "Case", "While", "StatefulPartitionedCall"}
 def _names(label, name, tensor, ignore_name_scope):
     """The name of the operation, and that of the node in the graph."""
     check_name(name)
-    if name and "\0" in name:
-        raise ValueError(f"{name!r:.100} cannot name an operation: it has a NUL character")
     if tf.executing_eagerly():
         return name or label, None
     # TensorFlow names captured tensors by a number that depends on everything the process did before.
