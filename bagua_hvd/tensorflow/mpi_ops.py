@@ -66,8 +66,8 @@ def _divided(values, divisor):
 def _of_equal_shapes(indices, firsts):
     """The indices. Their op fails, on all ranks, unless all first dimensions are equal; -1: not known."""
     alike = tf.reduce_all(tf.logical_or(firsts < 0, tf.equal(firsts, tf.reduce_max(firsts))))
-    said = "the ranks' tf.IndexedSlices differ in the first dimension of dense_shape, which is up to"
-    check = tf.debugging.Assert(alike, [said, tf.reduce_max(firsts)])
+    said = "the ranks' tf.IndexedSlices differ in the first dimension of dense_shape:"
+    check = tf.debugging.Assert(alike, [said, tf.reduce_min(firsts), tf.reduce_max(firsts)])
     with tf.control_dependencies([] if check is None else [check]):     # None: checked already, in eager mode
         return tf.identity(indices)
 
