@@ -202,13 +202,6 @@ def _prepare(backend, case, options, checks):
     return call, lambda: tensor.copy_(source), lambda result: checks.check(case.op, case.count, result)
 
 
-def _settle():
-    """Keeps the core busy: ranks that started on the same core take turns until the kernel separates them."""
-    until = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < until:
-        pass
-
-
 def measure(name, backend, options):
     """Seconds per call on this rank, by Case.key, one number for each sample. Raises WrongResult."""
     import torch
@@ -216,7 +209,9 @@ def measure(name, backend, options):
     torch.set_num_threads(1)
     checks = checker(name, options, backend.rank, backend.size)
     times = {}
-    _settle()
+    until = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < until:
+        pass        # ranks that started on the same core take turns until the kernel separates them
     for case in cases(options, backend.size):
         call, refill, check = _prepare(backend, case, options, checks)
         # Twice: the first call with a name is negotiated, later ones may be cached. It is also a warm-up.

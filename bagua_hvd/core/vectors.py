@@ -31,11 +31,9 @@ Buffer = bytes | bytearray | memoryview | Any      # bytes-like
 DTYPES = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
 
 
-def bytes_view(source: Buffer, target: Buffer | None = None) -> TensorView:
-    """A uint8 TensorView that reads the bytes-like `source` and writes `target`; in place if `target` is None."""
-    src = ffi.from_buffer(source)
-    dst = src if target is None else ffi.from_buffer(target, require_writable=True)
-    return TensorView(int(ffi.cast(UINTPTR, src)), int(ffi.cast(UINTPTR, dst)), (len(src),), UINT8, (src, dst))
+def bytes_view(source: Buffer) -> TensorView:
+    """A uint8 TensorView of a bytes-like object, in place."""
+    return gathered_view(source)._replace(dst=int(ffi.cast(UINTPTR, ffi.from_buffer(source))))
 
 
 def gathered_view(source: Buffer) -> TensorView:

@@ -149,12 +149,6 @@ class DriverLink:
         connection.send(greeting(self._worker))
         self._connection = connection
 
-    def _connect_again(self):
-        """Repeats the message that the driver may have missed. If connecting fails, the next receive() returns None."""
-        with suppress(OSError):
-            self._connect(HelloAgain)
-            self._send(self._unanswered or Ping())
-
     def _receive(self):
         left = 0            # attempts to reconnect; 0 until the driver has sent something to this worker
         while True:
@@ -163,7 +157,9 @@ class DriverLink:
                 if not left:
                     break
                 left -= 1
-                self._connect_again()
+                with suppress(OSError):     # the next receive() returns None, too
+                    self._connect(HelloAgain)
+                    self._send(self._unanswered or Ping())      # the driver may have missed it
                 time.sleep(1)
                 continue
             left = _CONNECTIONS_MAX

@@ -33,11 +33,11 @@ class BaguarunEnvironment(ClusterEnvironment):
     def _rendezvous(self) -> tuple[str, int]:
         if self._main is None:
             basics.init()
-            mine = None
+            mine, rendezvous = None, variables.read("HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1"
             if basics.rank() == 0:
                 # The last free one: other listeners of this job take the first one.
                 with listen(EVERY_INTERFACE, variables.read("BAGUA_HVD_PORTS")[::-1]) as free:
-                    mine = _own_address(), free.getsockname()[1]
+                    mine = local_address_towards(resolve(rendezvous)), free.getsockname()[1]
             self._main = broadcast_object(mine, 0, name="lightning.main")
         return self._main
 
@@ -81,8 +81,3 @@ class BaguarunEnvironment(ClusterEnvironment):
                 f"-np {num_devices * num_nodes}, or the Trainer devices={basics.local_size()} and num_nodes="
                 f"{basics.size() // basics.local_size()}"
             )
-
-
-def _own_address() -> str:
-    rendezvous = variables.read("HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1"
-    return local_address_towards(resolve(rendezvous))

@@ -63,7 +63,10 @@ class Messages:
             if failed:
                 rank, known = _cause(failed)
                 if known or not waiting or time.monotonic() > limit:
-                    raise _naming(rank, failed[rank])
+                    first = failed[rank]
+                    if isinstance(first, RayActorError):
+                        first.error_msg = f"rank {rank} died. {first}"
+                    raise first
         self.deliver()
         return ray.get(references)
 
@@ -80,10 +83,3 @@ def _cause(failed):
     because_of = {rank: getattr(getattr(error, "cause", None), BECAUSE_OF, None) for rank, error in failed.items()}
     rank = first_cause(next(iter(failed)), because_of)
     return rank, because_of[rank] is None or because_of[rank] in failed
-
-
-def _naming(rank, error):
-    """The error; if the rank died, with its number in the message."""
-    if isinstance(error, RayActorError):
-        error.error_msg = f"rank {rank} died. {error}"
-    return error

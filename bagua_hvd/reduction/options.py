@@ -91,12 +91,9 @@ class GradientOptions(NamedTuple):
         if isinstance(self.groups, int):
             return [part for part in split_list(indices, self.groups) if part]
         index_of = {id(of(variable)): index for index, variable in enumerate(variables)}
-        lists = [[index_of.get(id(of(_referred(variable)))) for variable in group] for group in self.groups]
+        lists = [[index_of.get(id(of(variable() if isinstance(variable, weakref.ref) else variable)))
+                  for variable in group] for group in self.groups]
         return [[index for index in group if index is not None] for group in lists]
-
-
-def _referred(variable):
-    return variable() if isinstance(variable, weakref.ref) else variable
 
 
 def _check_factor(factor):

@@ -142,14 +142,9 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     exit_code = outcome.exit_codes["mpirun"]
     if server.failures:
         rank, text = server.failures[0]
-        raise _explained(rank, text, exit_code)
+        raise with_report(rank, 1, text) if text is not None else WorkerFailed(
+            rank, exit_code, ". That is mpirun's exit code; the process ended before the function returned, without a "
+            "word")
     if exit_code != 0:
         raise RuntimeError(f"mpirun ended with exit code {exit_code}: its output says why")
     return [server.result(rank) for rank in range(args.num_proc)]
-
-
-def _explained(rank, text, exit_code):
-    if text is not None:
-        return with_report(rank, 1, text)
-    return WorkerFailed(rank, exit_code, ". That is mpirun's exit code; the process ended before the function "
-                        "returned, without a word")

@@ -125,7 +125,8 @@ class Step:
         self._results = results
         written = self._assign_weights() if self.uses.written else []
         if self.uses.variance:
-            written += self._assign_variances()
+            written += [variance.assign(self._results[index]) for index, variance in self._moments().items()
+                        if index >= self.source.layout.v]
         if not written:
             return reduced
         with tf.control_dependencies(_operations(written)):
@@ -142,11 +143,6 @@ class Step:
     def _assign_weights(self):
         weight = self.source.layout.weight
         return [variable.assign(self._results[index]) for index, variable in enumerate(self.source.variables, weight)]
-
-    def _assign_variances(self):
-        first = self.source.layout.v
-        return [variance.assign(self._results[index])
-                for index, variance in self._moments().items() if index >= first]
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
         """Makes the optimizer's step by apply(); if the algorithm has updated the weights, calls instead().

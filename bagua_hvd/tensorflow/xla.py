@@ -3,6 +3,7 @@
 A collective is a pair of calls, post and wait. Each wait takes a token from the wait before it (graphs.order). So
 every rank waits in program order, and no wait can delay a post for which another rank waits first.
 """
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ def _describe(tensor):
     """The tensor as "dtype ndim dims bytes" for xla.c."""
     shape = static_shape(tensor)
     dtype = native_dtype(tensor.dtype)
-    return " ".join(map(str, (dtype, len(shape), *shape, _nbytes(dtype, shape))))
+    return " ".join(map(str, (dtype, len(shape), *shape, native.dtype_size(dtype) * math.prod(shape))))
 
 
 def static_shape(tensor: tf.Tensor) -> list[int]:
@@ -49,13 +50,6 @@ def static_shape(tensor: tf.Tensor) -> list[int]:
             "shapes only; use jit_compile=False"
         )
     return tensor.shape.as_list()
-
-
-def _nbytes(dtype, shape):
-    count = native.dtype_size(dtype)
-    for dim in shape:
-        count *= dim
-    return count
 
 
 def _wait(target, text, running, dtypes, shapes):
@@ -76,7 +70,7 @@ def collective(kind: Any, tensors: Sequence[tf.Tensor], shapes: Any, name: str, 
         ValueError: a tensor's shape is not known. NotImplementedError: this TensorFlow lacks custom calls.
     """
     described = [
-        f"{_describe(tensor)} {_nbytes(native_dtype(tensor.dtype), shape)}"
+        f"{_describe(tensor)} {native.dtype_size(native_dtype(tensor.dtype)) * math.prod(shape)}"
         for tensor, shape in zip(tensors, shapes, strict=True)
     ]
     factors = struct.unpack("2q", struct.pack("2d", prescale_factor, postscale_factor))

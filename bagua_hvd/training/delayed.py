@@ -54,15 +54,12 @@ class DelayedGradients:
                 vectors.unpack(_as_bytes(now), self._here)
             self._given = before
             return
-        self._take_back()
-        vectors.pack(_as_bytes(views), self._other)
-        vectors.unpack(_as_bytes(views), self._here)
-        self._here, self._other = self._other, self._here
-
-    def _take_back(self) -> None:
         if self._given is not None:
             vectors.pack(_as_bytes(self._given), self._here)
             self._given = None
+        vectors.pack(_as_bytes(views), self._other)
+        vectors.unpack(_as_bytes(views), self._here)
+        self._here, self._other = self._other, self._here
 
     @property
     def views(self) -> Views:

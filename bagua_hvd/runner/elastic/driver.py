@@ -432,7 +432,10 @@ class ElasticDriver:
         try:
             interfaces = {host: self._crew.interface(host, places) for host in places}
         except NoRoute as error:
-            self._drop_unreachable([host for host in places if host in error.hosts][-1], error)
+            # The last of the hosts that cannot reach each other is excluded; with too few left, the job ends.
+            host = [host for host in places if host in error.hosts][-1]
+            worker = next(worker for worker in self._live() if worker.host == host)
+            self._failed(worker, _NO_ROUTE, str(error), str(error))
             return
         self._failed_rendezvous = self._failed_rendezvous + 1 if self._unconnected and not self._failures else 0
         if self._failed_rendezvous < _FAILED_RENDEZVOUS_MAX:
@@ -464,13 +467,6 @@ class ElasticDriver:
             return False
         self._fail(RuntimeError(RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)))
         return True
-
-    def _drop_unreachable(self, host, error):
-        """Excludes a host that cannot reach another one; with too few left, the job ends."""
-        for worker in self._live():
-            if worker.host == host:
-                self._failed(worker, _NO_ROUTE, str(error), str(error))
-                return
 
     def _assign(self, members, hosts, interfaces):
         self.generation += 1

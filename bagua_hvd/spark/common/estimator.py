@@ -46,12 +46,13 @@ class HorovodModel(Keywords, Model):
 
         def predict(parts):
             import pandas as pd
+            import pyarrow as pa
 
             function = make()
             for part in parts:
                 columns = part if isinstance(part, tuple) else (part,)
-                outputs = function([_array(name, series, shape) for name, series, shape in zip(
-                    features, columns, shapes or [None] * len(columns), strict=True)])
+                outputs = function([data.column(name, pa.Array.from_pandas(series), shape) for name, series, shape in
+                                    zip(features, columns, shapes or [None] * len(columns), strict=True)])
                 yield pd.DataFrame({name: list(np.asarray(output, np.float32).reshape(len(columns[0]), -1))
                                     for name, output in zip(names, outputs, strict=True)})
 
@@ -73,12 +74,6 @@ def _typed(predict, count):
     given = pd.Series if count == 1 else GenericAlias(tuple, (pd.Series,) * count)
     predict.__annotations__ = {"parts": GenericAlias(Iterator, (given,)), "return": Iterator[pd.DataFrame]}
     return predict
-
-
-def _array(name, series, shape):
-    import pyarrow as pa
-
-    return data.column(name, pa.Array.from_pandas(series), shape)
 
 
 class HorovodEstimator(Keywords, Estimator):

@@ -164,19 +164,14 @@ class PointToPoint:
             self._numbers[sender, receiver, tag] = number + 1
         return f"c10d.{self._key}.{sender}-{receiver}.{tag}.{number}"
 
-    def _splits(self, rank, count):
-        """Splits of the alltoall that sends `count` rows to `rank`."""
-        first = self._ranks[rank] < self._ranks[self._rank]
-        return [count, 0] if first else [0, count]
-
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Starts to send a flat tensor. Returns a Transfer."""
         self._check(rank, "send to")
         name = self._name(self._rank, rank, tag)
         small = tensor.nbytes <= SMALL
         rows = tensor.view(torch.uint8) if small else tensor.view(torch.uint8).unsqueeze(0)
-
-        return Transfer(self._pair(rank), self._post(name, frontend.view(rows), self._splits(rank, rows.shape[0])),
+        splits = [rows.shape[0], 0] if self._ranks[rank] < self._ranks[self._rank] else [0, rows.shape[0]]
+        return Transfer(self._pair(rank), self._post(name, frontend.view(rows), splits),
                         f"send of {tensor.nbytes} bytes, but rank {rank} receives another size")
 
     def _post(self, name, view, splits):
