@@ -261,19 +261,31 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     return collective_ops.fact("size", process_set_id, name)
 
 
-def _number_op(fact, what):
-    def op(name: str | None = None) -> tf.Tensor:
-        return collective_ops.fact(fact, 0, name)
+@as_written
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank's number when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
 
-    op.__name__ = op.__qualname__ = f"{fact}_op"
-    op.__doc__ = (f"{what} when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().\n\n"
-                  "    name: of the op.\n    ")
-    return as_written(op)
+    name: of the op.
+    """
+    return collective_ops.fact("rank", 0, name)
 
 
-rank_op = _number_op("rank", "This rank's number")
-local_rank_op = _number_op("local_rank", "The rank on this host")
-local_size_op = _number_op("local_size", "The host's number of ranks")
+@as_written
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """The rank on this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+
+    name: of the op.
+    """
+    return collective_ops.fact("local_rank", 0, name)
+
+
+@as_written
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The host's number of ranks when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+
+    name: of the op.
+    """
+    return collective_ops.fact("local_size", 0, name)
 
 
 @public

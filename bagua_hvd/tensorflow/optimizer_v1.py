@@ -9,10 +9,6 @@ from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
-def _forwarded(name):
-    return lambda self, *args, **kwargs: getattr(self._optimizer, name)(*args, **kwargs)
-
-
 class WrappedV1(tf.compat.v1.train.Optimizer):
     """Wraps an optimizer of tf.compat.v1 and forwards everything to it."""
 
@@ -20,8 +16,20 @@ class WrappedV1(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
         self._optimizer = optimizer
 
-    compute_gradients, apply_gradients, get_slot, get_slot_names, variables = map(
-        _forwarded, ("compute_gradients", "apply_gradients", "get_slot", "get_slot_names", "variables"))
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.variables(*args, **kwargs)
 
 
 class DistributedV1(WrappedV1):
