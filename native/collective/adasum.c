@@ -5,7 +5,7 @@
 // taken for each tensor by itself, and over n = 2^k ranks recursively: in round d rank r exchanges its vectors with rank r ^ 2^d,
 // and both combine them, with the lower rank's as a. So all ranks end bit-equal. Dot products are in double.
 // Wire: k N elements each way per rank.
-#include "collective/collective.h"
+#include "collective/collectives.h"
 
 enum { PIECE = 1024 };
 
@@ -14,7 +14,7 @@ struct dots {
 };
 
 // Converts up to PIECE elements to double.
-static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
+static void load(const struct executor *exec, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
                  double *out)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -22,12 +22,12 @@ static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *s
         return;
     }
     float wide[PIECE];
-    run->kernels.to_float[dtype](wide, src + begin * bhvd_dtype_size(dtype), count);
+    exec->kernels.to_float[dtype](wide, src + begin * bhvd_dtype_size(dtype), count);
     for (size_t i = 0; i < count; i++)
         out[i] = wide[i];
 }
 
-static void store(const struct run *run, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
+static void store(const struct executor *exec, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
                   const double *in)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -37,21 +37,21 @@ static void store(const struct run *run, bhvd_dtype dtype, unsigned char *dst, s
     float wide[PIECE];
     for (size_t i = 0; i < count; i++)
         wide[i] = (float)in[i];
-    run->kernels.from_float[dtype](dst + begin * bhvd_dtype_size(dtype), wide, count);
+    exec->kernels.from_float[dtype](dst + begin * bhvd_dtype_size(dtype), wide, count);
 }
 
 static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
 
 // out = A(a, b); out may be a or b.
-static void combine(const struct run *run, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
+static void combine(const struct executor *exec, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
                     const unsigned char *b, size_t count)
 {
     double x[PIECE], y[PIECE];
     struct dots dots = {0};
     for (size_t begin = 0; begin < count; begin += PIECE) {
         size_t n = piece_at(begin, count);
-        load(run, dtype, a, begin, n, x);
-        load(run, dtype, b, begin, n, y);
+        load(exec, dtype, a, begin, n, x);
+        load(exec, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++) {
             dots.ab += x[i] * y[i];
             dots.aa += x[i] * x[i];
@@ -62,16 +62,16 @@ static void combine(const struct run *run, bhvd_dtype dtype, unsigned char *out,
     double of_b = dots.bb > 0 ? 1 - dots.ab / (2 * dots.bb) : 1;
     for (size_t begin = 0; begin < count; begin += PIECE) {
         size_t n = piece_at(begin, count);
-        load(run, dtype, a, begin, n, x);
-        load(run, dtype, b, begin, n, y);
+        load(exec, dtype, a, begin, n, x);
+        load(exec, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++)
             x[i] = of_a * x[i] + of_b * y[i];
-        store(run, dtype, out, begin, n, x);
+        store(exec, dtype, out, begin, n, x);
     }
 }
 
 struct adasum {
-    const struct run *run;
+    const struct executor *exec;
     bhvd_dtype dtype;
     const struct span_list *list;
 };
@@ -82,16 +82,16 @@ static void combine_vectors(void *arg, const struct step *step, unsigned char *c
     const struct adasum *x = arg;
     size_t at = 0;
     for (size_t t = 0; t < x->list->count; at += x->list->spans[t++].nbytes)
-        combine(x->run, x->dtype, place_among(spaces, step->to) + at, place_among(spaces, step->from) + at,
+        combine(x->exec, x->dtype, place_among(spaces, step->to) + at, place_among(spaces, step->from) + at,
                 place_among(spaces, step->other) + at, x->list->spans[t].nbytes / bhvd_dtype_size(x->dtype));
 }
 
-bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_adasum(struct executor *exec, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
     const struct place mine = in_space(IN_VECTOR, 0), theirs = in_space(IN_SCRATCH, 0);
     const struct part all = {0, list->nbytes};
-    struct adasum x = {run, reduction->dtype, list};
+    struct adasum x = {exec, reduction->dtype, list};
     struct plan plan = {0};
     struct schedule *schedule = plan_begin(&plan, group);
     int done = schedule_load(schedule, all, STEP_NONE);
@@ -104,5 +104,5 @@ bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct 
     }
     schedule_store(schedule, all, schedule_scale(schedule, mine, list->nbytes, done));
     plan.operands = (struct operands){.reduction = *reduction, .list = list, .act = combine_vectors, .arg = &x};
-    return plan_execute(run, &plan);
+    return plan_execute(exec, &plan);
 }

@@ -1,13 +1,13 @@
-// Two-level allgather (run/two_level.h). Each part crosses to every other host once: member j sends it to the host's member j
+// Two-level allgather (executor/two_level.h). Each part crosses to every other host once: member j sends it to the host's member j
 // modulo the number of members there. Each host then distributes the received parts through shared memory. It begins with its own
 // parts, while the others' are still on the wire. Hosts may hold different numbers of members.
 // Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
-#include "run/hierarchy.h"
-#include "run/two_level.h"
+#include "executor/hierarchy.h"
+#include "executor/two_level.h"
 
 enum { SLICES = 16 };                   // at most, per part
 
@@ -49,14 +49,14 @@ static int source_of(const struct allgather *g, struct round round, int index)
 // One slice of a round: sends this member's slice to one host (in that host's first round only), and receives the slice of the
 // member of another host that maps to this member (index modulo the number of members here). The target moves to the next host, the
 // source to the one before.
-static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
+static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t piece, struct plan *plan)
 {
     const struct allgather *g = (struct allgather *)l;
     const struct hierarchy *h = g->h;
     const struct round round = round_of(g, piece);
     const int from = source_of(g, round, h->index), to = (2 * h->host + h->hosts - round.host) % h->hosts;
     struct part cut;
-    (void)run;
+    (void)exec;
     if (round.host == h->host)
         return BHVD_OK;
     struct schedule *schedule = plan_begin(plan, g->group);
@@ -70,7 +70,7 @@ static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t p
     return BHVD_OK;
 }
 
-static struct pipeline *distribute(struct run *run, struct two_level *l, size_t piece)
+static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t piece)
 {
     struct allgather *g = (struct allgather *)l;
     const struct round round = round_of(g, piece);
@@ -86,7 +86,7 @@ static struct pipeline *distribute(struct run *run, struct two_level *l, size_t 
         if (i == l->local->rank && slice.nbytes)
             mine = source == g->group->rank ? g->src + slice.begin : place;
     }
-    allgather_begin(&g->distributing, run, l->local, l->lane, mine, &l->list, g->local_part);
+    allgather_begin(&g->distributing, exec, l->local, l->lane, mine, &l->list, g->local_part);
     return &g->distributing.pipeline;
 }
 
@@ -121,7 +121,7 @@ static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
     return true;
 }
 
-bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct group *group, const void *src, void *dst,
+bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
@@ -129,14 +129,14 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct gr
     for (int i = 0; i < group->size; total += part[i++])
         longest = part[i] > longest ? part[i] : longest;
     const size_t slice = two_level_piece(longest, SLICES), slices = (longest + slice - 1) / slice, rounds = rounds_of(h, NULL);
-    struct allgather *g = two_level_create(run, sizeof *g, &OPS, h->local, total, rounds * slices, rounds * slices);
+    struct allgather *g = two_level_create(exec, sizeof *g, &OPS, h->local, total, rounds * slices, rounds * slices);
     if (!g)
-        return run->failure.status;
+        return exec->failure.status;
     g->group = group;
     g->h = h;
     g->src = src;
     g->dst = dst;
     g->slice = slice;
     g->slices = slices;
-    return two_level_plan(run, &g->two_level, lay_out(g, part, rounds), plan);
+    return two_level_plan(exec, &g->two_level, lay_out(g, part, rounds), plan);
 }

@@ -1,5 +1,5 @@
 // Allgather in shared memory: each member stages the next piece of its part, and copies the others' pieces to their offsets.
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
 
 // Copies to the vector's destinations, from offset `place` on.
@@ -19,15 +19,15 @@ static size_t piece_bytes(const struct allgather_pipeline *g, int index, size_t 
     return shared_piece(g->part[index], block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-static void stage(struct run *run, struct pipeline *pipeline, size_t block)
+static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
-    shared_put(run, shared_staging_buffer(run, group, group->rank, block), g->src + block * HOST_STAGING_BUFFER_BYTES,
+    shared_put(exec, shared_staging_buffer(exec, group, group->rank, block), g->src + block * HOST_STAGING_BUFFER_BYTES,
                piece_bytes(g, group->rank, block));
 }
 
-static void collect(struct run *run, struct pipeline *pipeline, size_t block)
+static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
@@ -36,13 +36,13 @@ static void collect(struct run *run, struct pipeline *pipeline, size_t block)
         size_t place = block * HOST_STAGING_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];
-        put(g->copy, g->dst, place, shared_staging_buffer(run, group, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, place, shared_staging_buffer(exec, group, i, block), piece_bytes(g, i, block));
     }
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void allgather_begin(struct allgather_pipeline *g, struct run *run, struct group *group, int lane, const void *src,
+void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int lane, const void *src,
                      const struct span_list *dst, const size_t *part)
 {
     size_t longest = 0, total = 0, my_place = 0;
@@ -54,16 +54,16 @@ void allgather_begin(struct allgather_pipeline *g, struct run *run, struct group
     g->src = src;
     g->dst = dst;
     g->part = part;
-    g->copy = shared_copy(run, total);
+    g->copy = shared_copy(exec, total);
     put(g->copy, dst, my_place, src, part[group->rank]);
-    run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
+    executor_count_shared(exec, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
     pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
 }
 
-bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
+bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
     struct allgather_pipeline g;
-    allgather_begin(&g, run, group, 0, src, dst, part);
-    return pipeline_run(run, &g.pipeline);
+    allgather_begin(&g, exec, group, 0, src, dst, part);
+    return pipeline_execute(exec, &g.pipeline);
 }

@@ -1,4 +1,4 @@
-// Two-level allreduce (run/two_level.h), for hosts with several members each:
+// Two-level allreduce (executor/two_level.h), for hosts with several members each:
 //
 //     reduce-scatter within each host, in shared memory:   local member s holds the host's sum of shard s
 //     allreduce of shard s among its owners, over links:   every owner drives its own sockets
@@ -9,10 +9,10 @@
 #include <stdlib.h>
 
 #include "base/size.h"
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
-#include "run/hierarchy.h"
-#include "run/two_level.h"
+#include "executor/hierarchy.h"
+#include "executor/two_level.h"
 
 enum { SHARD_BYTES = 2 << 20 };         // per piece
 
@@ -56,31 +56,31 @@ static void cut(const struct hierarchy *h, struct piece *piece, struct span_curs
     piece->shard_list = (struct span_list){&piece->shard, 1, 1, piece->shard.nbytes};
 }
 
-static struct pipeline *reduce(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
-    (void)run;
+    (void)exec;
     cut(x->h, piece, &x->cursor, piece_nbytes(x));
     reducescatter_begin(&x->reducing, l->local, l->lane, &x->within, &piece->list, piece->shard.dst, piece->part);
     return &x->reducing.pipeline;
 }
 
-static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
     size_t begin = number * piece_nbytes(x);
     for (int i = 0; i < x->h->index; i++)
         begin += piece->part[i];
-    return piece->shard.nbytes ? x->stage.plan(run, x->h, &piece->shard_list, begin, &x->stage, plan) : BHVD_OK;
+    return piece->shard.nbytes ? x->stage.plan(exec, x->h, &piece->shard_list, begin, &x->stage, plan) : BHVD_OK;
 }
 
-static struct pipeline *distribute(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
-    allgather_begin(&x->distributing, run, l->local, l->lane, piece->shard.dst, &piece->list, piece->part);
+    allgather_begin(&x->distributing, exec, l->local, l->lane, piece->shard.dst, &piece->list, piece->part);
     return &x->distributing.pipeline;
 }
 
@@ -96,7 +96,7 @@ static size_t largest_shard(const struct shards *x)
 }
 
 // Allocates memory for the pieces in flight: a shard each, followed by the spans. False: out of memory.
-static bool lay_out(struct run *run, struct shards *x)
+static bool lay_out(struct executor *exec, struct shards *x)
 {
     struct two_level *l = &x->two_level;
     const size_t members = (size_t)l->local->size, spans = l->list.count;
@@ -104,7 +104,7 @@ static bool lay_out(struct run *run, struct shards *x)
     if (!l->part)
         return false;
     const size_t shard = largest_shard(x), stride = shard + size_round_up(spans * sizeof(struct span), CACHE_LINE);
-    if (!buffer_pool_acquire(&run->buffers, l->depth * stride, &l->memory))
+    if (!buffer_pool_acquire(&exec->buffers, l->depth * stride, &l->memory))
         return false;
     for (size_t i = 0; i < l->depth; i++) {
         struct piece *piece = &x->pieces[i];
@@ -115,39 +115,39 @@ static bool lay_out(struct run *run, struct shards *x)
     return true;
 }
 
-bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
+bhvd_status hierarchical_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct inter_host_stage *stage)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t piece = stage->shard_nbytes * (size_t)h->shards, count = (list->nbytes + piece - 1) / piece;
-    struct shards *x = two_level_create(run, sizeof *x, &OPS, h->local, list->nbytes, count, (size_t)stage->depth);
+    struct shards *x = two_level_create(exec, sizeof *x, &OPS, h->local, list->nbytes, count, (size_t)stage->depth);
     if (!x)
-        return run->failure.status;
+        return exec->failure.status;
     x->h = h;
     x->within = *within;
     x->stage = *stage;
     x->two_level.list = *list;
     *list = (struct span_list){0};
     x->cursor = span_cursor_at(&x->two_level.list, 0);
-    return two_level_plan(run, &x->two_level, lay_out(run, x), plan);
+    return two_level_plan(exec, &x->two_level, lay_out(exec, x), plan);
 }
 
 // ----------------------------------------------------------------------------------------------------------- allreduce
 
-static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct inter_host_stage *stage, struct plan *plan)
 {
     (void)begin;
-    allreduce_plan(plan, run, h->cross, &stage->reduction, shard);
+    allreduce_plan(plan, exec, h->cross, &stage->reduction, shard);
     return BHVD_OK;
 }
 
-bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
                                    struct span_list *list)
 {
     struct reduction within = *reduction;
     struct inter_host_stage stage = {.plan = plan_shard, .reduction = *reduction, .shard_nbytes = SHARD_BYTES,
                                      .depth = INTER_HOST_DEPTH};
     within.postscale = stage.reduction.prescale = 1.0;
-    return hierarchical_plan(plan, run, group, &within, list, &stage);
+    return hierarchical_plan(plan, exec, group, &within, list, &stage);
 }

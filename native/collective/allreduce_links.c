@@ -1,6 +1,6 @@
 // Selects the allreduce over links: the cheapest, or the requested one.
 #include "base/status.h"
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/schedules.h"
 
 static const char *const PATH_NAMES[] = {"", "shared", "ring", "doubling", "halving", "hierarchical"};
@@ -65,9 +65,9 @@ void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, con
         schedule_allreduce_ring(schedule, nbytes, element);
 }
 
-void allreduce_plan(struct plan *plan, const struct run *run, const struct group *group, const struct reduction *reduction,
+void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list)
 {
-    allreduce_schedule(plan_begin(plan, group), run->allreduce_path, &run->wire, list->nbytes, bhvd_dtype_size(reduction->dtype));
+    allreduce_schedule(plan_begin(plan, group), exec->allreduce_path, &exec->wire, list->nbytes, bhvd_dtype_size(reduction->dtype));
     plan->operands = (struct operands){.reduction = *reduction, .list = list};
 }

@@ -2,7 +2,7 @@
 // the others. It reduces chunk k of all members into its staging buffer, reading its own in place. Then all members collect the
 // chunks. Each member reduces a short vector, of one block, by itself. Either way the sum is in rank order, so the result is
 // bit-equal on all ranks and independent of the path and of fusion.
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
 
 enum {
@@ -22,37 +22,37 @@ static size_t chunk_begin(size_t nbytes, int index, int size)
     return begin < nbytes ? begin : nbytes;
 }
 
-static void stage(struct run *run, struct pipeline *pipeline, size_t block)
+static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
-    unsigned char *staging_buffer = shared_staging_buffer(run, pipeline->group, pipeline->group->rank, block);
-    shared_stage(run, a->reduction, &a->in, staging_buffer, block_bytes(a, block));
+    unsigned char *staging_buffer = shared_staging_buffer(exec, pipeline->group, pipeline->group->rank, block);
+    shared_stage(exec, a->reduction, &a->in, staging_buffer, block_bytes(a, block));
 }
 
 // The own chunk is read in place, unless it has to be scaled first.
 static bool own_is_staged(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
 
-static void stage_chunks(struct run *run, struct pipeline *pipeline, size_t block)
+static void stage_chunks(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
-    unsigned char *staging_buffer = shared_staging_buffer(run, pipeline->group, rank, block);
+    unsigned char *staging_buffer = shared_staging_buffer(exec, pipeline->group, rank, block);
     const size_t nbytes = block_bytes(a, block);
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
-    shared_stage(run, a->reduction, &a->in, staging_buffer, own_is_staged(a) ? end : begin);
+    shared_stage(exec, a->reduction, &a->in, staging_buffer, own_is_staged(a) ? end : begin);
     if (!own_is_staged(a))
         span_cursor_skip(&a->in, end - begin);
-    shared_stage(run, a->reduction, &a->in, staging_buffer + end, nbytes - end);
+    shared_stage(exec, a->reduction, &a->in, staging_buffer + end, nbytes - end);
 }
 
-static void reduce_all(struct run *run, struct pipeline *pipeline, size_t block)
+static void reduce_all(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const unsigned char *src;
     unsigned char *dst;
     size_t offset = 0;
     for (size_t n; (n = span_cursor_next(&a->out, a->nbytes - offset, &src, &dst)); offset += n)
-        shared_reduce(run, pipeline->group, a->reduction, block, offset, NULL, dst, n);
+        shared_reduce(exec, pipeline->group, a->reduction, block, offset, NULL, dst, n);
 }
 
 // In place, the memory that a result overwrites was read just now and is in the caches, so a plain copy is best.
@@ -71,11 +71,11 @@ static void put(struct allreduce_pipeline *a, const unsigned char *from, size_t 
 }
 
 // Writes the sum for the others and to its own destination, while it is in the L1 cache.
-static void reduce_chunk(struct run *run, struct pipeline *pipeline, size_t block)
+static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
-    unsigned char *staging_buffer = shared_staging_buffer(run, pipeline->group, rank, block);
+    unsigned char *staging_buffer = shared_staging_buffer(exec, pipeline->group, rank, block);
     const size_t nbytes = block_bytes(a, block), end = chunk_begin(nbytes, rank + 1, size);
     _Alignas(64) unsigned char sum[SHARED_L1_BYTES];
     const unsigned char *src;
@@ -83,16 +83,16 @@ static void reduce_chunk(struct run *run, struct pipeline *pipeline, size_t bloc
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
     for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
-        unsigned char *to = run->writes.streamed ? sum : staging_buffer + at;
-        shared_reduce(run, pipeline->group, a->reduction, block, at, own_is_staged(a) ? NULL : src, to, n);
+        unsigned char *to = exec->writes.streamed ? sum : staging_buffer + at;
+        shared_reduce(exec, pipeline->group, a->reduction, block, at, own_is_staged(a) ? NULL : src, to, n);
         if (to == sum)
-            shared_put(run, staging_buffer + at, sum, n);
+            shared_put(exec, staging_buffer + at, sum, n);
         copy_of(a, src, dst)(dst, to, n);
     }
     span_cursor_skip(&a->own, nbytes - end);
 }
 
-static void collect(struct run *run, struct pipeline *pipeline, size_t block)
+static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int size = pipeline->group->size;
@@ -102,36 +102,36 @@ static void collect(struct run *run, struct pipeline *pipeline, size_t block)
         if (i == pipeline->group->rank)
             span_cursor_skip(&a->out, chunk);
         else
-            put(a, shared_staging_buffer(run, pipeline->group, i, block) + begin, chunk);
+            put(a, shared_staging_buffer(exec, pipeline->group, i, block) + begin, chunk);
     }
     // Bytes that the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     const size_t own = chunk_begin(nbytes, pipeline->group->rank + 1, size) - chunk_begin(nbytes, pipeline->group->rank, size);
     const size_t read = nbytes - own + ((size_t)size - 1) * own;
-    run_shared_bytes(run, read, read);
+    executor_count_shared(exec, read, read);
 }
 
 static const struct shared_steps AT_ONCE = {.stage = stage, .collect = reduce_all};
 static const struct shared_steps BY_CHUNKS = {.stage = stage_chunks, .reduce = reduce_chunk, .collect = collect};
 
-void allreduce_begin(struct allreduce_pipeline *a, struct run *run, struct group *group, int lane,
+void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct group *group, int lane,
                      const struct reduction *reduction, const struct span_list *list)
 {
     a->reduction = reduction;
     a->in = a->own = a->out = span_cursor_at(list, 0);
     a->nbytes = list->nbytes;
-    a->copy = shared_copy(run, list->nbytes);
+    a->copy = shared_copy(exec, list->nbytes);
     if (list->nbytes > SMALL_BYTES) {
         pipeline_begin(&a->pipeline, group, lane, shared_blocks(list->nbytes), &BY_CHUNKS);
         return;
     }
-    run_shared_bytes(run, ((size_t)group->size - 1) * list->nbytes, ((size_t)group->size - 1) * list->nbytes);
+    executor_count_shared(exec, ((size_t)group->size - 1) * list->nbytes, ((size_t)group->size - 1) * list->nbytes);
     pipeline_begin(&a->pipeline, group, lane, list->nbytes > 0, &AT_ONCE);
 }
 
-bhvd_status allreduce_shared(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_shared(struct executor *exec, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
     struct allreduce_pipeline a;
-    allreduce_begin(&a, run, group, 0, reduction, list);
-    return pipeline_run(run, &a.pipeline);
+    allreduce_begin(&a, exec, group, 0, reduction, list);
+    return pipeline_execute(exec, &a.pipeline);
 }

@@ -2,8 +2,8 @@
 // slice, so that all write and read equally much in every block. A rank copies its part for itself straight to its destination,
 // also a slice at a time.
 #include "base/size.h"
-#include "collective/collective.h"
-#include "run/shared.h"
+#include "collective/collectives.h"
+#include "executor/shared.h"
 
 struct alltoall {
     struct pipeline pipeline;
@@ -20,12 +20,12 @@ static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
 }
 
 // The slice for member `to` in the staging buffer of `from`.
-static unsigned char *slice_of(struct run *run, const struct alltoall *a, int from, int to, size_t block)
+static unsigned char *slice_of(struct executor *exec, const struct alltoall *a, int from, int to, size_t block)
 {
-    return shared_staging_buffer(run, a->pipeline.group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
+    return shared_staging_buffer(exec, a->pipeline.group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
 }
 
-static void stage(struct run *run, struct pipeline *pipeline, size_t block)
+static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct alltoall *a = (const struct alltoall *)pipeline;
     const int me = pipeline->group->rank;
@@ -34,11 +34,11 @@ static void stage(struct run *run, struct pipeline *pipeline, size_t block)
     for (int to = 0; to < pipeline->group->size; part += sent[to++]) {
         const size_t n = to == me ? 0 : piece_bytes(a, sent[to], block);
         if (n)
-            shared_put(run, slice_of(run, a, me, to, block), part + block * a->slice, n);
+            shared_put(exec, slice_of(exec, a, me, to, block), part + block * a->slice, n);
     }
 }
 
-static void collect(struct run *run, struct pipeline *pipeline, size_t block)
+static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct alltoall *a = (const struct alltoall *)pipeline;
     const int me = pipeline->group->rank;
@@ -50,11 +50,11 @@ static void collect(struct run *run, struct pipeline *pipeline, size_t block)
     for (int from = 0; from < pipeline->group->size; part += received[from++]) {
         const size_t n = piece_bytes(a, received[from], block);
         if (n)
-            a->copy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(run, a, from, me, block), n);
+            a->copy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(exec, a, from, me, block), n);
     }
 }
 
-bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,
+bhvd_status alltoall_shared(struct executor *exec, struct group *group, const void *src, void *dst,
                             const struct parts *parts)
 {
     const int n = group->size, me = group->rank;
@@ -66,13 +66,13 @@ bhvd_status alltoall_shared(struct run *run, struct group *group, const void *sr
         sent += parts->sent[i];
         total += parts->received[i];
     }
-    run_shared_bytes(run, sent - parts->sent[me], total - parts->received[me]);
+    executor_count_shared(exec, sent - parts->sent[me], total - parts->received[me]);
     if (n == 1) {
         span_copy(dst, src, parts->sent[0]);
         return BHVD_OK;
     }
-    a.copy = shared_copy(run, total);
+    a.copy = shared_copy(exec, total);
     const size_t blocks = (parts->longest + a.slice - 1) / a.slice;
     pipeline_begin(&a.pipeline, group, 0, blocks, &(struct shared_steps){.stage = stage, .collect = collect});
-    return pipeline_run(run, &a.pipeline);
+    return pipeline_execute(exec, &a.pipeline);
 }

@@ -1,10 +1,10 @@
-// Two-level broadcast (run/two_level.h): over links to the members with the root's local index, one on each host. Each of them
+// Two-level broadcast (executor/two_level.h): over links to the members with the root's local index, one on each host. Each of them
 // forwards every piece, and stages it for its host. A host receives the vector once, however many members it holds.
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
 #include "collective/schedules.h"
-#include "run/hierarchy.h"
-#include "run/two_level.h"
+#include "executor/hierarchy.h"
+#include "executor/two_level.h"
 
 enum { PIECES = 64 };                   // at most: each is a separate schedule
 
@@ -23,11 +23,11 @@ static struct part piece_of(const struct broadcast *b, size_t number)
     return (struct part){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
 }
 
-static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
 {
     const struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
-    (void)run;
+    (void)exec;
     if (b->h->index != b->index)
         return BHVD_OK;
     const void *src = b->h->host == b->host ? b->src + piece.begin : NULL;
@@ -36,28 +36,28 @@ static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t n
     return BHVD_OK;
 }
 
-static struct pipeline *distribute(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t number)
 {
     struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
-    broadcast_begin(&b->distributing, run, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
+    broadcast_begin(&b->distributing, exec, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
     return &b->distributing.pipeline;
 }
 
 static const struct two_level_ops OPS = {.inter_exchange = inter_exchange, .distribute = distribute};
 
-bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src,
+bhvd_status broadcast_hierarchical(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t piece = two_level_piece(nbytes, PIECES), count = (nbytes + piece - 1) / piece;
-    struct broadcast *b = two_level_create(run, sizeof *b, &OPS, h->local, nbytes, count, count);
+    struct broadcast *b = two_level_create(exec, sizeof *b, &OPS, h->local, nbytes, count, count);
     if (!b)
-        return run->failure.status;
+        return exec->failure.status;
     b->h = h;
     hierarchy_find(h, root, &b->host, &b->index);
     b->src = src;
     b->dst = dst;
     b->piece = piece;
-    return two_level_plan(run, &b->two_level, true, plan);
+    return two_level_plan(exec, &b->two_level, true, plan);
 }

@@ -1,7 +1,7 @@
 // Broadcast over links. Ranks are counted from the root. Segments are forwarded on arrival, so all levels are busy at once.
 // Tree (binomial): rank v has its parent at v without its lowest set bit, and its children at v + 2^k for every 2^k below that bit.
 // ceil(log2 n) hops; the root sends each byte that often. Chain: rank v's child is v + 1. n-1 hops; a rank sends each byte once.
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/schedules.h"
 
 bool broadcast_by_chain(int n, const struct wire *wire, size_t nbytes)

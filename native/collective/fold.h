@@ -2,7 +2,7 @@
 // even ones send their vectors to their odd neighbors and receive the result at the end.
 #pragma once
 
-#include "run/schedule.h"
+#include "executor/schedule.h"
 
 enum { FOLD_ROUNDS_MAX = 30 };
 

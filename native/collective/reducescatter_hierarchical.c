@@ -1,15 +1,15 @@
-// Two-level reducescatter (run/two_level.h), for hosts that hold equally many members. Within each host, member i gets the host's
-// sums of the parts of the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice of every
-// part.
+// Two-level reducescatter (executor/two_level.h), for hosts that hold equally many members. Within each host, member i gets the
+// host's sums of the parts of the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice
+// of every part.
 // Wire: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
 #include "base/size.h"
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
 #include "collective/schedules.h"
-#include "run/hierarchy.h"
-#include "run/two_level.h"
+#include "executor/hierarchy.h"
+#include "executor/two_level.h"
 
 enum {
     SUMS_BYTES = 2 << 20,               // per member and piece ...
@@ -41,12 +41,12 @@ static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
     return (unsigned char *)r->two_level.memory.data + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
 }
 
-static struct pipeline *reduce(struct run *run, struct two_level *l, size_t piece)
+static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_t piece)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     const struct hierarchy *h = r->h;
     struct span_list *list = &l->list;      // in the order of the local members that receive the slices
-    (void)run;
+    (void)exec;
     list->count = list->nbytes = 0;
     for (int index = 0; index < l->local->size; index++) {
         r->local_part[index] = 0;
@@ -61,10 +61,10 @@ static struct pipeline *reduce(struct run *run, struct two_level *l, size_t piec
     return &r->reducing.pipeline;
 }
 
-static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t piece, struct plan *plan)
+static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t piece, struct plan *plan)
 {
     struct reducescatter *r = (struct reducescatter *)l;
-    (void)run;
+    (void)exec;
     for (int host = 0; host < r->h->hosts; host++)
         r->cross_part[host] = slice_of(r, piece, hierarchy_member(r->h, host, r->h->index)).nbytes;
     schedule_reducescatter(plan_begin(plan, r->h->cross), r->cross_part, false);
@@ -75,7 +75,7 @@ static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t p
 static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange};
 
 // Allocates the arrays indexed by member, and memory for the sums. False: out of memory.
-static bool lay_out(struct run *run, struct reducescatter *r, const struct group *group, const size_t *part)
+static bool lay_out(struct executor *exec, struct reducescatter *r, const struct group *group, const size_t *part)
 {
     struct two_level *l = &r->two_level;
     const size_t n = (size_t)group->size, hosts = (size_t)r->h->hosts;
@@ -86,23 +86,23 @@ static bool lay_out(struct run *run, struct reducescatter *r, const struct group
     r->place = parts_keep(l->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    return !l->depth || buffer_pool_acquire(&run->buffers, l->depth * hosts * r->slice, &l->memory);
+    return !l->depth || buffer_pool_acquire(&exec->buffers, l->depth * hosts * r->slice, &l->memory);
 }
 
-bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group,
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, struct group *group,
                                        const struct reduction *reduction, const void *src, void *dst, const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;
     const size_t slice = part[0] < most ? size_round_up(part[0], CACHE_LINE) : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
-    struct reducescatter *r = two_level_create(run, sizeof *r, &OPS, h->local, part[0] * (size_t)group->size, count, DEPTH);
+    struct reducescatter *r = two_level_create(exec, sizeof *r, &OPS, h->local, part[0] * (size_t)group->size, count, DEPTH);
     if (!r)
-        return run->failure.status;
+        return exec->failure.status;
     r->h = h;
     r->within = r->across = *reduction;
     r->within.postscale = r->across.prescale = 1.0;
     r->src = src;
     r->dst = dst;
     r->slice = slice;
-    return two_level_plan(run, &r->two_level, lay_out(run, r, group, part), plan);
+    return two_level_plan(exec, &r->two_level, lay_out(exec, r, group, part), plan);
 }

@@ -1,30 +1,30 @@
 // Reducescatter in shared memory. A block holds an equal piece of every member's part, so that all members reduce at the same time:
 // member k reduces the k-th piece of all staging buffers straight into its output.
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/pipelines.h"
 
-static void stage(struct run *run, struct pipeline *pipeline, size_t block)
+static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
-    unsigned char *staging_buffer = shared_staging_buffer(run, group, group->rank, block);
+    unsigned char *staging_buffer = shared_staging_buffer(exec, group, group->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        shared_stage(run, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
+        shared_stage(exec, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
-            run_shared_bytes(run, n, 0);
+            executor_count_shared(exec, n, 0);
     }
 }
 
-static void collect(struct run *run, struct pipeline *pipeline, size_t block)
+static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
     size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
-    shared_reduce(run, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
-    run_shared_bytes(run, 0, mine * (size_t)(group->size - 1));
+    shared_reduce(exec, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
+    executor_count_shared(exec, 0, mine * (size_t)(group->size - 1));
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
@@ -43,10 +43,10 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, 
     pipeline_begin(&r->pipeline, group, lane, (longest + r->piece - 1) / r->piece, &STEPS);
 }
 
-bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status reducescatter_shared(struct executor *exec, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
     struct reducescatter_pipeline r;
     reducescatter_begin(&r, group, 0, reduction, src, dst, part);
-    return pipeline_run(run, &r.pipeline);
+    return pipeline_execute(exec, &r.pipeline);
 }

@@ -1,8 +1,8 @@
-// Collectives over links, as schedules (run/schedule.h) of the rank that `schedule` was made for. These functions depend only on
-// their arguments, so any rank's schedule can be computed anywhere.
+// Collectives over links, as schedules (executor/schedule.h) of the rank that `schedule` was made for. These functions depend
+// only on their arguments, so any rank's schedule can be computed anywhere.
 #pragma once
 
-#include "run/schedule.h"
+#include "executor/schedule.h"
 
 enum { HOP_NS = 27000 };        // per message: the ranks' own overhead, a lower bound however close the hosts are
 

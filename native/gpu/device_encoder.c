@@ -39,7 +39,7 @@ static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
     [BHVD_CODEC_ROTATED4] = ROTATED_KERNELS(4),
 };
 
-bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && device_type_of(dtype) >= 0; }
+bool device_encoder_supports(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && device_type_of(dtype) >= 0; }
 
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype)
 {
@@ -47,31 +47,31 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
                           kernels->decode_add, kernels->recode, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL,
                           BHVD_DEVICE_SCALE, BHVD_DEVICE_MIX};
-    bool has = device_encoder_takes(codec, dtype);
+    bool has = device_encoder_supports(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
         has = needed[i] == NONE || device_kernel(device, (bhvd_device_kernel)needed[i], device_type_of(dtype));
     return has;
 }
 
 // The codec's parameter, in the form that kernels take.
-static uint64_t option_of(const struct work *work)
+static uint64_t option_of(const struct collective *coll)
 {
-    const double parameter = work->codec_options.parameter;
-    const int bits = KERNELS[work->codec].bits;
-    return work->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(parameter)
+    const double parameter = coll->codec_options.parameter;
+    const int bits = KERNELS[coll->codec].bits;
+    return coll->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(parameter)
            : bits                       ? (uint64_t)rotated_size(parameter) << 8 | (uint64_t)bits
-                                        : work->codec == BHVD_CODEC_SIGN_RMS;
+                                        : coll->codec == BHVD_CODEC_SIGN_RMS;
 }
 
-struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *work,
+struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct collective *coll,
                                           struct bhvd_device *device, int rank)
 {
     return (struct device_encoder){
-        .host = encoder_init(kernels, work, rank),
+        .host = encoder_init(kernels, coll, rank),
         .device = device,
-        .kernels = &KERNELS[work->codec],
-        .type = device_type_of(work->tensors[0].dtype),
-        .option = option_of(work),
+        .kernels = &KERNELS[coll->codec],
+        .type = device_type_of(coll->tensors[0].dtype),
+        .option = option_of(coll),
     };
 }
 

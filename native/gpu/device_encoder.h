@@ -5,8 +5,8 @@
 #pragma once
 
 #include "device/scratch.h"
+#include "executor/collective.h"
 #include "primitive/encoder.h"
-#include "run/work.h"
 
 struct device_encoder {
     struct encoder host;                // sizes, options, dtype, rank
@@ -17,11 +17,11 @@ struct device_encoder {
 };
 
 // Whether there are kernels of the codec for the dtype.
-bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype);
+bool device_encoder_supports(bhvd_codec codec, bhvd_dtype dtype);
 // Whether this device has loaded them.
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype);
 // Requires device_encoder_has. rank: in the process set.
-struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct work *work,
+struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct collective *coll,
                                           struct bhvd_device *device, int rank);
 
 // The layout of a vector's codes: segment s of chunk k is at offset k chunk_stride + s segment_stride.

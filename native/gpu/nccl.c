@@ -8,13 +8,13 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/schedules.h"
 #include "device/nccl.h"
+#include "executor/hierarchy.h"
 #include "gpu/device_encoder.h"
 #include "gpu/staging.h"
 #include "primitive/primitive.h"
-#include "run/hierarchy.h"
 
 enum {
     CLOSE_MS = 5000,                    // for pending work on the GPU, and for the peers to close too
@@ -43,36 +43,37 @@ struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct gro
 }
 
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. If two-level, the CPU does the final scaling.
-static bool reduces(const struct work *work, bool scales, bool two_level)
+static bool reduces(const struct collective *coll, bool scales, bool two_level)
 {
-    const bool averaged = work->op == BHVD_OP_AVERAGE || work->postscale_factor != 1.0;
-    const bool scaled = work->prescale_factor != 1.0 || (averaged && !two_level);
-    for (size_t t = 0; t < work->tensor_count; t++) {
-        const bhvd_dtype dtype = work->tensors[t].dtype;
+    const bool averaged = coll->op == BHVD_OP_AVERAGE || coll->postscale_factor != 1.0;
+    const bool scaled = coll->prescale_factor != 1.0 || (averaged && !two_level);
+    for (size_t t = 0; t < coll->tensor_count; t++) {
+        const bhvd_dtype dtype = coll->tensors[t].dtype;
         if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
             return false;
         if (scaled && !(scales && dtype_is_floating(dtype)))
             return false;
     }
-    return work->op != BHVD_OP_ADASUM;
+    return coll->op != BHVD_OP_ADASUM;
 }
 
-enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct work *work)
+enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collective *coll)
 {
-    const bool allowed = work->kind == BHVD_ALLREDUCE || (work->kind == BHVD_BROADCAST && !facts->is_on);
+    const bool allowed = coll->kind == BHVD_ALLREDUCE || (coll->kind == BHVD_BROADCAST && !facts->is_on);
     const bool two_level = facts->two_level && allowed;
     const enum nccl_path path = two_level ? PATH_TWO_LEVEL : facts->is_on ? PATH_NCCL : PATH_HOST;
-    switch (work->kind) {
+    switch (coll->kind) {
     case BHVD_ALLREDUCE:
     case BHVD_REDUCESCATTER:
-        return reduces(work, facts->scales, two_level) ? path : PATH_HOST;
+        return reduces(coll, facts->scales, two_level) ? path : PATH_HOST;
     case BHVD_BROADCAST:
     case BHVD_ALLGATHER:
     case BHVD_ALLTOALL:
         return path;
     case BHVD_C_LP_S:
     case BHVD_D_LP_S:
-        return facts->is_on && facts->encodes && !facts->is_hierarchical && device_encoder_takes(work->codec, work->tensors[0].dtype)
+        return facts->is_on && facts->encodes && !facts->is_hierarchical &&
+               device_encoder_supports(coll->codec, coll->tensors[0].dtype)
                    ? PATH_NCCL : PATH_HOST;
     default:
         return PATH_HOST;
@@ -89,10 +90,10 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 
 // ------------------------------------------------------------------------------------------------------- agreement
 
-static struct member member_of(const struct work *work, int two_level)
+static struct member member_of(const struct collective *coll, int two_level)
 {
     struct member member = {.two_level = (uint8_t)two_level};
-    const struct bhvd_device *device = work->staging ? work->staging->device : NULL;
+    const struct bhvd_device *device = coll->staging ? coll->staging->device : NULL;
     if (!device || !device->nccl)
         return member;
     memcpy(member.uuid, device->uuid, sizeof member.uuid);
@@ -145,68 +146,69 @@ static void decide(const struct member *members, const struct group *set, struct
 }
 
 // Sends every member's bytes to all, over the CPU transports.
-static bhvd_status exchange(struct run *run, struct group *set, const void *mine, void *all, size_t nbytes)
+static bhvd_status exchange(struct executor *exec, struct group *set, const void *mine, void *all, size_t nbytes)
 {
     struct plan plan = {0};
     size_t *part = malloc((size_t)set->size * sizeof *part);
     if (!part)
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
     for (int i = 0; i < set->size; i++)
         part[i] = nbytes;
     struct span whole = {NULL, all, nbytes * (size_t)set->size};
     bhvd_status status = BHVD_OK;
     if (set->shared)
-        status = allgather_shared(run, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
+        status = allgather_shared(exec, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     else
-        allgather_schedule(plan_begin(&plan, set), &run->wire, part);
+        allgather_schedule(plan_begin(&plan, set), &exec->wire, part);
     free(part);
     plan.operands = (struct operands){.input = mine, .output = all};
-    return plan.made ? plan_execute(run, &plan) : status;
+    return plan.made ? plan_execute(exec, &plan) : status;
 }
 
-static bhvd_status share(struct run *run, struct group *set, void *bytes, size_t nbytes)
+static bhvd_status share(struct executor *exec, struct group *set, void *bytes, size_t nbytes)
 {
     struct plan plan = {0};
     if (set->shared)
-        return broadcast_shared(run, set, 0, bytes, bytes, nbytes);
+        return broadcast_shared(exec, set, 0, bytes, bytes, nbytes);
     broadcast_plan(&plan, set, 0, bytes, bytes, nbytes, false);
-    return plan_execute(run, &plan);
+    return plan_execute(exec, &plan);
 }
 
 // Creates the communicator: the first member makes its id, all join it.
-static bhvd_status join(struct run *run, struct group *set, struct nccl_group *group, struct bhvd_device *device)
+static bhvd_status join(struct executor *exec, struct group *set, struct nccl_group *group, struct bhvd_device *device)
 {
     device_hold(device);
     group->device = device;
     const struct nccl *nccl = device->nccl;
     int code = device->ops->event_create(device, &group->done);
     if (code)
-        return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct {
         int32_t result;
         struct nccl_unique_id id;
     } first = {NCCL_SUCCESS, {{0}}};
     if (set->rank == 0)
         first.result = nccl->get_unique_id(&first.id);
-    bhvd_status status = share(run, set, &first, sizeof first);
+    bhvd_status status = share(exec, set, &first, sizeof first);
     if (status)
         return status;
     if (first.result)
-        return nccl_failed(run, group, first.result, "rank 0 of the process set cannot create the communicator's id");
+        return nccl_failed(exec, group, first.result, "rank 0 of the process set cannot create the communicator's id");
     code = device->ops->enter(device);
     if (code)
-        return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct nccl_config config = NCCL_CONFIG_UNBLOCKED;
     nccl_result result = nccl->comm_init(&group->comm, set->size, first.id, set->rank, &config);
     device->ops->leave(device);
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
-        return nccl_failed(run, group, result, "cannot create its communicator");
-    return nccl_settle(run, group);
+        return nccl_failed(exec, group, result, "cannot create its communicator");
+    return nccl_settle(exec, group);
 }
 
-bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *work, int two_level, struct nccl_group **out)
+bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int two_level,
+                       struct nccl_group **out)
 {
-    const struct member mine = member_of(work, two_level);
+    const struct member mine = member_of(coll, two_level);
     struct nccl_group *local = calloc(1, sizeof *local);
     struct nccl_group *group = *out = calloc(1, sizeof *group);
     struct member *members = malloc((size_t)set->size * sizeof *members);
@@ -215,15 +217,15 @@ bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *wo
         free(group);
         free(members);
         *out = NULL;
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
     }
-    bhvd_status status = exchange(run, set, &mine, members, sizeof mine);
+    bhvd_status status = exchange(exec, set, &mine, members, sizeof mine);
     if (!status)
         decide(members, set, group);
     if (group->is_on)
-        status = join(run, set, group, work->staging->device);
+        status = join(exec, set, group, coll->staging->device);
     if (!status && group->two_level)
-        status = join(run, set->hierarchy->local, local, work->staging->device);
+        status = join(exec, set->hierarchy->local, local, coll->staging->device);
     free(members);
     group->two_level &= local->device != NULL;
     if (group->two_level)
@@ -235,15 +237,15 @@ bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *wo
 
 // ---------------------------------------------------------------------------------------------------------- errors
 
-bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int result, const char *what)
+bhvd_status nccl_failed(struct executor *exec, const struct nccl_group *group, int result, const char *what)
 {
     const struct nccl *nccl = group->device->nccl;
     const char *details = group->comm ? nccl->last_error(group->comm) : NULL;
-    return run_fail(run, BHVD_ERR_SYSTEM, "rank %d: NCCL %d.%d.%d with CUDA %d.%d on GPU %d: %s: %s%s%s; NCCL_DEBUG=WARN "
-                    "says more, BAGUA_HVD_NCCL=0 disables NCCL", run->connections.rank, nccl->version / 10000,
-                    nccl->version % 10000 / 100, nccl->version % 100, group->device->driver_version / 1000,
-                    group->device->driver_version % 1000 / 10, group->device->index, what,
-                    nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
+    return executor_fail(exec, BHVD_ERR_SYSTEM, "rank %d: NCCL %d.%d.%d with CUDA %d.%d on GPU %d: %s: %s%s%s; NCCL_DEBUG=WARN "
+                         "says more, BAGUA_HVD_NCCL=0 disables NCCL", exec->connections.rank, nccl->version / 10000,
+                         nccl->version % 10000 / 100, nccl->version % 100, group->device->driver_version / 1000,
+                         group->device->driver_version % 1000 / 10, group->device->index, what,
+                         nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
 }
 
 // 0: no error; NCCL_IN_PROGRESS; or an error.
@@ -263,45 +265,46 @@ struct settling {
     nccl_result state;
 };
 
-static int is_settled(struct run *run, void *arg)
+static int is_settled(struct executor *exec, void *arg)
 {
     struct settling *settling = arg;
-    (void)run;
+    (void)exec;
     if (!settling->group->comm)
         return -1;                      // aborted by a failure in the meantime
     settling->state = state_of(settling->group);
     return settling->state != NCCL_IN_PROGRESS;
 }
 
-bhvd_status nccl_settle(struct run *run, struct nccl_group *group)
+bhvd_status nccl_settle(struct executor *exec, struct nccl_group *group)
 {
     struct settling settling = {group, NCCL_SUCCESS};
-    bhvd_status status = run_until_gpu(run, is_settled, &settling);
+    bhvd_status status = executor_wait_gpu(exec, is_settled, &settling);
     if (!status && settling.state)
-        status = nccl_failed(run, group, settling.state, "it failed");
+        status = nccl_failed(exec, group, settling.state, "it failed");
     return status;
 }
 
 // Whether the GPU has exceeded the time limit for the work that was enqueued last.
-static bool is_late(const struct run *run, struct nccl_group *group)
+static bool is_late(const struct executor *exec, struct nccl_group *group)
 {
-    if (!group->last_ns || clock_now_ns() < group->last_ns + run_gpu_timeout_ns(run))
+    if (!group->last_ns || clock_now_ns() < group->last_ns + executor_gpu_timeout_ns(exec))
         return false;
     const bool done = group->device->ops->event_query(group->device, group->done) != DEVICE_NOT_READY;
     group->last_ns = done ? 0 : group->last_ns;
     return !done;
 }
 
-void nccl_poll(struct run *run, struct nccl_group *group)
+void nccl_poll(struct executor *exec, struct nccl_group *group)
 {
     for (; group; group = group->local) {
-        const nccl_result state = group->comm && !run->failure.status ? state_of(group) : NCCL_SUCCESS;
+        const nccl_result state = group->comm && !exec->failure.status ? state_of(group) : NCCL_SUCCESS;
         if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
-            nccl_failed(run, group, state, "it failed during a collective");
-        else if (group->comm && !run->failure.status && is_late(run, group))
-            run_fail(run, BHVD_ERR_TIMEOUT, "rank %d: GPU %d has not finished a collective by NCCL for %.1f s, and NCCL reports no "
-                     "error; the limit is %d times HOROVOD_GLOO_TIMEOUT_SECONDS", run->connections.rank, group->device->index,
-                     (double)run_gpu_timeout_ns(run) / 1e9, GPU_TIMEOUTS);
+            nccl_failed(exec, group, state, "it failed during a collective");
+        else if (group->comm && !exec->failure.status && is_late(exec, group))
+            executor_fail(exec, BHVD_ERR_TIMEOUT,
+                          "rank %d: GPU %d has not finished a collective by NCCL for %.1f s, and NCCL reports no "
+                          "error; the limit is %d times HOROVOD_GLOO_TIMEOUT_SECONDS", exec->connections.rank, group->device->index,
+                          (double)executor_gpu_timeout_ns(exec) / 1e9, GPU_TIMEOUTS);
     }
 }
 

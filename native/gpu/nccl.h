@@ -7,13 +7,13 @@
 // (gpu/staging.h) have their tensors on the device too, so in an execution NCCL takes staged and direct operations alike.
 //
 // An execution only puts work on the device's stream from_host, which waits for the events of the framework's streams. Operations
-// end when all is enqueued. Errors of NCCL and of peers are found by polling (nccl_poll): the run fails, and every communicator is
-// aborted, so that no stream hangs (decision 28).
+// end when all is enqueued. Errors of NCCL and of peers are found by polling (nccl_poll): the executor fails, and every
+// communicator is aborted, so that no stream hangs (decision 28).
 #pragma once
 
-#include "run/group.h"
-#include "run/reduction.h"
-#include "run/work.h"
+#include "executor/collective.h"
+#include "executor/group.h"
+#include "executor/reduction.h"
 
 // A process set's agreement, with the communicator of all its members, if there is one. It belongs to the owner of the set.
 struct nccl_group {
@@ -46,40 +46,41 @@ struct nccl_facts {
 // For such an operation in this set. group NULL: no agreement yet.
 struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical);
 // Depends only on values that are equal on all members.
-enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct work *work);
+enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collective *coll);
 // BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
 bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
 
 // Called in the first execution on GPUs of a set. two_level: enum nccl_two_level, this rank's option. *out is set after errors too,
 // for nccl_abort; NULL: out of memory.
-bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *work, int two_level, struct nccl_group **out);
+bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int two_level,
+                       struct nccl_group **out);
 // One execution by NCCL: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, except two-level
 // operations: members that send to other hosts wait for the GPU. index: of the tensor in the operation; rows: of the result; part
-// and parts as in collective/collective.h.
-struct nccl_run;
-bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_path path,
-                       struct work *const *works, int count, struct nccl_run **out);
-// Reduces all tensors of all works that have the reduction's dtype, as one vector.
-bhvd_status nccl_allreduce(struct nccl_run *run, bhvd_op op, const struct reduction *reduction);
-bhvd_status nccl_reducescatter(struct nccl_run *run, struct work *work, size_t index, int64_t rows,
+// and parts as in collective/collectives.h.
+struct nccl_execution;
+bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_group *group, enum nccl_path path,
+                       struct collective *const *colls, int count, struct nccl_execution **out);
+// Reduces all tensors of all collectives that have the reduction's dtype, as one vector.
+bhvd_status nccl_allreduce(struct nccl_execution *exec, bhvd_op op, const struct reduction *reduction);
+bhvd_status nccl_reducescatter(struct nccl_execution *exec, struct collective *coll, size_t index, int64_t rows,
                                const struct reduction *reduction, const size_t *part);
-bhvd_status nccl_allgather(struct nccl_run *run, struct work *work, size_t index, int64_t rows,
+bhvd_status nccl_allgather(struct nccl_execution *exec, struct collective *coll, size_t index, int64_t rows,
                            const size_t *part);
-bhvd_status nccl_alltoall(struct nccl_run *run, struct work *work, size_t index, int64_t rows,
+bhvd_status nccl_alltoall(struct nccl_execution *exec, struct collective *coll, size_t index, int64_t rows,
                           const struct parts *parts);
-bhvd_status nccl_broadcast(struct nccl_run *run, struct work *work, size_t index, int root);
-bhvd_status nccl_c_lp_s(struct nccl_run *run, struct work *work);
-bhvd_status nccl_d_lp_s(struct nccl_run *run, const struct work *work);
+bhvd_status nccl_broadcast(struct nccl_execution *exec, struct collective *coll, size_t index, int root);
+bhvd_status nccl_c_lp_s(struct nccl_execution *exec, struct collective *coll);
+bhvd_status nccl_d_lp_s(struct nccl_execution *exec, const struct collective *coll);
 // Marks the end on the stream. Waits for it only if a result goes to the host's memory. status: of the execution.
-bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
+bhvd_status nccl_end(struct nccl_execution *exec, bhvd_status status);
 // Waits until calls that returned NCCL_IN_PROGRESS have enqueued all their work.
-bhvd_status nccl_settle(struct run *run, struct nccl_group *group);
-// Fails the run with NCCL's error message.
-bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int result, const char *what);
+bhvd_status nccl_settle(struct executor *exec, struct nccl_group *group);
+// Fails the executor with NCCL's error message.
+bhvd_status nccl_failed(struct executor *exec, const struct nccl_group *group, int result, const char *what);
 
 // These include the communicator of this host; NULL is allowed. Called by the engine only.
-// Fails the run if NCCL reports an error, or if the GPU exceeds the time limit for the work that was enqueued last.
-void nccl_poll(struct run *run, struct nccl_group *group);
+// Fails the executor if NCCL reports an error, or if the GPU exceeds the time limit for the work that was enqueued last.
+void nccl_poll(struct executor *exec, struct nccl_group *group);
 // Aborts the GPU work of all these groups together: an abort waits for the GPU, where another group's kernel may hang.
 void nccl_abort(struct nccl_group *const *groups, int count);
 // Before nccl_close: waits briefly for pending GPU work. False: it has not finished; abort it.

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 
 #include "gpu/device_copy.h"
-#include "gpu/nccl_run.h"
+#include "gpu/nccl_execution.h"
 #include "gpu/staged_codes.h"
 
-struct coded_run {
-    struct nccl_run *run;
-    const struct work *work;
+struct coded_execution {
+    struct nccl_execution *x;
+    const struct collective *coll;
     struct device_encoder encoder;
     struct code_layout layout;
     struct device_buffer *worker_residual, *server_residual;  // the new errors; NULL: no error feedback
@@ -22,51 +22,51 @@ struct codes {
     const size_t *nbytes;               // by rank
 };
 
-static bhvd_status exchange(struct nccl_run *x, const struct codes *out, const struct codes *in)
+static bhvd_status exchange(struct nccl_execution *x, const struct codes *out, const struct codes *in)
 {
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < x->set->size; i++) {
         if (out->nbytes[i])
-            nccl_run_keep(&inside, x->nccl->send(out->at + (size_t)i * out->stride, out->nbytes[i], NCCL_UINT8, i,
-                                                 x->group->comm, x->stream));
+            nccl_execution_keep(&inside, x->nccl->send(out->at + (size_t)i * out->stride, out->nbytes[i], NCCL_UINT8, i,
+                                                       x->group->comm, x->stream));
         if (in->nbytes[i])
-            nccl_run_keep(&inside, x->nccl->recv(in->at + (size_t)i * in->stride, in->nbytes[i], NCCL_UINT8, i,
-                                                 x->group->comm, x->stream));
+            nccl_execution_keep(&inside, x->nccl->recv(in->at + (size_t)i * in->stride, in->nbytes[i], NCCL_UINT8, i,
+                                                       x->group->comm, x->stream));
     }
-    return nccl_run_group_end(x, inside);
+    return nccl_execution_group_end(x, inside);
 }
 
-static int encode_values(struct coded_run *c, void *codes)
+static int encode_values(struct coded_execution *c, void *codes)
 {
     void *values = NULL;
-    int code = staged_codes_pack(c->work, &c->run->scratch, &values);
+    int code = staged_codes_pack(c->coll, &c->x->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
-                                .prescale = c->work->prescale_factor, .pass = ENCODER_VALUES};
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->worker_copy, &c->worker_residual, &c->run->scratch);
+                                .prescale = c->coll->prescale_factor, .pass = ENCODER_VALUES};
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->coll->worker_copy, &c->worker_residual, &c->x->scratch);
 }
 
 // Encodes the mean of the own chunk over all ranks' codes.
-static int encode_mean(struct coded_run *c, const struct segment_part *own, void *code_of_mean, const void *codes)
+static int encode_mean(struct coded_execution *c, const struct segment_part *own, void *code_of_mean, const void *codes)
 {
-    const int n = c->run->set->size;
-    const double factor = work_sum_factor(c->work, n);
+    const int n = c->x->set->size;
+    const double factor = collective_sum_factor(c->coll, n);
     const struct code_layout layout = device_encoder_layout(&c->encoder, own->count, 1);
     struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .prescale = 1.0, .pass = ENCODER_MEAN,
                                 .begin = own->begin};
     void *mean;
-    if (device_encoder_recodes(&c->encoder) && !c->work->server_copy)
-        return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
-    int code = device_scratch_acquire(&c->run->scratch, own->count * c->encoder.host.element, &mean);
+    if (device_encoder_recodes(&c->encoder) && !c->coll->server_copy)
+        return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
+    int code = device_scratch_acquire(&c->x->scratch, own->count * c->encoder.host.element, &mean);
     if (!code)
-        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->run->stream);
+        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
     encoding.values = mean;
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->work->server_copy, &c->server_residual, &c->run->scratch);
+    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->coll->server_copy, &c->server_residual, &c->x->scratch);
 }
 
 // Bytes of every chunk's codes; bytes of the own chunk's codes, repeated for every rank.
-static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_chunk, size_t *of_own)
+static bhvd_status scatter_gather(struct coded_execution *c, void *values, size_t *of_chunk, size_t *of_own)
 {
-    struct nccl_run *x = c->run;
+    struct nccl_execution *x = c->x;
     const int n = x->set->size, me = x->set->rank;
     const size_t stride = c->layout.chunk_stride;
     const struct segment_part own = segments_chunk(&c->layout.cut, (uint64_t)me);
@@ -75,54 +75,55 @@ static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_
         of_chunk[i] = segments_chunk(&c->layout.cut, (uint64_t)i).count ? stride : 0;
         of_own[i] = own.count ? stride : 0;
     }
-    int code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &sent);
+    int code = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &sent);
     if (!code)
-        code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &received);
+        code = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &received);
     if (!code)
-        code = device_scratch_acquire(&c->run->scratch, c->layout.nbytes, &means);
+        code = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &means);
     if (!code)
         code = encode_values(c, sent);
-    bhvd_status status = nccl_run_checked(x, code);
+    bhvd_status status = nccl_execution_checked(x, code);
     if (!status)
         status = exchange(x, &(struct codes){sent, stride, of_chunk}, &(struct codes){received, stride, of_own});
     unsigned char *mean = (unsigned char *)means + (size_t)me * stride;
     if (!status && own.count)
-        status = nccl_run_checked(x, encode_mean(c, &own, mean, received));
+        status = nccl_execution_checked(x, encode_mean(c, &own, mean, received));
     of_own[me] = of_chunk[me] = 0;      // already in place
     if (!status)
         status = exchange(x, &(struct codes){mean, 0, of_own}, &(struct codes){means, stride, of_chunk});
-    return status ? status : nccl_run_checked(x, device_encoder_decode(&c->encoder, &c->layout, values, means, x->stream));
+    return status ? status : nccl_execution_checked(x, device_encoder_decode(&c->encoder, &c->layout, values, means, x->stream));
 }
 
-static bhvd_status allgather(struct coded_run *c, void *values)
+static bhvd_status allgather(struct coded_execution *c, void *values)
 {
-    struct nccl_run *x = c->run;
+    struct nccl_execution *x = c->x;
     const size_t stride = c->layout.nbytes;
     void *codes = NULL;
-    int code = device_scratch_acquire(&c->run->scratch, stride * (size_t)x->set->size, &codes);
+    int code = device_scratch_acquire(&c->x->scratch, stride * (size_t)x->set->size, &codes);
     unsigned char *mine = (unsigned char *)codes + (size_t)x->set->rank * stride;
     if (!code)
         code = encode_values(c, mine);
-    bhvd_status status = nccl_run_checked(x, code);
+    bhvd_status status = nccl_execution_checked(x, code);
     if (!status)
-        status = nccl_run_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->group->comm, x->stream));
+        status = nccl_execution_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->group->comm, x->stream));
     return status ? status
-                  : nccl_run_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride, (uint64_t)x->set->size,
-                                                            work_sum_factor(c->work, x->set->size), x->stream));
+                  : nccl_execution_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride,
+                                                                  (uint64_t)x->set->size,
+                                                                  collective_sum_factor(c->coll, x->set->size), x->stream));
 }
 
 // Copies the results that belong in the host's memory.
-static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const unsigned char *values)
+static bhvd_status copy_to_host(struct nccl_execution *x, struct collective *coll, const unsigned char *values)
 {
     bhvd_status status = BHVD_OK;
-    for (size_t t = 0; t < work->tensor_count && !status; t++) {
-        struct tensor *tensor = &work->tensors[t];
-        const struct staging_place *place = &work->staging->places[t];
+    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+        struct tensor *tensor = &coll->tensors[t];
+        const struct staging_place *place = &coll->staging->places[t];
         if (tensor->nbytes && (!place->dst || place->dst_on_host)) {
-            if (run_allocate_result(x->run, tensor, tensor->dim0))
-                return x->run->failure.status;
+            if (executor_allocate_result(x->exec, tensor, tensor->dim0))
+                return x->exec->failure.status;
             x->host_waits = true;
-            status = nccl_run_copy(x, place->dst ? place->dst : tensor->dst, values, tensor->nbytes);
+            status = nccl_execution_copy(x, place->dst ? place->dst : tensor->dst, values, tensor->nbytes);
         }
         values += tensor->nbytes;
     }
@@ -130,39 +131,40 @@ static bhvd_status copy_to_host(struct nccl_run *x, struct work *work, const uns
 }
 
 // The new errors replace the old ones once the operation has been enqueued.
-static void keep(struct coded_run *c, struct bhvd_device_array *device_copy, struct device_buffer *residual, bhvd_status status)
+static void keep(struct coded_execution *c, struct bhvd_device_array *device_copy, struct device_buffer *residual,
+                 bhvd_status status)
 {
     if (residual && !status)
-        device_copy_adopt(device_copy, c->run->device, residual);
+        device_copy_adopt(device_copy, c->x->device, residual);
     else
-        device_buffer_release(c->run->device, residual);
+        device_buffer_release(c->x->device, residual);
 }
 
-bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *work)
+bhvd_status nccl_c_lp_s(struct nccl_execution *x, struct collective *coll)
 {
-    const bool scatters = work->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-    const size_t n = (size_t)x->set->size, nbytes = work_nbytes(work);
-    struct coded_run c = {
-        .run = x,
-        .work = work,
-        .encoder = device_encoder_init(&x->run->kernels, work, x->device, x->set->rank),
+    const bool scatters = coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t n = (size_t)x->set->size, nbytes = collective_nbytes(coll);
+    struct coded_execution c = {
+        .x = x,
+        .coll = coll,
+        .encoder = device_encoder_init(&x->exec->kernels, coll, x->device, x->set->rank),
     };
     if (!nbytes)
         return BHVD_OK;
     c.layout = device_encoder_layout(&c.encoder, nbytes / c.encoder.host.element, scatters ? x->set->size : 1);
     size_t *sizes = calloc(2 * n, sizeof *sizes);
     void *values = NULL;
-    bhvd_status status = sizes ? BHVD_OK : run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
+    bhvd_status status = sizes ? BHVD_OK : executor_fail(x->exec, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
     if (!status)
-        status = nccl_run_checked(x, staged_codes_target(work, &x->scratch, &values));
+        status = nccl_execution_checked(x, staged_codes_target(coll, &x->scratch, &values));
     if (!status)
         status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
     if (!status)
-        status = nccl_run_checked(x, staged_codes_unpack(work, &x->scratch, values));
+        status = nccl_execution_checked(x, staged_codes_unpack(coll, &x->scratch, values));
     if (!status)
-        status = copy_to_host(x, work, values);
-    keep(&c, work->worker_copy, c.worker_residual, status);
-    keep(&c, work->server_copy, c.server_residual, status);
+        status = copy_to_host(x, coll, values);
+    keep(&c, coll->worker_copy, c.worker_residual, status);
+    keep(&c, coll->server_copy, c.server_residual, status);
     free(sizes);
     return status;
 }

@@ -5,9 +5,9 @@
 
 // ---------------------------------------------------------------------------------------------------------- memory
 
-static bhvd_status scratch_acquire(struct nccl_run *x, size_t nbytes, void **out)
+static bhvd_status scratch_acquire(struct nccl_execution *x, size_t nbytes, void **out)
 {
-    return nccl_run_checked(x, device_scratch_acquire(&x->scratch, nbytes, out));
+    return nccl_execution_checked(x, device_scratch_acquire(&x->scratch, nbytes, out));
 }
 
 // A result in flight: written at `device`, and copied from there to `host` if that is set.
@@ -17,10 +17,10 @@ struct target {
 };
 
 // Finds the memory of a result. If the caller gave none, allocates it: on the device if its size is known only now.
-static bhvd_status target(struct nccl_run *x, struct work *work, size_t index, int64_t dim0, struct target *out)
+static bhvd_status target(struct nccl_execution *x, struct collective *coll, size_t index, int64_t dim0, struct target *out)
 {
-    struct tensor *tensor = &work->tensors[index];
-    struct staging_place *place = &work->staging->places[index];
+    struct tensor *tensor = &coll->tensors[index];
+    struct staging_place *place = &coll->staging->places[index];
     tensor->result_dim0 = dim0;
     tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
     *out = (struct target){NULL, NULL, tensor->result_nbytes};
@@ -28,41 +28,42 @@ static bhvd_status target(struct nccl_run *x, struct work *work, size_t index, i
         out->device = place->dst;
         return BHVD_OK;
     }
-    if (!place->dst && (work->kind == BHVD_ALLGATHER || work->kind == BHVD_ALLTOALL)) {
+    if (!place->dst && (coll->kind == BHVD_ALLGATHER || coll->kind == BHVD_ALLTOALL)) {
         int code = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &place->result);
         if (code)
-            return nccl_run_checked(x, code);
+            return nccl_execution_checked(x, code);
         out->device = place->result->data;
         return BHVD_OK;
     }
-    if (run_allocate_result(x->run, tensor, dim0))
-        return x->run->failure.status;
+    if (executor_allocate_result(x->exec, tensor, dim0))
+        return x->exec->failure.status;
     out->host = place->dst ? place->dst : tensor->result;
     return scratch_acquire(x, out->nbytes, &out->device);
 }
 
-static bhvd_status finish_target(struct nccl_run *x, const struct target *target)
+static bhvd_status finish_target(struct nccl_execution *x, const struct target *target)
 {
     if (!target->host || !target->nbytes)
         return BHVD_OK;
     x->host_waits = true;
-    return nccl_run_copy(x, target->host, target->device, target->nbytes);
+    return nccl_execution_copy(x, target->host, target->device, target->nbytes);
 }
 
 // --------------------------------------------------------------------------------------------------------- scaling
 
-static bhvd_status scale(struct nccl_run *x, bhvd_dtype dtype, void *dst, const void *src, double factor, size_t nbytes)
+static bhvd_status scale(struct nccl_execution *x, bhvd_dtype dtype, void *dst, const void *src, double factor, size_t nbytes)
 {
     uint64_t count = nbytes / bhvd_dtype_size(dtype);
     void *params[] = {&dst, &src, &factor, &count};
-    return count ? nccl_run_checked(x, device_launch_over(x->device, BHVD_DEVICE_SCALE, device_type_of(dtype), count, params, x->stream))
+    return count ? nccl_execution_checked(x, device_launch_over(x->device, BHVD_DEVICE_SCALE, device_type_of(dtype), count,
+                                                                params, x->stream))
                  : BHVD_OK;
 }
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
 // dst = postscale * reduce over ranks (prescale * src). Two-level: in place, with more memory (nccl_two_level_nbytes).
-static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, void *dst,
+static bhvd_status reduce_vector(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction, void *dst,
                                  const void *src, size_t nbytes)
 {
     bhvd_status status = BHVD_OK;
@@ -73,65 +74,65 @@ static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct re
     if (!status && x->hierarchy)
         return nccl_two_level_allreduce(x, op, reduction, dst, nbytes);
     if (!status)
-        status = nccl_run_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
-                                                          nccl_run_type(reduction->dtype), nccl_run_op(op),
-                                                          x->group->comm, x->stream));
+        status = nccl_execution_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
+                                                                nccl_execution_type(reduction->dtype), nccl_execution_op(op),
+                                                                x->group->comm, x->stream));
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, dst, dst, reduction->postscale, nbytes);
     return status;
 }
 
 // For a proxy: its memory is freed when the operation ends, so the host waits for the copy.
-static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor *tensor)
+static bhvd_status copy_zeros(struct nccl_execution *x, void *dst, const struct tensor *tensor)
 {
     x->host_waits = true;
-    return nccl_run_copy(x, dst, tensor->src, tensor->nbytes);
+    return nccl_execution_copy(x, dst, tensor->src, tensor->nbytes);
 }
 
 // Copies between a tensor and its offset in the fusion buffer. The driver copies from and to the host's memory, at once.
-static bhvd_status copy_one(struct nccl_run *x, struct device_copies *copies, const struct work *work, size_t t,
+static bhvd_status copy_one(struct nccl_execution *x, struct device_copies *copies, const struct collective *coll, size_t t,
                             unsigned char *fused, bool packs)
 {
-    const struct tensor *tensor = &work->tensors[t];
-    if (work->is_proxy)
+    const struct tensor *tensor = &coll->tensors[t];
+    if (coll->is_proxy)
         return packs ? copy_zeros(x, fused, tensor) : BHVD_OK;
-    const struct staging_place *place = &work->staging->places[t];
+    const struct staging_place *place = &coll->staging->places[t];
     if (packs)
-        return nccl_run_checked(x, device_copies_add(copies, fused, place->src, tensor->nbytes));
+        return nccl_execution_checked(x, device_copies_add(copies, fused, place->src, tensor->nbytes));
     if (place->dst && !place->dst_on_host)
-        return nccl_run_checked(x, device_copies_add(copies, place->dst, fused, tensor->nbytes));
+        return nccl_execution_checked(x, device_copies_add(copies, place->dst, fused, tensor->nbytes));
     return finish_target(x, &(struct target){fused, place->dst ? place->dst : tensor->result, tensor->nbytes});
 }
 
-static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned char *fused, bool packs)
+static bhvd_status copy_fused(struct nccl_execution *x, bhvd_dtype dtype, unsigned char *fused, bool packs)
 {
     struct device_copies copies;
     size_t tensors = 0;
     for (int i = 0; i < x->count; i++)
-        tensors += x->works[i]->tensor_count;
-    bhvd_status status = nccl_run_checked(x, device_copies_begin(&copies, &x->scratch, tensors));
+        tensors += x->colls[i]->tensor_count;
+    bhvd_status status = nccl_execution_checked(x, device_copies_begin(&copies, &x->scratch, tensors));
     for (int i = 0; i < x->count && !status; i++) {
-        const struct work *work = x->works[i];
-        for (size_t t = 0; t < work->tensor_count && !status; t++) {
-            if (work->tensors[t].dtype != dtype)
+        const struct collective *coll = x->colls[i];
+        for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+            if (coll->tensors[t].dtype != dtype)
                 continue;
-            status = copy_one(x, &copies, work, t, fused, packs);
-            fused += size_round_up(work->tensors[t].nbytes, NCCL_ALIGNMENT);
+            status = copy_one(x, &copies, coll, t, fused, packs);
+            fused += size_round_up(coll->tensors[t].nbytes, NCCL_ALIGNMENT);
         }
     }
-    return status ? status : nccl_run_checked(x, device_copies_end(&copies, 0));
+    return status ? status : nccl_execution_checked(x, device_copies_end(&copies, 0));
 }
 
-bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction)
+bhvd_status nccl_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction)
 {
-    const struct work *only = x->works[0];
+    const struct collective *only = x->colls[0];
     const struct staging_place *place = only->is_proxy ? NULL : &only->staging->places[0];
     if (!x->hierarchy && x->count == 1 && only->tensor_count == 1 && place && place->dst && !place->dst_on_host)
         return only->tensors[0].nbytes
                    ? reduce_vector(x, op, reduction, place->dst, place->src, only->tensors[0].nbytes) : BHVD_OK;
     size_t nbytes = 0, only_nbytes = 0, tensors = 0;
     for (int i = 0; i < x->count; i++) {
-        const struct work *fused = x->works[i];
+        const struct collective *fused = x->colls[i];
         for (size_t t = 0; t < fused->tensor_count; t++) {
             if (fused->tensors[t].dtype != reduction->dtype || !fused->tensors[t].nbytes)
                 continue;
@@ -155,13 +156,13 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
 
 // ----------------------------------------------------------------------------------------- one tensor after the other
 
-bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *work, size_t index, int64_t rows,
+bhvd_status nccl_reducescatter(struct nccl_execution *x, struct collective *coll, size_t index, int64_t rows,
                                const struct reduction *reduction, const size_t *part)
 {
-    const size_t nbytes = work->tensors[index].nbytes;
-    const void *src = work->staging->places[index].src;
+    const size_t nbytes = coll->tensors[index].nbytes;
+    const void *src = coll->staging->places[index].src;
     struct target result;
-    bhvd_status status = target(x, work, index, rows, &result);
+    bhvd_status status = target(x, coll, index, rows, &result);
     if (!nbytes)
         return status;
     if (!status && reduction->prescale != 1.0) {
@@ -172,53 +173,53 @@ bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *work, size_t ind
         src = scaled;
     }
     if (!status)
-        status = nccl_run_reduce_scatter(x, work->op, reduction->dtype, src, result.device,
-                                         &(struct nccl_parts){.of = part, .count = x->set->size});
+        status = nccl_execution_reduce_scatter(x, coll->op, reduction->dtype, src, result.device,
+                                               &(struct nccl_parts){.of = part, .count = x->set->size});
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, result.device, result.device, reduction->postscale, part[x->set->rank]);
     return status ? status : finish_target(x, &result);
 }
 
-bhvd_status nccl_allgather(struct nccl_run *x, struct work *work, size_t index, int64_t rows, const size_t *part)
+bhvd_status nccl_allgather(struct nccl_execution *x, struct collective *coll, size_t index, int64_t rows, const size_t *part)
 {
     struct target result;
-    bhvd_status status = target(x, work, index, rows, &result);
+    bhvd_status status = target(x, coll, index, rows, &result);
     if (status || !result.nbytes)
         return status;
-    status = nccl_run_all_gather(x, work->staging->places[index].src, result.device,
-                                 &(struct nccl_parts){.of = part, .count = x->set->size});
+    status = nccl_execution_all_gather(x, coll->staging->places[index].src, result.device,
+                                       &(struct nccl_parts){.of = part, .count = x->set->size});
     return status ? status : finish_target(x, &result);
 }
 
-bhvd_status nccl_alltoall(struct nccl_run *x, struct work *work, size_t index, int64_t rows,
+bhvd_status nccl_alltoall(struct nccl_execution *x, struct collective *coll, size_t index, int64_t rows,
                           const struct parts *parts)
 {
     struct target result;
-    bhvd_status status = target(x, work, index, rows, &result);
+    bhvd_status status = target(x, coll, index, rows, &result);
     if (status)
         return status;
-    const unsigned char *from = work->staging->places[index].src;
+    const unsigned char *from = coll->staging->places[index].src;
     unsigned char *to = result.device;
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < x->set->size; from += parts->sent[i], to += parts->received[i], i++) {
         if (parts->sent[i])
-            nccl_run_keep(&inside, x->nccl->send(from, parts->sent[i], NCCL_UINT8, i, x->group->comm, x->stream));
+            nccl_execution_keep(&inside, x->nccl->send(from, parts->sent[i], NCCL_UINT8, i, x->group->comm, x->stream));
         if (parts->received[i])
-            nccl_run_keep(&inside, x->nccl->recv(to, parts->received[i], NCCL_UINT8, i, x->group->comm, x->stream));
+            nccl_execution_keep(&inside, x->nccl->recv(to, parts->received[i], NCCL_UINT8, i, x->group->comm, x->stream));
     }
-    status = nccl_run_group_end(x, inside);
+    status = nccl_execution_group_end(x, inside);
     return status ? status : finish_target(x, &result);
 }
 
-bhvd_status nccl_broadcast(struct nccl_run *x, struct work *work, size_t index, int root)
+bhvd_status nccl_broadcast(struct nccl_execution *x, struct collective *coll, size_t index, int root)
 {
-    const void *src = work->staging->places[index].src;
+    const void *src = coll->staging->places[index].src;
     struct target result;
-    bhvd_status status = target(x, work, index, work->tensors[index].dim0, &result);
+    bhvd_status status = target(x, coll, index, coll->tensors[index].dim0, &result);
     if (!status && result.nbytes && x->hierarchy)
         status = nccl_two_level_broadcast(x, root, src, result.device, result.nbytes);
     else if (!status && result.nbytes)
-        status = nccl_run_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->group->comm,
-                                                         x->stream));
+        status = nccl_execution_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->group->comm,
+                                                               x->stream));
     return status ? status : finish_target(x, &result);
 }

@@ -9,14 +9,14 @@
 enum { SHARD_MAX_BYTES = 4 << 20 };     // per member, on the wire at a time
 
 // Marks the point in the stream after which the host may use the buffer.
-static bhvd_status mark(struct nccl_run *x, struct device_buffer *pinned)
+static bhvd_status mark(struct nccl_execution *x, struct device_buffer *pinned)
 {
-    return nccl_run_checked(x, x->device->ops->event_record(x->device, pinned->ready, x->stream));
+    return nccl_execution_checked(x, x->device->ops->event_record(x->device, pinned->ready, x->stream));
 }
 
-static bhvd_status to_host(struct nccl_run *x, struct device_buffer *pinned, const void *src, size_t nbytes)
+static bhvd_status to_host(struct nccl_execution *x, struct device_buffer *pinned, const void *src, size_t nbytes)
 {
-    bhvd_status status = nccl_run_copy(x, pinned->data, src, nbytes);
+    bhvd_status status = nccl_execution_copy(x, pinned->data, src, nbytes);
     return status ? status : mark(x, pinned);
 }
 
@@ -60,36 +60,36 @@ static struct piece piece_of(const struct hierarchy *h, const struct allreduce *
 }
 
 // Reduces within the host, to the shard at its owner, and copies that to pinned memory, marked.
-static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
+static bhvd_status begin(struct nccl_execution *x, const struct allreduce *all, const struct piece *piece)
 {
     const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
     unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
-    bhvd_status status = nccl_run_reduce_scatter(x, all->op, all->across.dtype, piece->at, mine, &shards);
+    bhvd_status status = nccl_execution_reduce_scatter(x, all->op, all->across.dtype, piece->at, mine, &shards);
     return status || !piece->pinned ? status : to_host(x, piece->pinned, mine, piece->shard);
 }
 
 // Owners only: reduces the shard across hosts, in pinned memory.
-static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
+static bhvd_status exchange(struct nccl_execution *x, const struct allreduce *all, const struct piece *piece)
 {
-    bhvd_status status = nccl_run_wait(x, piece->pinned->ready);
+    bhvd_status status = nccl_execution_wait(x, piece->pinned->ready);
     struct span span = {piece->pinned->data, piece->pinned->data, piece->shard};
     struct span_list list = {&span, 1, 1, piece->shard};
     struct plan plan = {0};
     if (status)
         return status;
-    allreduce_plan(&plan, x->run, x->hierarchy->cross, &all->across, &list);
-    return plan_execute(x->run, &plan);
+    allreduce_plan(&plan, x->exec, x->hierarchy->cross, &all->across, &list);
+    return plan_execute(x->exec, &plan);
 }
 
-static bhvd_status end(struct nccl_run *x, const struct piece *piece)
+static bhvd_status end(struct nccl_execution *x, const struct piece *piece)
 {
     const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
     unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
-    bhvd_status status = piece->pinned ? nccl_run_copy(x, mine, piece->pinned->data, piece->shard) : BHVD_OK;
-    return status ? status : nccl_run_all_gather(x, mine, piece->at, &shards);
+    bhvd_status status = piece->pinned ? nccl_execution_copy(x, mine, piece->pinned->data, piece->shard) : BHVD_OK;
+    return status ? status : nccl_execution_all_gather(x, mine, piece->at, &shards);
 }
 
-bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
+bhvd_status nccl_two_level_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes)
 {
     const struct hierarchy *h = x->hierarchy;
@@ -99,7 +99,7 @@ bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struc
     bhvd_status status = BHVD_OK;
     all.across.prescale = 1.0;
     for (int i = 0; i < 2 && h->index < h->shards && !status; i++)
-        status = nccl_run_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]));
+        status = nccl_execution_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]));
     struct piece next = piece_of(h, &all, pinned, 0);
     if (!status)
         status = begin(x, &all, &next);
@@ -119,30 +119,30 @@ bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struc
 
 // ------------------------------------------------------------------------------------------------------- broadcast
 
-static bhvd_status broadcast_within(struct nccl_run *x, int root, const void *src, void *dst, size_t nbytes)
+static bhvd_status broadcast_within(struct nccl_execution *x, int root, const void *src, void *dst, size_t nbytes)
 {
-    return nccl_run_enqueued(x, x->nccl->broadcast(src, dst, nbytes, NCCL_UINT8, root, x->group->comm, x->stream));
+    return nccl_execution_enqueued(x, x->nccl->broadcast(src, dst, nbytes, NCCL_UINT8, root, x->group->comm, x->stream));
 }
 
 // Broadcasts between the members with one index on each host. is_source: this is the root's host.
-static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source, unsigned char *data, size_t nbytes,
+static bhvd_status broadcast_across(struct nccl_execution *x, int host, bool is_source, unsigned char *data, size_t nbytes,
                                     struct device_buffer *pinned)
 {
     struct plan plan = {0};
     bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
     if (!status)
-        status = nccl_run_wait(x, pinned->ready);       // until the data is there, or the buffer is free
+        status = nccl_execution_wait(x, pinned->ready);  // until the data is there, or the buffer is free
     if (status)
         return status;
     broadcast_plan(&plan, x->hierarchy->cross, host, pinned->data, pinned->data, nbytes, false);
-    status = plan_execute(x->run, &plan);
+    status = plan_execute(x->exec, &plan);
     if (status || is_source)
         return status;
-    status = nccl_run_copy(x, data, pinned->data, nbytes);
+    status = nccl_execution_copy(x, data, pinned->data, nbytes);
     return status ? status : mark(x, pinned);
 }
 
-bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes)
+bhvd_status nccl_two_level_broadcast(struct nccl_execution *x, int root, const void *src, unsigned char *dst, size_t nbytes)
 {
     const struct hierarchy *h = x->hierarchy;
     int host, index;
@@ -153,7 +153,7 @@ bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *s
     struct device_buffer *pinned[2] = {NULL, NULL};
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < 2 && h->index == bridge && !status; i++)
-        status = nccl_run_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, most, &pinned[i]));
+        status = nccl_execution_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, most, &pinned[i]));
     if (!status && is_source)
         status = broadcast_within(x, index, src, dst, nbytes);
     for (size_t begin = 0, number = 0; begin < nbytes && !status; begin += most, number++) {

@@ -5,12 +5,12 @@
 // member waits only for work that the others put on their streams before they wait.
 #pragma once
 
-#include "gpu/nccl_run.h"
+#include "gpu/nccl_execution.h"
 
 // Bytes of device memory needed for a vector of nbytes.
 size_t nccl_two_level_nbytes(const struct hierarchy *h, size_t nbytes);
 // In place, without the prescaling; vector: on the device, with nccl_two_level_nbytes bytes.
-bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
+bhvd_status nccl_two_level_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes);
 // src: at the root; dst: on the device. root: a position.
-bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes);
+bhvd_status nccl_two_level_broadcast(struct nccl_execution *x, int root, const void *src, unsigned char *dst, size_t nbytes);

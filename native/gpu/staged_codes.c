@@ -6,12 +6,12 @@
 #include "gpu/device_copy.h"
 #include "gpu/staging.h"
 
-bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool is_hierarchical)
+bool staged_codes_apply(const struct collective *coll, const struct bhvd_args *args, bool is_hierarchical)
 {
-    bool takes = (work->kind == BHVD_C_LP_S || work->kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
-                 work_nbytes(work) && device_encoder_has(args->gpu, work->codec, work->tensors[0].dtype);
-    for (size_t t = 0; t < args->tensor_count && takes && work->kind == BHVD_C_LP_S; t++)
-        takes = !work->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
+    bool takes = (coll->kind == BHVD_C_LP_S || coll->kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
+                 collective_nbytes(coll) && device_encoder_has(args->gpu, coll->codec, coll->tensors[0].dtype);
+    for (size_t t = 0; t < args->tensor_count && takes && coll->kind == BHVD_C_LP_S; t++)
+        takes = !coll->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
     return takes;
 }
 
@@ -20,25 +20,25 @@ bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bo
 static bool is_on_device(const struct staging_place *place) { return place->dst && !place->dst_on_host; }
 
 // The only tensor with data, which then is the whole vector, or NULL.
-static const struct staging_place *only_place(const struct work *work)
+static const struct staging_place *only_place(const struct collective *coll)
 {
     const struct staging_place *only = NULL;
-    for (size_t t = 0; t < work->tensor_count; t++) {
-        if (work->tensors[t].nbytes && only)
+    for (size_t t = 0; t < coll->tensor_count; t++) {
+        if (coll->tensors[t].nbytes && only)
             return NULL;
-        if (work->tensors[t].nbytes)
-            only = &work->staging->places[t];
+        if (coll->tensors[t].nbytes)
+            only = &coll->staging->places[t];
     }
     return only;
 }
 
-static int copy_all(const struct work *work, unsigned char *vector, bool packs, struct device_scratch *scratch)
+static int copy_all(const struct collective *coll, unsigned char *vector, bool packs, struct device_scratch *scratch)
 {
     struct device_copies copies;
-    int code = device_copies_begin(&copies, scratch, work->tensor_count);
-    for (size_t t = 0; t < work->tensor_count && !code; t++) {
-        const struct staging_place *place = &work->staging->places[t];
-        const size_t nbytes = work->tensors[t].nbytes;
+    int code = device_copies_begin(&copies, scratch, coll->tensor_count);
+    for (size_t t = 0; t < coll->tensor_count && !code; t++) {
+        const struct staging_place *place = &coll->staging->places[t];
+        const size_t nbytes = coll->tensors[t].nbytes;
         if (packs)
             code = device_copies_add(&copies, vector, place->src, nbytes);
         else if (is_on_device(place))
@@ -48,30 +48,30 @@ static int copy_all(const struct work *work, unsigned char *vector, bool packs, 
     return device_copies_end(&copies, code);
 }
 
-int staged_codes_pack(const struct work *work, struct device_scratch *scratch, void **out)
+int staged_codes_pack(const struct collective *coll, struct device_scratch *scratch, void **out)
 {
-    const struct staging_place *only = only_place(work);
+    const struct staging_place *only = only_place(coll);
     if (only) {
         *out = (void *)(uintptr_t)only->src;
         return 0;
     }
-    int code = device_scratch_acquire(scratch, work_nbytes(work), out);
-    return code ? code : copy_all(work, *out, true, scratch);
+    int code = device_scratch_acquire(scratch, collective_nbytes(coll), out);
+    return code ? code : copy_all(coll, *out, true, scratch);
 }
 
-int staged_codes_target(const struct work *work, struct device_scratch *scratch, void **out)
+int staged_codes_target(const struct collective *coll, struct device_scratch *scratch, void **out)
 {
-    const struct staging_place *only = only_place(work);
+    const struct staging_place *only = only_place(coll);
     if (!only || !is_on_device(only))
-        return device_scratch_acquire(scratch, work_nbytes(work), out);
+        return device_scratch_acquire(scratch, collective_nbytes(coll), out);
     *out = only->dst;
     return 0;
 }
 
-int staged_codes_unpack(const struct work *work, struct device_scratch *scratch, void *vector)
+int staged_codes_unpack(const struct collective *coll, struct device_scratch *scratch, void *vector)
 {
-    const struct staging_place *only = only_place(work);
-    return only && is_on_device(only) ? 0 : copy_all(work, vector, false, scratch);
+    const struct staging_place *only = only_place(coll);
+    return only && is_on_device(only) ? 0 : copy_all(coll, vector, false, scratch);
 }
 
 // ------------------------------------------------------------------------------------------------- posted and ended
@@ -109,15 +109,15 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
     return code ? code : recorded;
 }
 
-static int encode(struct work *work, struct device_scratch *scratch, const void *values)
+static int encode(struct collective *coll, struct device_scratch *scratch, const void *values)
 {
-    struct staging *staging = work->staging;
+    struct staging *staging = coll->staging;
     struct staged_codes *codes = staging->codes;
     struct bhvd_device *device = staging->device;
-    struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = work->prescale_factor,
+    struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = coll->prescale_factor,
                                 .pass = ENCODER_VALUES};
     int code = 0;
-    if (work->kind == BHVD_D_LP_S) {
+    if (coll->kind == BHVD_D_LP_S) {
         code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.nbytes + codes->results_nbytes, &codes->on_device);
         if (!code)
             encoding.codes = codes->on_device->data;
@@ -125,52 +125,52 @@ static int encode(struct work *work, struct device_scratch *scratch, const void 
         code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
     if (!code)
-        code = staged_codes_encode(&codes->encoder, &encoding, work->worker_copy, &codes->residual, scratch);
+        code = staged_codes_encode(&codes->encoder, &encoding, coll->worker_copy, &codes->residual, scratch);
     if (!code)
         code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
     const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
     return code ? code : recorded;
 }
 
-static int mix(const struct work *work, const struct device_encoder *encoder, void *dst, const void *values,
+static int mix(const struct collective *coll, const struct device_encoder *encoder, void *dst, const void *values,
                const double *weights, void *stream)
 {
     float *replicas[REPLICAS] = {0};
     int code = 0;
     for (int r = 0; r < REPLICAS && !code; r++)
-        code = weights[1 + r] != 0 ? device_copy_use(work->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
+        code = weights[1 + r] != 0 ? device_copy_use(coll->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
     if (!code)
-        code = device_encoder_mix(encoder, dst, values, replicas, weights, work_nbytes(work) / encoder->host.element,
+        code = device_encoder_mix(encoder, dst, values, replicas, weights, collective_nbytes(coll) / encoder->host.element,
                                   stream);
     for (int r = 0; r < REPLICAS && !code; r++)
-        code = replicas[r] ? device_copy_use_end(work->replica_copies[r], stream) : 0;
+        code = replicas[r] ? device_copy_use_end(coll->replica_copies[r], stream) : 0;
     return code;
 }
 
-int staged_codes_mix(const struct work *work, const struct device_encoder *encoder, struct device_scratch *scratch,
+int staged_codes_mix(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                      void **values)
 {
     void *mixed;
-    int code = device_scratch_acquire(scratch, work_nbytes(work), &mixed);
+    int code = device_scratch_acquire(scratch, collective_nbytes(coll), &mixed);
     if (!code)
-        code = mix(work, encoder, mixed, *values, work->before, scratch->stream);
+        code = mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
     *values = mixed;
     return code;
 }
 
-int staged_codes_mix_results(const struct work *work, const struct device_encoder *encoder, struct device_scratch *scratch,
+int staged_codes_mix_results(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                              const void *values)
 {
     void *results;
-    int code = staged_codes_target(work, scratch, &results);
+    int code = staged_codes_target(coll, scratch, &results);
     if (!code)
-        code = mix(work, encoder, results, values, work->after, scratch->stream);
-    return code ? code : staged_codes_unpack(work, scratch, results);
+        code = mix(coll, encoder, results, values, coll->after, scratch->stream);
+    return code ? code : staged_codes_unpack(coll, scratch, results);
 }
 
-static int start(struct work *work, void *stream)
+static int start(struct collective *coll, void *stream)
 {
-    struct staging *staging = work->staging;
+    struct staging *staging = coll->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->to_host, NULL};
     void *values = NULL;
@@ -178,11 +178,11 @@ static int start(struct work *work, void *stream)
     if (!code)
         code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
     if (!code)
-        code = staged_codes_pack(work, &scratch, &values);
-    if (!code && work->mixes_before)
-        code = staged_codes_mix(work, &staging->codes->encoder, &scratch, &values);
+        code = staged_codes_pack(coll, &scratch, &values);
+    if (!code && coll->mixes_before)
+        code = staged_codes_mix(coll, &staging->codes->encoder, &scratch, &values);
     if (!code)
-        code = encode(work, &scratch, values);
+        code = encode(coll, &scratch, values);
     code = device_scratch_release(&scratch, code);
     if (!code)
         code = device->ops->event_record(device, staging->buffer->ready, device->to_host);
@@ -191,121 +191,121 @@ static int start(struct work *work, void *stream)
     return code;
 }
 
-bhvd_status staged_codes_create(struct work *work, const struct kernel_table *kernels,
+bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels,
                                 const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error)
 {
-    const bool in_ring = work->kind == BHVD_D_LP_S, scatters = !in_ring && work->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const bool in_ring = coll->kind == BHVD_D_LP_S, scatters = !in_ring && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct staged_codes *codes = calloc(1, sizeof *codes);
     if (!codes)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
-    codes->encoder = device_encoder_init(kernels, work, args->gpu, rank);
+    codes->encoder = device_encoder_init(kernels, coll, args->gpu, rank);
     codes->ranks = set_size;
-    codes->layout = device_encoder_layout(&codes->encoder, work_nbytes(work) / codes->encoder.host.element,
+    codes->layout = device_encoder_layout(&codes->encoder, collective_nbytes(coll) / codes->encoder.host.element,
                                           scatters ? set_size : 1);
     codes->peers = peers_of(BHVD_TOPOLOGY_RING, set_size, rank, 0);
     codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
     const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
     unsigned char *memory;
-    bhvd_status status = staging_open(work, args, own_nbytes + codes->results_nbytes, &memory, error);
+    bhvd_status status = staging_open(coll, args, own_nbytes + codes->results_nbytes, &memory, error);
     if (status) {
         free(codes);
         return status;
     }
-    work->staging->codes = codes;
+    coll->staging->codes = codes;
     codes->results = memory + own_nbytes;
     codes->own = own_nbytes ? memory : codes->results + (size_t)rank * codes->layout.nbytes;
-    int code = start(work, args->stream);
+    int code = start(coll, args->stream);
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
 }
 
 // The new errors replace the old ones.
-static void update_residual(struct work *work)
+static void update_residual(struct collective *coll)
 {
-    struct staged_codes *codes = work->staging->codes;
+    struct staged_codes *codes = coll->staging->codes;
     if (codes->residual)
-        device_copy_adopt(work->worker_copy, work->staging->device, codes->residual);
+        device_copy_adopt(coll->worker_copy, coll->staging->device, codes->residual);
     codes->residual = NULL;
 }
 
 // C_LP_S: decodes the result from its codes.
-static int decode(const struct work *work, struct device_scratch *scratch)
+static int decode(const struct collective *coll, struct device_scratch *scratch)
 {
-    const struct staged_codes *codes = work->staging->codes;
-    struct bhvd_device *device = work->staging->device;
+    const struct staged_codes *codes = coll->staging->codes;
+    struct bhvd_device *device = coll->staging->device;
     void *on_device = NULL, *values = NULL;
     int code = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
     if (!code)
         code = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
     if (!code)
-        code = staged_codes_target(work, scratch, &values);
-    if (!code && work->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        code = staged_codes_target(coll, scratch, &values);
+    if (!code && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
     else if (!code)
         code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, (uint64_t)codes->ranks,
-                                   work_sum_factor(work, codes->ranks), scratch->stream);
-    return code ? code : staged_codes_unpack(work, scratch, values);
+                                   collective_sum_factor(coll, codes->ranks), scratch->stream);
+    return code ? code : staged_codes_unpack(coll, scratch, values);
 }
 
-int staged_codes_add(const struct work *work, const struct device_encoder *encoder, const struct code_layout *layout,
+int staged_codes_add(const struct collective *coll, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream)
 {
     const int code_of[REPLICAS] = {0, peers->count ? 1 : 0, peers->count};
     int code = 0;
     for (int r = 0; r < REPLICAS && !code; r++) {
         float *replica;
-        if (!work->replicas[r])
+        if (!coll->replicas[r])
             continue;
-        code = device_copy_use(work->replica_copies[r], encoder->device, stream, &replica);
+        code = device_copy_use(coll->replica_copies[r], encoder->device, stream, &replica);
         if (!code)
             code = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
         if (!code)
-            code = device_copy_use_end(work->replica_copies[r], stream);
+            code = device_copy_use_end(coll->replica_copies[r], stream);
     }
     return code;
 }
 
 // D_LP_S: copies the peers' codes behind the own ones, and adds all to the replicas.
-static int add(const struct work *work, struct device_scratch *scratch)
+static int add(const struct collective *coll, struct device_scratch *scratch)
 {
     void *stream = scratch->stream, *values = NULL;
-    const struct staged_codes *codes = work->staging->codes;
-    struct bhvd_device *device = work->staging->device;
+    const struct staged_codes *codes = coll->staging->codes;
+    struct bhvd_device *device = coll->staging->device;
     unsigned char *on_device = codes->on_device->data;
     int code = 0;
     if (codes->results_nbytes)
         code = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
     if (!code)
-        code = staged_codes_add(work, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
-    if (!code && work->mixes_after)
-        code = staged_codes_pack(work, scratch, &values);
-    if (!code && work->mixes_after)
-        code = staged_codes_mix_results(work, &codes->encoder, scratch, values);
+        code = staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
+    if (!code && coll->mixes_after)
+        code = staged_codes_pack(coll, scratch, &values);
+    if (!code && coll->mixes_after)
+        code = staged_codes_mix_results(coll, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
     return code ? code : recorded;
 }
 
-bhvd_status staged_codes_end(struct work *work, struct bhvd_error *error)
+bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error)
 {
-    struct staging *staging = work->staging;
+    struct staging *staging = coll->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
-    int code = work->kind == BHVD_D_LP_S ? add(work, &scratch) : decode(work, &scratch);
+    int code = coll->kind == BHVD_D_LP_S ? add(coll, &scratch) : decode(coll, &scratch);
     code = device_scratch_release(&scratch, code);
     if (!code)
         code = device_buffer_record(device, staging->buffer, scratch.stream);
     if (code)
         return device_failed(device, code, "the result cannot be decoded", error);
-    update_residual(work);
+    update_residual(coll);
     return BHVD_OK;
 }
 
-void staged_codes_destroy(struct work *work)
+void staged_codes_destroy(struct collective *coll)
 {
-    struct staged_codes *codes = work->staging ? work->staging->codes : NULL;
+    struct staged_codes *codes = coll->staging ? coll->staging->codes : NULL;
     if (!codes)
         return;
-    device_buffer_release(work->staging->device, codes->residual);
-    device_buffer_release(work->staging->device, codes->on_device);
+    device_buffer_release(coll->staging->device, codes->residual);
+    device_buffer_release(coll->staging->device, codes->on_device);
     free(codes);
-    work->staging->codes = NULL;
+    coll->staging->codes = NULL;
 }

@@ -27,13 +27,13 @@ struct staged_codes {
 };
 
 // Whether this operation can be done this way. is_hierarchical: it works between hosts only, on means that the CPU computes.
-bool staged_codes_take(const struct work *work, const struct bhvd_args *args, bool is_hierarchical);
+bool staged_codes_apply(const struct collective *coll, const struct bhvd_args *args, bool is_hierarchical);
 // Instead of staging_create. set_size, rank: of the operation's process set.
-bhvd_status staged_codes_create(struct work *work, const struct kernel_table *kernels,
+bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels,
                                 const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error);
 // Instead of staging_end.
-bhvd_status staged_codes_end(struct work *work, struct bhvd_error *error);
-void staged_codes_destroy(struct work *work);      // before staging_destroy
+bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error);
+void staged_codes_destroy(struct collective *coll);  // before staging_destroy
 
 // These codes, as the primitives take them.
 static inline struct ready_codes staged_codes_ready(const struct staged_codes *codes)
@@ -46,18 +46,18 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
                         struct device_buffer **residual, struct device_scratch *scratch);
 
 // D_LP_S: its replicas += D(their codes), which are one after the other on the device: the own one, then those of the peers.
-int staged_codes_add(const struct work *work, const struct device_encoder *encoder, const struct code_layout *layout,
+int staged_codes_add(const struct collective *coll, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream);
 
 // D_LP_S: mixes the input of the encoder from the tensors' values at *values; may set *values to other memory.
-int staged_codes_mix(const struct work *work, const struct device_encoder *encoder, struct device_scratch *scratch,
+int staged_codes_mix(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                      void **values);
 // D_LP_S: mixes the results from values and replicas, and stores them.
-int staged_codes_mix_results(const struct work *work, const struct device_encoder *encoder, struct device_scratch *scratch,
+int staged_codes_mix_results(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                              const void *values);
 
 // The tensors of an operation as one vector on the device: a single tensor in place, or scratch memory, which one launch copies the
 // tensors to or from; not to results on the host.
-int staged_codes_pack(const struct work *work, struct device_scratch *scratch, void **out);
-int staged_codes_target(const struct work *work, struct device_scratch *scratch, void **out);
-int staged_codes_unpack(const struct work *work, struct device_scratch *scratch, void *vector);
+int staged_codes_pack(const struct collective *coll, struct device_scratch *scratch, void **out);
+int staged_codes_target(const struct collective *coll, struct device_scratch *scratch, void **out);
+int staged_codes_unpack(const struct collective *coll, struct device_scratch *scratch, void *vector);

@@ -20,24 +20,24 @@ static size_t part_nbytes(const struct tensor *tensor, int set_size)
 }
 
 // Assigns offsets in the buffer to tensors and results: the same for both, except in a reducescatter. Small tensors come first.
-static void lay_out(struct work *work, const struct bhvd_args *args, int set_size, unsigned char *at)
+static void lay_out(struct collective *coll, const struct bhvd_args *args, int set_size, unsigned char *at)
 {
     for (int small = 1; small >= 0; small--) {
-        for (size_t t = 0; t < work->tensor_count; t++) {
-            struct tensor *tensor = &work->tensors[t];
+        for (size_t t = 0; t < coll->tensor_count; t++) {
+            struct tensor *tensor = &coll->tensors[t];
             if (is_small(tensor) != small)
                 continue;
             unsigned char *const src = at;
             at += size_round_up(tensor->nbytes, CACHE_LINE);
             tensor->src = src;
             if (tensor->dst && !args->tensors[t].dst_on_host)
-                tensor->dst = work->kind == BHVD_REDUCESCATTER ? at : allocates_result(work->kind) ? NULL : src;
-            if (work->kind == BHVD_REDUCESCATTER)
+                tensor->dst = coll->kind == BHVD_REDUCESCATTER ? at : allocates_result(coll->kind) ? NULL : src;
+            if (coll->kind == BHVD_REDUCESCATTER)
                 at += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
-            work->staging->small_count += (size_t)small;
+            coll->staging->small_count += (size_t)small;
         }
         if (small)
-            work->staging->small_nbytes = (size_t)(at - work->staging->buffer->data);
+            coll->staging->small_nbytes = (size_t)(at - coll->staging->buffer->data);
     }
 }
 
@@ -48,28 +48,28 @@ static int copy_over_link(struct device_scratch *scratch, void *device, void *pi
 }
 
 // Copies one tensor out, or its result back. packed: all small tensors on the device, as laid out in pinned memory; NULL: none.
-static int copy_one(const struct work *work, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
+static int copy_one(const struct collective *coll, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
 {
-    const struct tensor *tensor = &work->tensors[t];
-    const struct staging_place *place = &work->staging->places[t];
+    const struct tensor *tensor = &coll->tensors[t];
+    const struct staging_place *place = &coll->staging->places[t];
     void *device = to_host ? (void *)(uintptr_t)place->src : place->dst;
     unsigned char *pinned = to_host ? (unsigned char *)(uintptr_t)tensor->src : tensor->dst;
-    const bool resized = !to_host && (work->kind == BHVD_REDUCESCATTER || allocates_result(work->kind));
+    const bool resized = !to_host && (coll->kind == BHVD_REDUCESCATTER || allocates_result(coll->kind));
     const size_t nbytes = resized ? tensor->result_nbytes : tensor->nbytes;
     if (!nbytes || (!to_host && (!place->dst || place->dst_on_host)))
         return 0;
     if (!packed || !is_small(tensor))
         return copy_over_link(copies->scratch, device, pinned, nbytes, to_host);
-    packed += pinned - work->staging->buffer->data;
+    packed += pinned - coll->staging->buffer->data;
     return device_copies_add(copies, to_host ? packed : device, to_host ? device : packed, nbytes);
 }
 
-static int copy_all(const struct work *work, struct device_scratch *scratch, bool to_host)
+static int copy_all(const struct collective *coll, struct device_scratch *scratch, bool to_host)
 {
-    const struct staging *staging = work->staging;
+    const struct staging *staging = coll->staging;
     // Results that the core allocated are outside the pinned memory, so each is copied back separately.
     const bool packs = device_copies_launch(scratch->device, staging->small_count) &&
-                       (to_host || !allocates_result(work->kind));
+                       (to_host || !allocates_result(coll->kind));
     struct device_copies copies;
     void *packed = NULL;
     int code = device_copies_begin(&copies, scratch, staging->small_count);
@@ -77,27 +77,27 @@ static int copy_all(const struct work *work, struct device_scratch *scratch, boo
         code = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
     if (!code && packs && !to_host)
         code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
-    for (size_t t = 0; t < work->tensor_count && !code; t++)
-        code = copy_one(work, t, to_host, packed, &copies);
+    for (size_t t = 0; t < coll->tensor_count && !code; t++)
+        code = copy_one(coll, t, to_host, packed, &copies);
     code = device_copies_end(&copies, code);
     if (!code && packs && to_host)
         code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
     return device_scratch_release(scratch, code);
 }
 
-static int start(struct work *work, const struct bhvd_args *args, bool is_read)
+static int start(struct collective *coll, const struct bhvd_args *args, bool is_read)
 {
     struct bhvd_device *device = args->gpu;
     const struct device_ops *ops = device->ops;
-    struct device_buffer *buffer = work->staging->buffer;
+    struct device_buffer *buffer = coll->staging->buffer;
     struct device_scratch scratch = {device, device->to_host, NULL};
     int code = ops->event_record(device, buffer->ready, args->stream);
-    if (work->staging->direct)
+    if (coll->staging->direct)
         return code;
     if (!code)
         code = ops->stream_wait_event(device, device->to_host, buffer->ready);
     if (!code && is_read)
-        code = copy_all(work, &scratch, true);
+        code = copy_all(coll, &scratch, true);
     if (!code)
         code = ops->event_record(device, buffer->ready, device->to_host);
     if (!code)
@@ -105,7 +105,7 @@ static int start(struct work *work, const struct bhvd_args *args, bool is_read)
     return code;
 }
 
-bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
+bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
                          struct bhvd_error *error)
 {
     struct bhvd_device *device = args->gpu;
@@ -114,12 +114,12 @@ bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t
     bhvd_status status = device_check_capture(device, args->stream, posted, error);
     if (status)
         return status;
-    struct staging *staging = calloc(1, sizeof *staging + work->tensor_count * sizeof staging->places[0]);
+    struct staging *staging = calloc(1, sizeof *staging + coll->tensor_count * sizeof staging->places[0]);
     if (!staging)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
-    staging->count = work->tensor_count;
-    for (size_t t = 0; t < work->tensor_count; t++)
+    staging->count = coll->tensor_count;
+    for (size_t t = 0; t < coll->tensor_count; t++)
         staging->places[t] = (struct staging_place){args->tensors[t].src, args->tensors[t].dst,
                                                     args->tensors[t].dst_on_host != 0, NULL};
     int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
@@ -129,28 +129,28 @@ bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t
     }
     device_hold(device);
     *out = staging->buffer->data;
-    work->staging = staging;
+    coll->staging = staging;
     return BHVD_OK;
 }
 
-bhvd_status staging_create(struct work *work, const struct bhvd_args *args, int set_size, int rank, bool direct,
+bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error)
 {
     size_t nbytes = 0;
-    for (size_t t = 0; t < work->tensor_count && !direct; t++) {
-        const struct tensor *tensor = &work->tensors[t];
+    for (size_t t = 0; t < coll->tensor_count && !direct; t++) {
+        const struct tensor *tensor = &coll->tensors[t];
         nbytes += size_round_up(tensor->nbytes, CACHE_LINE);
-        if (work->kind == BHVD_REDUCESCATTER)
+        if (coll->kind == BHVD_REDUCESCATTER)
             nbytes += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
     }
     unsigned char *at;
-    bhvd_status status = staging_open(work, args, nbytes, &at, error);
+    bhvd_status status = staging_open(coll, args, nbytes, &at, error);
     if (status)
         return status;
-    work->staging->direct = direct;
+    coll->staging->direct = direct;
     if (!direct)
-        lay_out(work, args, set_size, at);
-    int code = start(work, args, work->kind != BHVD_BROADCAST || args->root_rank == rank);
+        lay_out(coll, args, set_size, at);
+    int code = start(coll, args, coll->kind != BHVD_BROADCAST || args->root_rank == rank);
     return code ? device_failed(args->gpu, code, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
@@ -168,14 +168,14 @@ int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
     return -1;
 }
 
-bhvd_status staging_end(struct work *work, struct bhvd_error *error)
+bhvd_status staging_end(struct collective *coll, struct bhvd_error *error)
 {
-    struct staging *staging = work->staging;
+    struct staging *staging = coll->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
     if (staging->by_nccl)               // NCCL writes the results
         return BHVD_OK;
-    int code = work->kind != BHVD_D_LP_S || work->mixes_after ? copy_all(work, &scratch, false) : 0;
+    int code = coll->kind != BHVD_D_LP_S || coll->mixes_after ? copy_all(coll, &scratch, false) : 0;
     if (!code)
         code = device_buffer_record(device, staging->buffer, device->from_host);
     return code ? device_failed(device, code, "the results cannot be copied to the GPU", error) : BHVD_OK;
@@ -202,16 +202,16 @@ bhvd_status staging_join(const struct staging *staging, void *stream, struct bhv
     return code ? device_failed(device, code, "the framework's stream cannot wait for the results", error) : BHVD_OK;
 }
 
-bhvd_status staging_copy_result(const struct work *work, size_t index, void *dst, void *stream, struct bhvd_error *error)
+bhvd_status staging_copy_result(const struct collective *coll, size_t index, void *dst, void *stream, struct bhvd_error *error)
 {
-    struct device_buffer *result = work->staging && index < work->tensor_count ? work->staging->places[index].result : NULL;
+    struct device_buffer *result = coll->staging && index < coll->tensor_count ? coll->staging->places[index].result : NULL;
     if (!result)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
-    struct bhvd_device *device = work->staging->device;
+    struct bhvd_device *device = coll->staging->device;
     bhvd_status status = device_check_capture(device, stream, "a result was copied", error);
     if (status)
         return status;
-    int code = device->ops->copy(device, dst, result->data, work->tensors[index].result_nbytes, stream);
+    int code = device->ops->copy(device, dst, result->data, coll->tensors[index].result_nbytes, stream);
     if (!code)
         code = device_buffer_record(device, result, stream);
     return code ? device_failed(device, code, "a result cannot be copied", error) : BHVD_OK;

@@ -2,7 +2,7 @@
 //
 //     posted      an event of the framework's stream; stream to_host waits for it, copies the tensors out, records `ready`;
 //                 small ones are packed on the device and cross the link in one copy
-//     announced   after the engine sees `ready`; until then it is in ctx->staged (core/execution/engine.c)
+//     announced   after the engine sees `ready`; until then it is in ctx->staged (core/engine/engine.c)
 //     executed    as any operation, in pinned memory
 //     ended       stream from_host copies the results back in the same way, and records `done`
 //     waited for  the framework's stream waits for `done`; the host does not
@@ -14,7 +14,7 @@
 #pragma once
 
 #include "device/device.h"
-#include "run/work.h"
+#include "executor/collective.h"
 
 struct staged_codes;
 
@@ -37,20 +37,20 @@ struct staging {
     struct staging_place places[];
 };
 
-// Copies work->tensors to pinned memory, asynchronously; direct: only records an event on the framework's stream. set_size: of the
+// Copies coll->tensors to pinned memory, asynchronously; direct: only records an event on the framework's stream. set_size: of the
 // operation's process set; rank: this one's. On error nothing is left, and the tensors are unchanged.
-bhvd_status staging_create(struct work *work, const struct bhvd_args *args, int set_size, int rank, bool direct,
+bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error);
-// The part of it without copies: work->staging with a pinned buffer of nbytes, at *out.
-bhvd_status staging_open(struct work *work, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
+// The part of it without copies: coll->staging with a pinned buffer of nbytes, at *out.
+bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
                          struct bhvd_error *error);
 // 1: the tensors are in the host's memory, or need not be. 0: not yet. -1: the GPU failed; *error has the reason.
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error);
 // Starts to copy results back, for an operation that succeeded.
-bhvd_status staging_end(struct work *work, struct bhvd_error *error);
+bhvd_status staging_end(struct collective *coll, struct bhvd_error *error);
 // Makes the stream wait for the results.
 bhvd_status staging_join(const struct staging *staging, void *stream, struct bhvd_error *error);
 // Copies the result that was allocated on the device for a tensor. BHVD_ERR_ARGUMENT: there is none.
-bhvd_status staging_copy_result(const struct work *work, size_t index, void *dst, void *stream, struct bhvd_error *error);
+bhvd_status staging_copy_result(const struct collective *coll, size_t index, void *dst, void *stream, struct bhvd_error *error);
 // Returns the buffer to the device, which reuses it when the GPU has finished with it. destroy(NULL) is allowed.
 void staging_destroy(struct staging *staging);

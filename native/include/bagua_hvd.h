@@ -86,7 +86,7 @@ typedef enum bhvd_topology {
 typedef enum bhvd_exchange { BHVD_EXCHANGE_SCATTER_GATHER = 0, BHVD_EXCHANGE_ALLGATHER = 1 } bhvd_exchange;
 
 typedef struct bhvd_context bhvd_context;
-typedef struct bhvd_handle bhvd_handle;
+typedef struct bhvd_operation bhvd_handle;
 typedef struct bhvd_rendezvous bhvd_rendezvous;
 typedef struct bhvd_device bhvd_device;
 typedef struct bhvd_device_array bhvd_device_array;

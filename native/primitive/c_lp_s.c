@@ -20,13 +20,14 @@
 // there is a server error; otherwise the sum is transformed back once. With different seeds such a codec is handled like any other.
 //
 // Hierarchical: the ranks are hosts, and x is the host's mean, weighted by its number of ranks if hosts differ in it. Every shard
-// of the vector (run/hierarchy.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the elements.
+// of the vector (executor/hierarchy.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the
+// elements.
 // Wire: as above with n hosts, per host, and N elements within hosts for the mean and as many to distribute the result.
+#include "executor/hierarchy.h"
 #include "primitive/coded.h"
-#include "run/hierarchy.h"
 
 struct c_lp_s {
-    struct run *run;
+    struct executor *exec;
     struct encoder encoder;
     struct codes codes;
     struct span_list list;              // values and destinations; empty for ready codes
@@ -55,7 +56,7 @@ static bool make_scratch(struct c_lp_s *x, struct scratch *scratch)
     const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
     const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
     const size_t floats = size_round_up(sums * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_scratch(x->run, &x->encoder, &x->codes, values + floats);
+    unsigned char *memory = coded_scratch(x->exec, &x->encoder, &x->codes, values + floats);
     if (memory)
         *scratch = (struct scratch){memory, (float *)(void *)(memory + values)};
     return memory;
@@ -67,7 +68,7 @@ static void encode(struct c_lp_s *x, const struct part *values, unsigned char *c
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
     if (x->prescale != 1.0) {
-        x->run->kernels.scale[x->encoder.dtype](x->encoder.value, value, x->prescale, count);
+        x->exec->kernels.scale[x->encoder.dtype](x->encoder.value, value, x->prescale, count);
         value = x->encoder.value;
     }
     encoder_encode(&x->encoder, code, value, count, x->worker_error ? x->worker_error + begin : NULL, ENCODER_VALUES,
@@ -92,7 +93,7 @@ static struct sum_of add(const struct c_lp_s *x, float *sum, const unsigned char
     for (int i = 0; i < x->size; i++)
         (of.transform ? of.transform->add : e->codec->decode_add)(sum, code_of(x, i, own, received), count, &e->options);
     if (x->factor != 1.0)
-        x->run->kernels.scale[BHVD_FLOAT32](sum, sum, x->factor, sums);
+        x->exec->kernels.scale[BHVD_FLOAT32](sum, sum, x->factor, sums);
     return of;
 }
 
@@ -148,29 +149,29 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
     }
 }
 
-// Plans `nbytes` of the vector among the members of this group. Takes the list. NULL: out of memory; the run has failed.
-static struct c_lp_s *plan_among(struct run *run, const struct group *group, const struct work *work, size_t nbytes,
+// Plans `nbytes` of the vector among the members of this group. Takes the list. NULL: out of memory; the executor has failed.
+static struct c_lp_s *plan_among(struct executor *exec, const struct group *group, const struct collective *coll, size_t nbytes,
                                  const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
-    struct c_lp_s *x = primitive_create(run, sizeof *x, list, plan);
+    struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
     if (!x)
         return NULL;
-    const size_t n = (size_t)group->size, element = bhvd_dtype_size(work->tensors[0].dtype);
-    const bool scatters = work->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t n = (size_t)group->size, element = bhvd_dtype_size(coll->tensors[0].dtype);
+    const bool scatters = coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     *x = (struct c_lp_s){
-        .run = run,
-        .encoder = encoder_init(&run->kernels, work, group->rank),
+        .exec = exec,
+        .encoder = encoder_init(&exec->kernels, coll, group->rank),
         .codes = {.cut = {nbytes / element, scatters ? n : 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
         .list = plan->list,
         .size = group->size,
         .rank = group->rank,
-        .prescale = work->prescale_factor,
-        .factor = work_sum_factor(work, group->size),
-        .worker_error = work->worker_error,
-        .server_error = work->server_error,
+        .prescale = coll->prescale_factor,
+        .factor = collective_sum_factor(coll, group->size),
+        .worker_error = coll->worker_error,
+        .server_error = coll->server_error,
     };
     plan->operands = (struct operands){.act = act, .arg = x};
-    coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &run->wire, ready);
+    coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &exec->wire, ready);
     if (scatters)
         schedule_scatter_gather(plan_begin(plan, group), &x->codes);
     else
@@ -179,51 +180,53 @@ static struct c_lp_s *plan_among(struct run *run, const struct group *group, con
 }
 
 // Plans a shard of the vector, from byte `offset` on, among its owners.
-static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
+static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t offset,
                               const struct inter_host_stage *stage, struct plan *plan)
 {
-    const struct work *work = stage->work;
-    const size_t begin = offset / bhvd_dtype_size(work->tensors[0].dtype);
+    const struct collective *coll = stage->coll;
+    const size_t begin = offset / bhvd_dtype_size(coll->tensors[0].dtype);
     struct span_list list = {0};
-    struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : plan_among(run, h->cross, work, shard->nbytes, NULL, &list, plan);
+    struct c_lp_s *x = primitive_shard(exec, shard, &list) ? NULL : plan_among(exec, h->cross, coll, shard->nbytes, NULL, &list,
+                                                                               plan);
     span_list_fini(&list);
     if (!x)
-        return run->failure.status;
+        return exec->failure.status;
     x->begin = begin;
     x->prescale = 1.0;                          // the prescale is applied within hosts
     if (x->worker_error)
         x->worker_error += begin;
-    if (x->server_error && work->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+    if (x->server_error && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         x->server_error += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
     return BHVD_OK;
 }
 
 // Plans the exchange among hosts, each with the sum of its members.
-static bhvd_status among_hosts(struct run *run, struct group *group, struct work *work, struct span_list *list,
+static bhvd_status among_hosts(struct executor *exec, struct group *group, struct collective *coll, struct span_list *list,
                                struct plan *plan)
 {
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
-    const double weight = work->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
-    const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, work->prescale_factor, weight);
-    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, work);
-    bhvd_status status = hierarchical_plan(plan, run, group, &within, list, &stage);
+    const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
+    const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
+    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
+    bhvd_status status = hierarchical_plan(plan, exec, group, &within, list, &stage);
     if (!status)
-        plan->task->exclusive_memory = work_exclusive_memory(work);
+        plan->task->exclusive_memory = collective_exclusive_memory(coll);
     return status;
 }
 
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan)
+bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+                   struct plan *plan)
 {
     struct span_list list = {0};
-    bhvd_status status = ready ? BHVD_OK : primitive_spans(run, work, &list);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, work->kind, work->hierarchical)) {
-        status = among_hosts(run, group, work, &list, plan);
-    } else if (!status && work_nbytes(work)) {
-        if (plan_among(run, group, work, work_nbytes(work), ready, &list, plan))
-            plan->operands.exclusive_memory = work_exclusive_memory(work);
+    bhvd_status status = ready ? BHVD_OK : primitive_spans(exec, coll, &list);
+    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
+        status = among_hosts(exec, group, coll, &list, plan);
+    } else if (!status && collective_nbytes(coll)) {
+        if (plan_among(exec, group, coll, collective_nbytes(coll), ready, &list, plan))
+            plan->operands.exclusive_memory = collective_exclusive_memory(coll);
         else
-            status = run->failure.status;
+            status = exec->failure.status;
     }
     span_list_fini(&list);
     return status;

@@ -16,13 +16,13 @@ void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *en
     plan->operands.output = ready->results;
 }
 
-unsigned char *coded_scratch(struct run *run, struct encoder *encoder, const struct codes *codes, size_t nbytes)
+unsigned char *coded_scratch(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t nbytes)
 {
     const size_t longest = segments_part(&codes->cut, 0, 0).count;
-    unsigned char *scratch = buffer_pool_scratch(&run->buffers, nbytes + encoder_scratch_size(encoder, longest));
+    unsigned char *scratch = buffer_pool_scratch(&exec->buffers, nbytes + encoder_scratch_size(encoder, longest));
     if (scratch)
         encoder_set_scratch(encoder, scratch + nbytes, longest);
     else
-        run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
     return scratch;
 }

@@ -12,13 +12,13 @@
 // only after it has been sent.
 // Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
+#include "executor/hierarchy.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 #include "primitive/schedules.h"
-#include "run/hierarchy.h"
 
 struct d_fp_s {
-    struct run *run;
+    struct executor *exec;
     struct codes codes;                 // the values, not encoded
     struct span_list list;
     struct peers peers;
@@ -43,7 +43,7 @@ static const void *widen(const struct d_fp_s *a, void *scratch, const void *valu
 {
     if (a->dtype == a->wide)
         return values;
-    a->run->kernels.to_float[a->dtype](scratch, values, count);
+    a->exec->kernels.to_float[a->dtype](scratch, values, count);
     return scratch;
 }
 
@@ -51,15 +51,15 @@ static const void *widen(const struct d_fp_s *a, void *scratch, const void *valu
 static void store(const struct d_fp_s *a, const struct segment *segment, void *dst, const void *sum, size_t count)
 {
     void *to = a->dtype == a->wide ? dst : segment->sum;
-    a->run->kernels.scale[a->wide](to, sum, a->weight, count);
+    a->exec->kernels.scale[a->wide](to, sum, a->weight, count);
     if (a->dtype != a->wide)
-        a->run->kernels.from_float[a->dtype](dst, to, count);
+        a->exec->kernels.from_float[a->dtype](dst, to, count);
 }
 
 // dst = weight * (mine + times * all received)
 static void average(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
-    const kernel_reduce_fn add = a->run->kernels.reduce[KERNEL_SUM][a->wide];
+    const kernel_reduce_fn add = a->exec->kernels.reduce[KERNEL_SUM][a->wide];
     void *to = a->dtype == a->wide ? dst : segment->sum;
     const void *sum = widen(a, segment->sum, segment->mine, count);
     for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = to)
@@ -70,7 +70,7 @@ static void average(const struct d_fp_s *a, const struct segment *segment, void 
 // Multiplies each value by its share before adding, so both sides of a pair compute the same bits.
 static void average_weighted(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
-    const struct kernel_table *kernels = &a->run->kernels;
+    const struct kernel_table *kernels = &a->exec->kernels;
     kernels->scale[a->wide](segment->sum, widen(a, segment->sum, segment->mine, count), a->shares.own, count);
     for (int i = 0; i < a->peers.count; i++) {
         const void *value = widen(a, segment->wide, received_at(a, segment, i), count);
@@ -84,9 +84,9 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
 {
     enum { WIDE_BYTES = PLAIN_SEGMENT_NBYTES / 2 * sizeof(float) };
     const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
-    unsigned char *scratch = buffer_pool_scratch(&a->run->buffers, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
+    unsigned char *scratch = buffer_pool_scratch(&a->exec->buffers, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
     if (!scratch) {
-        run_fail(a->run, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
+        executor_fail(a->exec, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
         return;
     }
     const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from),
@@ -137,25 +137,25 @@ static void weigh(struct d_fp_s *a, const struct group *group, const struct hier
 }
 
 // Plans among the members of this group, each of which represents its host if there are hosts. Takes ownership of the list.
-static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *work,
-                              struct span_list *list, struct plan *plan)
+static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct hierarchy *hosts,
+                              const struct collective *coll, struct span_list *list, struct plan *plan)
 {
-    struct d_fp_s *a = primitive_create(run, sizeof *a, list, plan);
+    struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
     if (!a)
-        return run->failure.status;
-    const bhvd_dtype dtype = work->tensors[0].dtype;
+        return exec->failure.status;
+    const bhvd_dtype dtype = coll->tensors[0].dtype;
     const size_t element = bhvd_dtype_size(dtype);
     *a = (struct d_fp_s){
-        .run = run,
+        .exec = exec,
         .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element, .size = size_of_values},
         .list = plan->list,
-        .peers = peers_of(work->topology, group->size, group->rank, work->round),
+        .peers = peers_of(coll->topology, group->size, group->rank, coll->round),
         .dtype = dtype,
         .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
-    weigh(a, group, hosts, work->topology);
+    weigh(a, group, hosts, coll->topology);
     a->codes.arg = &a->codes.element;
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &run->wire);
+    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &exec->wire);
     plan->operands = (struct operands){.act = act, .arg = a};
     if (a->list.count == 1) {
         a->codes.encodes = false;
@@ -167,41 +167,41 @@ static bhvd_status plan_among(struct run *run, const struct group *group, const 
 }
 
 // Plans a shard of the vector among hosts; without peers it stays as it is.
-static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct inter_host_stage *stage, struct plan *out)
 {
     struct span_list list = {0};
     (void)begin;
-    if (!peers_of(stage->work->topology, h->cross->size, h->cross->rank, stage->work->round).count)
+    if (!peers_of(stage->coll->topology, h->cross->size, h->cross->rank, stage->coll->round).count)
         return BHVD_OK;
-    bhvd_status status = primitive_shard(run, shard, &list);
+    bhvd_status status = primitive_shard(exec, shard, &list);
     if (!status)
-        status = plan_among(run, h->cross, h, stage->work, &list, out);
+        status = plan_among(exec, h->cross, h, stage->coll, &list, out);
     span_list_fini(&list);
     return status;
 }
 
 // The peers are hosts, each with the mean of its members.
-static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *work,
+static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
                                  struct plan *out)
 {
     const bool several = group->hierarchy != NULL;
-    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, work);
+    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
     const int members = several ? group->hierarchy->local->size : group->size;
-    const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, work->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? hierarchical_plan(out, run, group, &mean, list, &stage) : allreduce_shared(run, group, &mean, list);
+    const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
+    return several ? hierarchical_plan(out, exec, group, &mean, list, &stage) : allreduce_shared(exec, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *work, struct plan *out, struct bhvd_error *error)
+bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = work->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
+    bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
     if (!status)
-        status = primitive_spans(run, work, &list);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, work->kind, work->hierarchical)) {
-        status = average_hosts(run, group, &list, work, out);
-    } else if (!status && list.nbytes && peers_of(work->topology, group->size, group->rank, work->round).count) {
-        status = plan_among(run, group, NULL, work, &list, out);
+        status = primitive_spans(exec, coll, &list);
+    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
+        status = average_hosts(exec, group, &list, coll, out);
+    } else if (!status && list.nbytes && peers_of(coll->topology, group->size, group->rank, coll->round).count) {
+        status = plan_among(exec, group, NULL, coll, &list, out);
     } else if (!status) {
         keep(&list);
     }

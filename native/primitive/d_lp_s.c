@@ -28,16 +28,16 @@
 #include <string.h>
 
 #include "collective/pipelines.h"
+#include "executor/hierarchy.h"
+#include "executor/two_level.h"
 #include "primitive/coded.h"
 #include "primitive/peers.h"
-#include "run/hierarchy.h"
-#include "run/two_level.h"
 
 enum { PIECES = 32 };       // segments in flight per host, at most: enough for a link with high latency
 
 struct d_lp_s {
-    struct run *run;
-    const struct work *work;
+    struct executor *exec;
+    const struct collective *coll;
     struct encoder encoder;
     struct codes codes;
     struct span_list list, results;     // of values and of results: the operation's; or values are a part of its vector ...
@@ -58,7 +58,7 @@ static bool make_scratch(struct d_lp_s *x, struct scratch *scratch)
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
     const size_t floats = size_round_up(longest * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_scratch(x->run, &x->encoder, &x->codes, values + 3 * floats);
+    unsigned char *memory = coded_scratch(x->exec, &x->encoder, &x->codes, values + 3 * floats);
     if (memory)
         *scratch = (struct scratch){memory, (float *)(void *)(memory + values), memory + values + floats};
     return memory;
@@ -68,13 +68,13 @@ static bool make_scratch(struct d_lp_s *x, struct scratch *scratch)
 static void mix(const struct d_lp_s *x, const struct scratch *scratch, void *dst, const void *values, const double *weights,
                 size_t begin, size_t count)
 {
-    const struct kernel_table *kernels = &x->run->kernels;
+    const struct kernel_table *kernels = &x->exec->kernels;
     const bhvd_dtype dtype = x->encoder.dtype;
     bool is_first = true;
     for (int r = 0; r < REPLICAS; r++) {
         if (weights[1 + r] == 0)
             continue;
-        const float *replica = x->work->replicas[r] + begin;
+        const float *replica = x->coll->replicas[r] + begin;
         kernels->scale[BHVD_FLOAT32](is_first ? scratch->mixed : scratch->term, replica, weights[1 + r], count);
         if (!is_first)
             kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->mixed, scratch->term, count);
@@ -104,7 +104,7 @@ static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
-    if (x->work->mixes_before) {
+    if (x->coll->mixes_before) {
         mix(x, scratch, x->encoder.value, value, x->before, begin, count);
         value = x->encoder.value;
     }
@@ -130,9 +130,9 @@ static void combine(struct d_lp_s *x, const struct part *values, const unsigned 
     if (!make_scratch(x, &scratch))
         return;
     for (int r = 0; r < REPLICAS; r++)
-        if (x->work->replicas[r])
-            x->encoder.codec->decode_add(x->work->replicas[r] + begin, codes[r], count, &x->encoder.options);
-    if (x->work->mixes_after)
+        if (x->coll->replicas[r])
+            x->encoder.codec->decode_add(x->coll->replicas[r] + begin, codes[r], count, &x->encoder.options);
+    if (x->coll->mixes_after)
         store_result(x, &scratch, values);
 }
 
@@ -147,32 +147,32 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
-static struct d_lp_s d_lp_s_of(struct run *run, const struct work *work, int n, int me)
+static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *coll, int n, int me)
 {
-    const size_t element = bhvd_dtype_size(work->tensors[0].dtype);
+    const size_t element = bhvd_dtype_size(coll->tensors[0].dtype);
     struct d_lp_s x = {
-        .run = run,
-        .work = work,
-        .encoder = encoder_init(&run->kernels, work, me),
-        .codes = {.cut = {work_nbytes(work) / element, 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
+        .exec = exec,
+        .coll = coll,
+        .encoder = encoder_init(&exec->kernels, coll, me),
+        .codes = {.cut = {collective_nbytes(coll) / element, 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
     };
-    memcpy(x.before, work->before, sizeof x.before);
-    memcpy(x.after, work->after, sizeof x.after);
+    memcpy(x.before, coll->before, sizeof x.before);
+    memcpy(x.after, coll->after, sizeof x.after);
     return x;
 }
 
 // Takes ownership of the list.
-static bhvd_status plan_among(struct run *run, const struct group *group, const struct work *work,
+static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
                               const struct ready_codes *ready, struct span_list *list, struct plan *plan)
 {
-    struct d_lp_s *x = primitive_create(run, sizeof *x, list, plan);
+    struct d_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
     if (!x)
-        return run->failure.status;
-    *x = d_lp_s_of(run, work, group->size, group->rank);
+        return exec->failure.status;
+    *x = d_lp_s_of(exec, coll, group->size, group->rank);
     x->list = x->results = plan->list;
-    plan->operands = (struct operands){.act = act, .arg = x, .exclusive_memory = work_exclusive_memory(work)};
-    coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &run->wire, ready);
+    plan->operands = (struct operands){.act = act, .arg = x, .exclusive_memory = collective_exclusive_memory(coll)};
+    coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &exec->wire, ready);
     schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
     return BHVD_OK;
 }
@@ -201,7 +201,7 @@ struct piece {
     unsigned char *codes;
 };
 
-// A two-level task (run/two_level.h).
+// A two-level task (executor/two_level.h).
 struct host_ring {
     struct two_level two_level;
     struct d_lp_s all;
@@ -217,7 +217,7 @@ struct host_ring {
 
 static struct piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->two_level.depth]; }
 
-static struct pipeline *reduce(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -239,15 +239,15 @@ static struct pipeline *reduce(struct run *run, struct two_level *l, size_t numb
     }
     ring->list.count = (size_t)(next - ring->list.spans);
     ring->list.nbytes = piece->mean.nbytes;
-    allreduce_begin(&ring->reducing, run, l->local, l->lane, &ring->mean, &ring->list);
+    allreduce_begin(&ring->reducing, exec, l->local, l->lane, &ring->mean, &ring->list);
     return &ring->reducing.pipeline;
 }
 
-static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t number, struct plan *plan)
+static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
-    (void)run;
+    (void)exec;
     if (l->local->rank)
         return BHVD_OK;
     schedule_exchange(plan_begin(plan, ring->group), &piece->x.codes, ring->leaders, piece->x.peers.count);
@@ -256,28 +256,28 @@ static bhvd_status inter_exchange(struct run *run, struct two_level *l, size_t n
 }
 
 // The leader's codes are sent to the other members ...
-static struct pipeline *distribute(struct run *run, struct two_level *l, size_t number)
+static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     unsigned char *codes = piece_at(ring, number)->codes;
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    broadcast_begin(&ring->distributing, run, l->local, l->lane, 0, codes, codes, nbytes);
+    broadcast_begin(&ring->distributing, exec, l->local, l->lane, 0, codes, codes, nbytes);
     return &ring->distributing.pipeline;
 }
 
 // ... and all members combine them.
-static void end(struct run *run, struct two_level *l, size_t number)
+static void end(struct executor *exec, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
-    (void)run;
+    (void)exec;
     combine(&piece->x, &(struct part){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
 }
 
 static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange, .distribute = distribute, .end = end};
 
 // Allocates memory for means and codes. False: out of memory.
-static bool lay_out(struct run *run, struct host_ring *ring)
+static bool lay_out(struct executor *exec, struct host_ring *ring)
 {
     struct two_level *l = &ring->two_level;
     struct codes *codes = &ring->all.codes;
@@ -291,7 +291,7 @@ static bool lay_out(struct run *run, struct host_ring *ring)
     codes->results = (struct code_lay){IN_OUTPUT, ring->code_nbytes, ring->code_nbytes, 0, false};
     codes->received.each = ring->code_nbytes;
     const size_t stride = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    if (!buffer_pool_acquire(&run->buffers, l->depth * stride + spans * sizeof(struct span), &l->memory))
+    if (!buffer_pool_acquire(&exec->buffers, l->depth * stride + spans * sizeof(struct span), &l->memory))
         return false;
     unsigned char *place = l->memory.data;
     for (size_t i = 0; i < l->depth; i++, place += stride) {
@@ -303,17 +303,17 @@ static bool lay_out(struct run *run, struct host_ring *ring)
 }
 
 // Takes ownership of the list.
-static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *work, struct span_list *list,
+static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll, struct span_list *list,
                               struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     struct group *local = h ? h->local : group;
-    struct d_lp_s x = d_lp_s_of(run, work, h ? h->hosts : 1, h ? h->host : 0);
-    struct host_ring *ring = two_level_create(run, sizeof *ring, &OPS, local, list->nbytes,
+    struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
+    struct host_ring *ring = two_level_create(exec, sizeof *ring, &OPS, local, list->nbytes,
                                               segments_in_chunk(&x.codes.cut), PIECES);
     if (!ring)
-        return run->failure.status;
-    if (h && work->replicas[0]) {
+        return exec->failure.status;
+    if (h && coll->replicas[0]) {
         weigh(h, &x.peers, x.before);
         weigh(h, &x.peers, x.after);
     }
@@ -323,26 +323,26 @@ static bhvd_status plan_hosts(struct run *run, struct group *group, const struct
     *list = (struct span_list){0};
     ring->all = x;
     ring->group = group;
-    ring->mean = reduction_of(&run->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
-    ring->two_level.task.exclusive_memory = work_exclusive_memory(work);
-    return two_level_plan(run, &ring->two_level, lay_out(run, ring), plan);
+    ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
+    ring->two_level.task.exclusive_memory = collective_exclusive_memory(coll);
+    return two_level_plan(exec, &ring->two_level, lay_out(exec, ring), plan);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
 
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan,
-                   struct bhvd_error *error)
+bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+                   struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = work->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
-    for (size_t t = 0; t < work->tensor_count && !status; t++) {
-        if (!span_list_add(&list, &work->tensors[t]))
-            status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", work->tensor_count);
+    bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
+    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+        if (!span_list_add(&list, &coll->tensors[t]))
+            status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
     }
-    if (!status && list.nbytes && primitive_is_hierarchical(group, work->kind, work->hierarchical)) {
-        status = plan_hosts(run, group, work, &list, plan);
+    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
+        status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && list.nbytes) {
-        status = plan_among(run, group, work, ready, &list, plan);
+        status = plan_among(exec, group, coll, ready, &list, plan);
     }
     span_list_fini(&list);
     return status;

@@ -2,13 +2,13 @@
 
 #include <math.h>
 
-struct encoder encoder_init(const struct kernel_table *kernels, const struct work *work, int rank)
+struct encoder encoder_init(const struct kernel_table *kernels, const struct collective *coll, int rank)
 {
-    const bhvd_dtype dtype = work->tensors[0].dtype;
+    const bhvd_dtype dtype = coll->tensors[0].dtype;
     return (struct encoder){
         .kernels = kernels,
-        .codec = &kernels->codecs[work->codec][dtype],
-        .options = work->codec_options,
+        .codec = &kernels->codecs[coll->codec][dtype],
+        .options = coll->codec_options,
         .dtype = dtype,
         .element = bhvd_dtype_size(dtype),
         .rank = rank,

@@ -10,9 +10,9 @@
 #pragma once
 
 #include "base/size.h"
+#include "executor/collective.h"
 #include "kernel/kernel.h"
 #include "kernel/segments.h"
-#include "run/work.h"
 
 enum { ENCODER_SEGMENT = SEGMENTS_MAX_COUNT };  // elements
 
@@ -29,7 +29,7 @@ struct encoder {
     float *wide;                // ... and in float32
 };
 
-struct encoder encoder_init(const struct kernel_table *kernels, const struct work *work, int rank);
+struct encoder encoder_init(const struct kernel_table *kernels, const struct collective *coll, int rank);
 // The codec's transform; NULL: it has none.
 static inline const struct kernel_transform *encoder_transform(const struct encoder *e)
 {

@@ -3,25 +3,25 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "run/hierarchy.h"
+#include "executor/hierarchy.h"
 
-bhvd_status primitive_spans(struct run *run, struct work *work, struct span_list *list)
+bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list)
 {
-    for (size_t t = 0; t < work->tensor_count; t++) {
-        struct tensor *tensor = &work->tensors[t];
-        if (run_allocate_result(run, tensor, tensor->dim0))
-            return run->failure.status;
+    for (size_t t = 0; t < coll->tensor_count; t++) {
+        struct tensor *tensor = &coll->tensors[t];
+        if (executor_allocate_result(exec, tensor, tensor->dim0))
+            return exec->failure.status;
         if (!span_list_add(list, tensor))
-            return run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", work->tensor_count);
+            return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
     }
     return BHVD_OK;
 }
 
-void *primitive_create(struct run *run, size_t size, struct span_list *list, struct plan *plan)
+void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan)
 {
     void *primitive = malloc(size);
     if (!primitive) {
-        run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
         return NULL;
     }
     plan->release = free;
@@ -42,22 +42,22 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct work *work)
+struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct collective *coll)
 {
-    return (struct inter_host_stage){.plan = plan, .work = work, .shard_nbytes = 16 << 20, .depth = 2};
+    return (struct inter_host_stage){.plan = plan, .coll = coll, .shard_nbytes = 16 << 20, .depth = 2};
 }
 
-bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list)
+bhvd_status primitive_shard(struct executor *exec, const struct span_list *shard, struct span_list *list)
 {
     const struct span *span = &shard->spans[0];
     return span_list_add(list, &(struct tensor){.src = span->src, .dst = span->dst, .nbytes = span->nbytes})
                ? BHVD_OK
-               : run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
+               : executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
 }
 
-bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error)
+bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error)
 {
-    const int *host_of = run->connections.host_of;
+    const int *host_of = exec->connections.host_of;
     for (int i = 0; i < group->size && !shares_memory(group); i++) {
         for (int j = 0; j < i; j++) {
             if (host_of[group->ranks[i]] == host_of[group->ranks[j]])

@@ -7,13 +7,13 @@
 //     D_FP_S, D_LP_S  the peers are hosts, and a host's value is the mean of its members'. One host: it has no peer.
 #pragma once
 
-#include "collective/collective.h"
-#include "run/plan.h"
-#include "run/work.h"
+#include "collective/collectives.h"
+#include "executor/collective.h"
+#include "executor/plan.h"
 
 // The operation's tensors as one vector. Allocates results for which the caller gave no memory. list: must be empty; end it with
 // span_list_fini, on errors too.
-bhvd_status primitive_spans(struct run *run, struct work *work, struct span_list *list);
+bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list);
 
 // Whether such an operation is two-level in this group. It is if some host holds several members with shared memory (two ranks over
 // transport tcp are two hosts); for C_LP_S there must also be several hosts.
@@ -22,17 +22,17 @@ bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool h
 int primitive_hosts(const struct group *group);
 // BHVD_ERR_UNSUPPORTED if several members on a host have no shared-memory area (transport/host_memory.h), else BHVD_OK. The result
 // is the same on all members.
-bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error);
+bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error);
 
 // Allocates `size` bytes for the primitive's state while its plan is executed. Takes ownership of the list; the plan frees both.
-// NULL: out of memory; the run has failed.
-void *primitive_create(struct run *run, size_t size, struct span_list *list, struct plan *plan);
+// NULL: out of memory; the executor has failed.
+void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan);
 
 // The inter-host stage of a two-level operation: calls `plan` for each shard, with few shards at a time.
-struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct work *work);
+struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct collective *coll);
 // Copies a shard's span into `list`, because the function's argument is reused for the next piece. list: empty; as for
 // primitive_spans.
-bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list);
+bhvd_status primitive_shard(struct executor *exec, const struct span_list *shard, struct span_list *list);
 
 // Codes that the caller has made and will decode: the rank's own, and a buffer for those that form the result. Code k of segment s
 // is at offset k each + s segment. In `own`, k is the chunk if there are several. In `results`, k is the chunk (C_LP_S by owners),
@@ -43,7 +43,9 @@ struct ready_codes {
 };
 
 // An operation that can run beside other executions is only planned (`made`); any other is executed.
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan);
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *work, struct plan *plan, struct bhvd_error *error);
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *work, const struct ready_codes *ready, struct plan *plan,
+bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+                   struct plan *plan);
+bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan,
                    struct bhvd_error *error);
+bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+                   struct plan *plan, struct bhvd_error *error);

@@ -1,11 +1,11 @@
-// The primitives over links, as schedules (run/schedule.h). Ranks exchange codes: each is the values of a segment, encoded by a
-// codec, or (D_FP_S) unencoded.
+// The primitives over links, as schedules (executor/schedule.h). Ranks exchange codes: each is the values of a segment, encoded
+// by a codec, or (D_FP_S) unencoded.
 //
 // Segments overlap: one is on the wire while another is encoded and a third decoded.
 #pragma once
 
+#include "executor/schedule.h"
 #include "kernel/segments.h"
-#include "run/schedule.h"
 
 // Code k of segment s is at `at` + k * each + s * segment; in slots, s modulo their number.
 struct code_lay {

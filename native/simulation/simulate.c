@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/tree.h"
 #include "core/negotiation/window.h"

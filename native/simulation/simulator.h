@@ -6,7 +6,7 @@
 #pragma once
 
 #include "bagua_hvd.h"
-#include "run/schedule.h"
+#include "executor/schedule.h"
 
 enum { SIMULATOR_STEPS_MAX = 8 << 20 };     // in flight at once; each takes about 100 bytes
 

@@ -12,7 +12,7 @@ enum {
     TAG = 1,
     PIPE_SLOTS = 4,                     // in each direction
     PIPE_SLOT_BYTES = 256 * 1024,       // more than a network needs to reach its bandwidth
-    CANCEL_LOOKS = 1000                 // until a cancelled receive must be complete, which needs only local work
+    CANCEL_CHECKS = 1000                // until a cancelled receive must be complete, which needs only local work
 };
 
 struct slot {
@@ -58,7 +58,7 @@ static bhvd_status broken(struct mpi_pipe *pipe)
 }
 
 // Is the oldest request complete? An error marks the pipe as broken.
-static bool look(struct mpi_pipe *pipe, struct slots *slots, bool receives)
+static bool check(struct mpi_pipe *pipe, struct slots *slots, bool receives)
 {
     struct slot *slot = oldest(slots);
     int complete = 0;
@@ -75,7 +75,7 @@ static bool look(struct mpi_pipe *pipe, struct slots *slots, bool receives)
 
 static void free_sent(struct mpi_pipe *pipe)
 {
-    while (look(pipe, &pipe->sends, false))
+    while (check(pipe, &pipe->sends, false))
         pipe->sends.tail++;
 }
 
@@ -135,7 +135,7 @@ static bhvd_status channel_mpi_recv(struct channel *channel, void *dst, size_t s
     struct mpi_pipe *pipe = channel->pipe;
     *moved = 0;
     bhvd_status status = pipe->broken ? BHVD_ERR_PEER_LOST : post_receives(pipe);
-    while (!status && *moved < size && look(pipe, &pipe->receives, true)) {
+    while (!status && *moved < size && check(pipe, &pipe->receives, true)) {
         struct slot *slot = oldest(&pipe->receives);
         size_t n = (size_t)(slot->filled - pipe->consumed), room = size - *moved;
         n = n < room ? n : room;
@@ -155,7 +155,7 @@ static bhvd_status channel_mpi_recv(struct channel *channel, void *dst, size_t s
 static bool channel_mpi_readable(const struct channel *channel)
 {
     struct mpi_pipe *pipe = channel->pipe;
-    return is_empty(&pipe->receives) || look(pipe, &pipe->receives, true) || pipe->broken;
+    return is_empty(&pipe->receives) || check(pipe, &pipe->receives, true) || pipe->broken;
 }
 
 static bool channel_mpi_writable(const struct channel *channel)
@@ -241,7 +241,7 @@ static bool release(struct mpi_pipe *pipe)
         int complete = !slot->pending;
         if (!complete && mpi_cancel(&slot->request) != MPI_DONE)
             return false;
-        for (int i = 0; i < CANCEL_LOOKS && !complete; i++) {
+        for (int i = 0; i < CANCEL_CHECKS && !complete; i++) {
             if (mpi_test(&slot->request, &complete, NULL) != MPI_DONE)
                 return false;
         }

@@ -104,7 +104,7 @@ static bhvd_status begin_handshake(const struct connector *connector, struct att
     return auth_call(&a->auth, a->fd, &binding, error);
 }
 
-static bhvd_status say_channel(const struct connector *connector, struct attempt *a)
+static bhvd_status send_channel(const struct connector *connector, struct attempt *a)
 {
     struct arrival *request = a->request;
     const int asked = connector->options.addresses[request->rank].streams;
@@ -123,7 +123,7 @@ static bhvd_status converse(const struct connector *connector, struct attempt *a
     if (a->stage == HANDSHAKE) {
         status = auth_advance(&a->auth, a->fd, connector->options.secret, connector->options.secret_size, error);
         if (!status)
-            status = auth_explain(say_channel(connector, a), error);
+            status = auth_explain(send_channel(connector, a), error);
     }
     if (status)
         return status;

@@ -11,7 +11,7 @@
 
 enum {
     HOST_STAGING_BUFFER_BYTES = 256 * 1024,  // two of a rank's and the reader's part of a peer's fit into an L2 cache
-    HOST_STAGING_BUFFERS = 8,       // how many blocks a rank may be ahead of the others (run/shared.h)
+    HOST_STAGING_BUFFERS = 8,       // how many blocks a rank may be ahead of the others (executor/shared.h)
     HOST_LANES = 5,                 // per area, each with its own buffers and counts; 0: for collectives that run to completion
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };

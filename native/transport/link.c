@@ -569,7 +569,7 @@ bool link_needs_poll(const struct link *link)
     return false;
 }
 
-static void look_at_silence(struct channel *channel, int64_t now_ns, int64_t *longest_ns)
+static void check_silence(struct channel *channel, int64_t now_ns, int64_t *longest_ns)
 {
     int64_t silence_ns = channel->ops && channel->ops->silence_ns ? channel->ops->silence_ns(channel, now_ns) : -1;
     if (*longest_ns < silence_ns)
@@ -579,8 +579,8 @@ static void look_at_silence(struct channel *channel, int64_t now_ns, int64_t *lo
 int64_t link_silence_ns(struct link *link, int64_t now_ns)
 {
     int64_t longest_ns = -1;
-    look_at_silence(&link->control, now_ns, &longest_ns);
+    check_silence(&link->control, now_ns, &longest_ns);
     for (int i = 0; i < link->stream_count; i++)
-        look_at_silence(&link->streams[i].channel, now_ns, &longest_ns);
+        check_silence(&link->streams[i].channel, now_ns, &longest_ns);
     return longest_ns;
 }

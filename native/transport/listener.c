@@ -79,7 +79,7 @@ static bool is_expected(const struct listener *listener, int rank, const struct 
 }
 
 // A caller that gets no response retries.
-static bool say_welcome(int fd)
+static bool send_welcome(int fd)
 {
     const unsigned char answer = 1;
     return socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(ANSWER_MS)) == BHVD_OK;
@@ -90,7 +90,7 @@ static bool let_in(struct listener *listener, const struct authenticated *peer)
     struct hello hello;
     const bool local = peer->listener == 1;
     memcpy(&hello, peer->name, sizeof hello);
-    if (!is_expected(listener, peer->rank, &hello, local) || (!local && !say_welcome(peer->fd)))
+    if (!is_expected(listener, peer->rank, &hello, local) || (!local && !send_welcome(peer->fd)))
         return false;
     struct arrival *arrival = arrival_create(peer->rank, hello.channel);
     if (!arrival)

@@ -71,7 +71,7 @@ static void requeue_unregistered(struct poller *poller)
     poller->unregistered_count = kept;
 }
 
-int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS])
+int poller_check(struct poller *poller, struct link *gone[POLLER_EVENTS])
 {
     struct epoll_event events[POLLER_EVENTS];
     int gone_count = 0;

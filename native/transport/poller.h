@@ -32,4 +32,4 @@ void poller_fini(struct poller *poller);
 bhvd_status poller_update(struct poller *poller, struct link *link);
 // One system call: marks the links over sockets that have work as ready. Returns the number of links
 // whose liveness socket reports the peer's end, and the links in gone.
-int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS]);
+int poller_check(struct poller *poller, struct link *gone[POLLER_EVENTS]);

@@ -94,7 +94,7 @@ static struct reply *reply_sentence(const struct bhvd_error *error)
     return reply_create(error->status, &body);
 }
 
-static void reply_drop(struct reply *reply)
+static void reply_release(struct reply *reply)
 {
     if (reply && --reply->holders == 0) {
         bytes_fini(&reply->bytes);
@@ -124,13 +124,13 @@ static void scope_leave(struct connection *c)
         scope_destroy(scope);
 }
 
-static void connection_drop(struct connection *c)
+static void connection_destroy(struct connection *c)
 {
     if (c->fd < 0)
         return;
     fd_close(&c->fd);
     scope_leave(c);
-    reply_drop(c->reply);
+    reply_release(c->reply);
     c->reply = NULL;
 }
 
@@ -145,7 +145,7 @@ static void connection_write(struct connection *c)
     if (moved > 0)
         c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
     if (status || c->moved == b->size)
-        connection_drop(c);
+        connection_destroy(c);
 }
 
 // Ends its wait. The caller still drops reply; NULL: no memory for one, and the client reports the lost connection.
@@ -155,7 +155,7 @@ static void connection_answer(struct connection *c, struct reply *reply)
     c->stage = REPLYING;
     c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
     if (!reply || reply->bytes.failed) {
-        connection_drop(c);
+        connection_destroy(c);
         return;
     }
     reply->holders++;
@@ -173,7 +173,7 @@ static void scope_answer(struct scope *scope, struct reply *reply)
             connection_answer(scope->ranks[i], reply);
     }
     scope_destroy(scope);
-    reply_drop(reply);
+    reply_release(reply);
 }
 
 static struct reply *scope_all_blobs(const struct scope *scope)
@@ -291,7 +291,7 @@ static void connection_read(struct bhvd_rendezvous *server, struct connection *c
         if (status == BHVD_IN_PROGRESS)
             return;
         if (status || memchr(c->body, '\0', r->scope_size)) {
-            connection_drop(c);
+            connection_destroy(c);
             return;
         }
         c->stage = WAITING;
@@ -300,7 +300,7 @@ static void connection_read(struct bhvd_rendezvous *server, struct connection *c
     }
     // A waiting peer has sent everything: only the end of the connection or garbage can follow.
     if (c->fd >= 0 && c->stage == WAITING && (socket_read(c->fd, &nonsense, 1, &moved) || moved > 0))
-        connection_drop(c);
+        connection_destroy(c);
 }
 
 // A rank that gives up ends its scope: the others would wait in vain and then report that rank as missing.
@@ -308,7 +308,7 @@ static void connection_expire(struct connection *c)
 {
     struct bhvd_error error;
     if (c->stage != WAITING) {
-        connection_drop(c);
+        connection_destroy(c);
         return;
     }
     scope_missing_ranks(c->scope, c->request.limit_ms, &error);
@@ -410,7 +410,7 @@ static void *serve(void *arg)
 static void server_free(struct bhvd_rendezvous *server)
 {
     for (size_t i = 0; i < server->count; i++)
-        connection_drop(server->connections[i]);
+        connection_destroy(server->connections[i]);
     free_dropped(server);
     for (struct ended_rank *ended = server->ended, *next; ended; ended = next) {
         next = ended->next;

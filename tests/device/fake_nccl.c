@@ -1,5 +1,5 @@
 /* A fake libnccl.so.2, for tests on machines without GPUs; in one library with fake_cuda.c. It does the collectives that
- * native/gpu/nccl_run.c uses, between threads or processes of one machine, through a shared mailbox for each ordered pair of
+ * native/gpu/nccl_execution.c uses, between threads or processes of one machine, through a shared mailbox for each ordered pair of
  * ranks. Its timings mean nothing.
  *
  * Behaviour that tests rely on:

@@ -12,8 +12,8 @@
 #include "core/context/context.h"
 #include "core/api/context.h"
 #include "core/context/operation.h"
-#include "core/execution/engine.h"
-#include "core/execution/engine.h"
+#include "core/engine/engine.h"
+#include "core/engine/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
@@ -56,13 +56,13 @@ static bhvd_context *make_context(int rank, bool in_tree)
         .cache_capacity = 2, .timeout_ms = 1000, .negotiation = in_tree ? "tree" : "star", .negotiation_fanout = in_tree};
     bhvd_context *ctx;
     REQUIRE(!context_new(&options, &ctx, &error));
-    kernel_table_init(&ctx->run.kernels, 0);
-    REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, NULL, &error) && !context_prepare(ctx));
-    empty_rings(&ctx->run.connections.host);
+    kernel_table_init(&ctx->exec.kernels, 0);
+    REQUIRE(!connections_init(&ctx->exec.connections, &ctx->options, NULL, &error) && !context_prepare(ctx));
+    empty_rings(&ctx->exec.connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;
-    REQUIRE(!process_set_add(&ctx->sets, &ctx->run, all, 3, false, &id, &error) &&
-            !process_set_add(&ctx->sets, &ctx->run, some, 2, false, &id, &error));
+    REQUIRE(!process_set_add(&ctx->sets, &ctx->exec, all, 3, false, &id, &error) &&
+            !process_set_add(&ctx->sets, &ctx->exec, some, 2, false, &id, &error));
     return ctx;
 }
 
@@ -84,7 +84,7 @@ static void post(bhvd_context *ctx, int index)
 
 static void announce(bhvd_context *ctx)
 {
-    struct bhvd_handle *posted = fifo_take_all(&ctx->posted);
+    struct bhvd_operation *posted = fifo_take_all(&ctx->posted);
     atomic_store(&ctx->posted_count, 0);
     if (posted)
         REQUIRE(!member_request(ctx, posted));
@@ -102,7 +102,7 @@ static void take_turn(bhvd_context *ctx)
     struct execution *execution = fifo_take(&ctx->executions, next);
     if (execution) {
         for (int i = 0; i < execution->count; i++)
-            operation_end(operation_of(execution->works[i]), NULL);
+            operation_complete(operation_of(execution->colls[i]), NULL);
         free(execution);
     }
     for (int i = 0; i < OPERATIONS && !ctx->closing.status; i++) {
@@ -121,14 +121,15 @@ static void look_at_executions(const bhvd_context *ctx)
         const struct process_set *set = process_set_find(&ctx->sets, e->process_set);
         REQUIRE(e->count > 0);
         for (int i = 0; i < e->count; i++) {
-            const struct bhvd_handle *op = operation_of(e->works[i]);
-            REQUIRE(set && set->group.rank >= 0 && op->phase == OPERATION_ANSWERED && !operation_is_over(op) && op->process_set == e->process_set);
-            REQUIRE(i == 0 || (op->work.kind == BHVD_ALLREDUCE && e->works[0]->kind == BHVD_ALLREDUCE));
-            REQUIRE(!op->work.is_proxy || op->work.kind == BHVD_ALLREDUCE ||
-                    bhvd_encoded_size(op->work.codec, op->work.tensors[0].dtype, 1, &op->work.codec_options));
+            const struct bhvd_operation *op = operation_of(e->colls[i]);
+            REQUIRE(set && set->group.rank >= 0 && op->phase == OPERATION_AGREED && !operation_is_complete(op) &&
+                    op->process_set == e->process_set);
+            REQUIRE(i == 0 || (op->coll.kind == BHVD_ALLREDUCE && e->colls[0]->kind == BHVD_ALLREDUCE));
+            REQUIRE(!op->coll.is_proxy || op->coll.kind == BHVD_ALLREDUCE ||
+                    bhvd_encoded_size(op->coll.codec, op->coll.tensors[0].dtype, 1, &op->coll.codec_options));
             REQUIRE(response_agrees(set, op, op->agreed, op->agreed_count));
             for (int j = 0; j < i; j++)
-                REQUIRE(e->works[j] != &op->work);
+                REQUIRE(e->colls[j] != &op->coll);
         }
     }
 }
@@ -142,10 +143,10 @@ static void look_at_relay(const bhvd_context *ctx)
         const struct tree_child *child = &relay->tree.children[i];
         REQUIRE(rank_set_has(&child->below, child->rank) && !(below & child->below.words[0]));
         below |= child->below.words[0];
-        REQUIRE(child->out.size == 0 || ctx->run.failure.status);
+        REQUIRE(child->out.size == 0 || ctx->exec.failure.status);
     }
     REQUIRE(!(below >> ctx->options.rank & 1) && below < 1 << RANKS);
-    REQUIRE(bundle_is_empty(&relay->bundle) || ctx->run.failure.status);
+    REQUIRE(bundle_is_empty(&relay->bundle) || ctx->exec.failure.status);
 }
 
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
@@ -153,23 +154,23 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     bhvd_context *ctx = arg;
     bhvd_status status = engine_callbacks.on_frame(ctx, link, type, payload);
     look_at_executions(ctx);
-    for (const struct bhvd_handle *op = ctx->posted.head; op; op = op->next)
-        REQUIRE(!operation_is_over(op));
+    for (const struct bhvd_operation *op = ctx->posted.head; op; op = op->next)
+        REQUIRE(!operation_is_complete(op));
     // A rank that said goodbye is not waited for.
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.
     if (!status && link->state == LINK_LEFT && needed)
-        REQUIRE(ctx->closing.status || ctx->coordinator->seen[link->rank].left || ctx->relay->closing_by_ns);
+        REQUIRE(ctx->closing.status || ctx->coordinator->requesters[link->rank].left || ctx->relay->closing_by_ns);
     return status;
 }
 
-static void fail(bhvd_context *ctx) { run_fail(&ctx->run, BHVD_ERR_SYSTEM, "a peer broke the protocol"); }
+static void fail(bhvd_context *ctx) { executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "a peer broke the protocol"); }
 
 // Writes the stream into the ring as peer 0 or 1, a few bytes at a time.
 static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, size_t cut)
 {
-    struct link *link = &ctx->run.connections.links[ctx->options.rank == 0];
-    while (size && !ctx->run.failure.status) {
+    struct link *link = &ctx->exec.connections.links[ctx->options.rank == 0];
+    while (size && !ctx->exec.failure.status) {
         size_t n = size < cut ? size : cut;
         bool progress;
         n = ring_write(link->control.rx, link->control.capacity, data, n);
@@ -182,22 +183,22 @@ static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, siz
 
 static void send_frames(bhvd_context *ctx, struct supply *s)
 {
-    for (int i = 0; i < FRAMES_MAX && s->at < s->end && !ctx->run.failure.status; i++) {
+    for (int i = 0; i < FRAMES_MAX && s->at < s->end && !ctx->exec.failure.status; i++) {
         int peer = supply_u8(s) % RANKS;
         uint8_t type = supply_u8(s);
         size_t size = supply_u16(s);
         const uint8_t *payload = supply_bytes(s, &size);
-        struct link *link = &ctx->run.connections.links[peer];
-        if (peer == ctx->options.rank && type % 2 && !ctx->run.failure.status) {
+        struct link *link = &ctx->exec.connections.links[peer];
+        if (peer == ctx->options.rank && type % 2 && !ctx->exec.failure.status) {
             if (departure_begin(ctx))
                 fail(ctx);
         } else if (peer == ctx->options.rank)
             take_turn(ctx);
         else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
             fail(ctx);
-        if (!ctx->run.failure.status && ctx->coordinator->ready.head && coordinator_respond(ctx))
+        if (!ctx->exec.failure.status && ctx->coordinator->ready.head && coordinator_respond(ctx))
             fail(ctx);
-        if (!ctx->run.failure.status)
+        if (!ctx->exec.failure.status)
             relay_flush(ctx);
         look_at_relay(ctx);
         look_at_executions(ctx);
@@ -233,7 +234,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     // No peer reads; a context would wait a second for it.
     for (int i = 0; i < RANKS; i++)
-        ctx->run.connections.links[i].control_out.size = ctx->run.connections.links[i].control_flushed = 0;
+        ctx->exec.connections.links[i].control_out.size = ctx->exec.connections.links[i].control_flushed = 0;
     bhvd_context_destroy(ctx);
     return 0;
 }

@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         REQUIRE(!request_compare(other, 1, one, 0, &error));
     if (one)
         REQUIRE(!request_compare(one, 0, one, 1, &error));
-    request_drop(one);
-    request_drop(other);
+    request_release(one);
+    request_release(other);
     return 0;
 }

@@ -218,7 +218,7 @@ static void cut_off(bhvd_context *ctx, int rank)
 {
     for (int other = 0; other < RANKS; other++) {
         if (other != rank)
-            shutdown(ctx->run.connections.links[other].control.fd, SHUT_RDWR);
+            shutdown(ctx->exec.connections.links[other].control.fd, SHUT_RDWR);
     }
 }
 

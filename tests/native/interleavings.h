@@ -14,7 +14,7 @@
 #include "core/api/context.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
-#include "core/execution/engine.h"
+#include "core/engine/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
@@ -65,11 +65,11 @@ static bhvd_context *make_context(int rank)
     CHECK_STATUS(context_new(&options, &ctx, &error), BHVD_OK);
     const int32_t all[] = {0, 1, 2, 3}, ends[] = {0, rank_count - 1};
     int id;
-    CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);
+    CHECK_STATUS(connections_init(&ctx->exec.connections, &ctx->options, NULL, &error), BHVD_OK);
     CHECK_STATUS(context_prepare(ctx), BHVD_OK);
-    CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, all, rank_count, false, &id, &error), BHVD_OK);
+    CHECK_STATUS(process_set_add(&ctx->sets, &ctx->exec, all, rank_count, false, &id, &error), BHVD_OK);
     if (scenario->ends_only)
-        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, ends, 2, false, &id, &error), BHVD_OK);
+        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->exec, ends, 2, false, &id, &error), BHVD_OK);
     return ctx;
 }
 
@@ -79,7 +79,7 @@ static void begin(void)
         ranks[r] = (struct rank){.ctx = make_context(r)};
     for (int from = 0; from < rank_count; from++) {
         for (int to = 0; to < rank_count; to++) {
-            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->run.connections.host, from, to);
+            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->exec.connections.host, from, to);
             atomic_store(&ring->head, 0);
             atomic_store(&ring->tail, 0);
         }
@@ -89,7 +89,7 @@ static void begin(void)
 static void end(void)
 {
     for (int r = 0; r < rank_count; r++) {
-        run_fail(&ranks[r].ctx->run, BHVD_ERR_SHUTDOWN, "the end of the test");
+        executor_fail(&ranks[r].ctx->exec, BHVD_ERR_SHUTDOWN, "the end of the test");
         for (int i = 0; i < ranks[r].handle_count; i++)
             bhvd_handle_drop(ranks[r].handles[i]);
         bhvd_context_destroy(ranks[r].ctx);
@@ -137,8 +137,8 @@ static void leave_when_free(struct rank *rank)
     if (!rank->leaving || rank->left || !departure_is_free(rank->ctx))
         return;
     rank->left = true;
-    run_fail(&rank->ctx->run, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
-    departure_say_goodbye(rank->ctx);
+    executor_fail(&rank->ctx->exec, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    departure_send_goodbye(rank->ctx);
 }
 
 static void take_step(int r)
@@ -163,13 +163,13 @@ static void execute_all(struct rank *rank)
     bhvd_context *ctx = rank->ctx;
     for (struct execution *e; (e = fifo_take(&ctx->executions, next));) {
         for (int i = 0; i < e->count; i++) {
-            struct bhvd_handle *op = operation_of(e->works[i]);
+            struct bhvd_operation *op = operation_of(e->colls[i]);
             CHECK(rank->executed < sizeof rank->order - 1);
-            if (!op->work.is_proxy)
-                rank->order[rank->executed++] = op->work.name[0];
-            if (op->work.kind == BHVD_JOIN)
+            if (!op->coll.is_proxy)
+                rank->order[rank->executed++] = op->coll.name[0];
+            if (op->coll.kind == BHVD_JOIN)
                 op->value = op->agreed[0];
-            operation_end(op, NULL);
+            operation_complete(op, NULL);
         }
         free(e);
     }
@@ -228,13 +228,13 @@ static uint64_t state_hash(void)
             mix_number(&hash, bhvd_poll(rank->handles[i]) ? bhvd_wait(rank->handles[i], 0, &error) : 100);
             mix_number(&hash, rank->handles[i]->phase);
         }
-        mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->run.failure.status);
+        mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->exec.failure.status);
         for (int peer = 0; peer < rank_count; peer++) {
-            struct ring *ring = host_memory_control_ring(&rank->ctx->run.connections.host, r, peer);
+            struct ring *ring = host_memory_control_ring(&rank->ctx->exec.connections.host, r, peer);
             uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
             mix_number(&hash, tail - head);
             mix(&hash, ring->data + head, tail - head);     // never wraps: it is far larger than all messages together
-            mix_number(&hash, peer == r ? 0 : rank->ctx->run.connections.links[peer].state);
+            mix_number(&hash, peer == r ? 0 : rank->ctx->exec.connections.links[peer].state);
         }
     }
     struct coordinator *c = ranks[COORDINATOR].ctx->coordinator;
@@ -243,7 +243,7 @@ static uint64_t state_hash(void)
         pending += mix_pending(each);   // in any order, since the table has none
     mix_number(&hash, pending);
     for (int r = 0; r < rank_count; r++)
-        mix(&hash, (bool[]){c->seen[r].joined, c->seen[r].left}, 2 * sizeof(bool));
+        mix(&hash, (bool[]){c->requesters[r].joined, c->requesters[r].left}, 2 * sizeof(bool));
     mix_number(&hash, (uint64_t)c->last_joined);
     return hash | 1;
 }
@@ -284,9 +284,9 @@ static void check_together(const int *actions, int depth)
         if (at >= one->handle_count || bhvd_wait(one->handles[at], 0, &error))
             continue;
         for (int j = 0; j < other->handle_count; j++) {
-            if (other->handles[j]->work.name[0] == one->handles[at]->work.name[0] && bhvd_wait(other->handles[j], 0, &error))
+            if (other->handles[j]->coll.name[0] == one->handles[at]->coll.name[0] && bhvd_wait(other->handles[j], 0, &error))
                 check_fail(__FILE__, __LINE__, "rank %d executes '%c', rank %d has not, after: %s", i % rank_count,
-                           one->handles[at]->work.name[0], i / rank_count % rank_count, schedule(actions, depth));
+                           one->handles[at]->coll.name[0], i / rank_count % rank_count, schedule(actions, depth));
         }
     }
 }
@@ -308,7 +308,7 @@ static void check_end(const int *actions, int depth)
             if (status && !(somebody_left_early && status == BHVD_ERR_SHUTDOWN))
                 check_fail(__FILE__, __LINE__, "rank %d ends with \"%s\" after: %s", r, error.message,
                            schedule(actions, depth));
-            if (!status && rank->handles[i]->work.kind == BHVD_JOIN)
+            if (!status && rank->handles[i]->coll.kind == BHVD_JOIN)
                 CHECK_EQ(rank->handles[i]->value, ranks[0].handles[ranks[0].handle_count - 1]->value);
         }
     }

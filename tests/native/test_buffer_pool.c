@@ -2,7 +2,7 @@
 #include "check.h"
 
 #include "base/clock.h"
-#include "run/buffer_pool.h"
+#include "executor/buffer_pool.h"
 
 enum { SMALL = 8192, LARGE = 1 << 26 };
 

@@ -269,13 +269,13 @@ static void has_no_memory_for_a_signal(struct job *job, int rank, bhvd_context *
     finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
     if (rank == 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        ctx->run.connections.links[1].control_out.failed = true;
+        ctx->exec.connections.links[1].control_out.failed = true;
         bhvd_handle_drop(average(ctx, "x", x, 4));
         bhvd_handle_drop(average(ctx, "y", x + 4, 4));
         pthread_mutex_unlock(&ctx->engine_lock);
         for (bool ended = false; !ended; usleep(1000)) {
             pthread_mutex_lock(&ctx->engine_lock);
-            ended = ctx->run.failure.status == BHVD_ERR_SYSTEM && ctx->outstanding == 0;
+            ended = ctx->exec.failure.status == BHVD_ERR_SYSTEM && ctx->outstanding == 0;
             pthread_mutex_unlock(&ctx->engine_lock);
         }
         job->ready = 1;
@@ -305,9 +305,9 @@ static void floods_with_unknown_ids(struct job *job, int rank, bhvd_context *ctx
     bytes_put_u32(&items, 1000);
     bytes_put_u32(&items, ID_RANGE_MAX);
     pthread_mutex_lock(&ctx->engine_lock);
-    CHECK_STATUS(coordinator_take_bundled(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_OK);
-    CHECK_STATUS(coordinator_take_bundled(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_ERR_SYSTEM);
-    CHECK_EQ(ctx->run.failure.rank, 1);
+    CHECK_STATUS(coordinator_on_requests(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_OK);
+    CHECK_STATUS(coordinator_on_requests(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_ERR_SYSTEM);
+    CHECK_EQ(ctx->exec.failure.rank, 1);
     pthread_mutex_unlock(&ctx->engine_lock);
     bytes_fini(&items);
     job->ready = 1;

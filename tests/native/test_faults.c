@@ -20,11 +20,11 @@
 #include "core/api/context.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
-#include "core/execution/engine.h"
+#include "core/engine/engine.h"
 #include "core/health/heartbeat.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/relay.h"
-#include "run/plan.h"
+#include "executor/plan.h"
 
 #define NEVER INT64_MAX
 #define MS INT64_C(1000000)
@@ -331,11 +331,11 @@ static bhvd_status take_bytes(struct channel *channel, void *dst, size_t size, s
 }
 
 // Like TCP's data without acknowledgement: the kernel acknowledges even for a stopped process.
-static int64_t unanswered_ns(struct channel *channel, int64_t looked_ns)
+static int64_t unanswered_ns(struct channel *channel, int64_t checked_ns)
 {
     for (const struct packet *packet = line_out(channel)->packets.head; packet; packet = packet->next)
-        if (packet->arrives_ns > looked_ns)
-            return looked_ns - packet->sent_ns;
+        if (packet->arrives_ns > checked_ns)
+            return checked_ns - packet->sent_ns;
     return -1;
 }
 
@@ -382,11 +382,11 @@ static bhvd_context *make_context(int rank, void *world)
     bhvd_context *ctx;
     int id;
     CHECK_STATUS(context_new(&options, &ctx, &error), BHVD_OK);
-    CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);
-    connect_lines(&ctx->run.connections);
+    CHECK_STATUS(connections_init(&ctx->exec.connections, &ctx->options, NULL, &error), BHVD_OK);
+    connect_lines(&ctx->exec.connections);
     CHECK_STATUS(context_prepare(ctx), BHVD_OK);
     for (int set = 0; set < 1 + (S->sizes[1] < S->ranks); set++)
-        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, S->members[set], S->sizes[set], false, &id, &error), BHVD_OK);
+        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->exec, S->members[set], S->sizes[set], false, &id, &error), BHVD_OK);
     return ctx;
 }
 
@@ -548,7 +548,8 @@ static void collect_ended(int r)
 static bool has_unwritten(const bhvd_context *ctx)
 {
     for (int peer = 0; peer < S->ranks; peer++)
-        if (peer != ctx->options.rank && ctx->run.connections.links[peer].state == LINK_OPEN && ctx->run.connections.links[peer].control_out.size)
+        if (peer != ctx->options.rank && ctx->exec.connections.links[peer].state == LINK_OPEN &&
+            ctx->exec.connections.links[peer].control_out.size)
             return true;
     return false;
 }
@@ -560,21 +561,21 @@ static void leave(int r)
     bhvd_context *ctx = rank->ctx;
     if (!rank->leaving) {
         rank->leaving = true;
-        rank->leaves_ns = now_ns + (ctx->said_goodbye ? 1000 : TIMEOUT_MS) * MS;
+        rank->leaves_ns = now_ns + (ctx->goodbye_sent ? 1000 : TIMEOUT_MS) * MS;
         CHECK_STATUS(departure_begin(ctx), BHVD_OK);
     }
-    const bool is_busy = !ctx->run.failure.status && engine_is_busy(ctx) && now_ns < rank->leaves_ns;
-    if (!ctx->said_goodbye && !is_busy && departure_is_free(ctx)) {
-        run_fail(&ctx->run, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
-        executor_abort(&ctx->run);
-        departure_say_goodbye(ctx);
+    const bool is_busy = !ctx->exec.failure.status && engine_is_busy(ctx) && now_ns < rank->leaves_ns;
+    if (!ctx->goodbye_sent && !is_busy && departure_is_free(ctx)) {
+        executor_fail(&ctx->exec, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+        tasks_abort(&ctx->exec);
+        departure_send_goodbye(ctx);
         rank->leaves_ns = now_ns + 1000 * MS;
     }
-    if (!ctx->said_goodbye)
+    if (!ctx->goodbye_sent)
         return;
     for (int peer = 0; peer < S->ranks; peer++)
-        if (peer != r && ctx->run.connections.links[peer].state == LINK_OPEN)
-            link_flush(&ctx->run.connections.links[peer]);
+        if (peer != r && ctx->exec.connections.links[peer].state == LINK_OPEN)
+            link_flush(&ctx->exec.connections.links[peer]);
     if (!has_unwritten(ctx) || now_ns >= rank->leaves_ns)
         end_process(r);
 }
@@ -601,7 +602,7 @@ static void turn(int r)
         while (may_post(r))
             take_program_step(r);
         run_engine(rank->ctx);
-        const struct bhvd_error *failure = &rank->ctx->run.failure;
+        const struct bhvd_error *failure = &rank->ctx->exec.failure;
         if (failure->status && !rank->failed_ns)
             rank->failed_ns = now_ns;
         engine_check_timers(rank->ctx);
@@ -609,7 +610,7 @@ static void turn(int r)
     } while (may_post(r));
     rank->look_ns = now_ns + rank->ctx->heartbeat->interval_ms * MS;
     const bool hangs = is_under(HANG, r, false), is_done = !has_more(r) && rank->done == rank->handle_count;
-    if (rank->leaving || rank->ctx->run.failure.status || (hangs ? rank->ctx->closing.status != BHVD_OK : is_done))
+    if (rank->leaving || rank->ctx->exec.failure.status || (hangs ? rank->ctx->closing.status != BHVD_OK : is_done))
         leave(r);
     if (rank->leaving && !rank->over)
         rank->look_ns = now_ns + MS;
@@ -755,7 +756,7 @@ static bool was_stopped(int rank)
 static bool may_be_blamed(const struct bhvd_error *error)
 {
     const int rank = error->rank;
-    const struct bhvd_error *own = rank < 0 ? NULL : &ranks[rank].ctx->run.failure;
+    const struct bhvd_error *own = rank < 0 ? NULL : &ranks[rank].ctx->exec.failure;
     const bool is_consequence = own && own->status && (error->cause == BHVD_CAUSE_FAILED || error->cause == BHVD_CAUSE_TIMEOUT ||
                                                        own->cause == BHVD_CAUSE_TIMEOUT);
     if (!own || is_consequence)
@@ -783,7 +784,7 @@ static void check_limit(int r)
     const struct fault *f = &S->faults[0];
     const int64_t took_ns = ranks[r].failed_ns - f->begin_ns;
     const bool is_lone = S->fault_count == 1 && (f->kind == STOP || f->kind == CUT) && r != f->rank;
-    if (is_lone && ranks[r].ctx->run.failure.cause == BHVD_CAUSE_SILENT && took_ns > (HEARTBEAT_MS + WORD_MS) * MS)
+    if (is_lone && ranks[r].ctx->exec.failure.cause == BHVD_CAUSE_SILENT && took_ns > (HEARTBEAT_MS + WORD_MS) * MS)
         FAIL("rank %d hears of it after %.1f s", r, (double)took_ns / 1e9);
 }
 
@@ -850,8 +851,8 @@ static void run_schedule(uint64_t number)
     for (int r = 0; r < S->ranks; r++)
         check_errors(r);
     for (int r = 0; r < S->ranks; r++) {
-        run_fail(&ranks[r].ctx->run, BHVD_ERR_SHUTDOWN, "the end of the test");
-        executor_abort(&ranks[r].ctx->run);
+        executor_fail(&ranks[r].ctx->exec, BHVD_ERR_SHUTDOWN, "the end of the test");
+        tasks_abort(&ranks[r].ctx->exec);
         atomic_store(&ranks[r].ctx->closed, true);      // simulated time stands still, so nothing may wait
         for (int i = 0; i < ranks[r].handle_count; i++)
             bhvd_handle_drop(ranks[r].handles[i]);

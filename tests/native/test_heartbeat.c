@@ -124,7 +124,7 @@ static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_ALLREDUCE, "opens the connections", 0, NULL, 0), BHVD_OK);
     if (rank != 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        CHECK(drop_what_comes(ctx->run.connections.links[3 - rank].streams[0].channel.fd));
+        CHECK(drop_what_comes(ctx->exec.connections.links[3 - rank].streams[0].channel.fd));
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     atomic_fetch_add(&job->ready, 1);

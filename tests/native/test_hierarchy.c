@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "core/context/context.h"
-#include "run/hierarchy.h"
+#include "executor/hierarchy.h"
 
 enum { RANKS_MAX = 5, ROUNDS = 3 };
 

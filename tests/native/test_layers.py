@@ -13,8 +13,8 @@ import native_programs
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 # From the lowest layer up. The public header depends on none.
-LAYERS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu",
-          "core/message", "core/telemetry", "core/context", "core/negotiation", "core/health", "core/execution",
+LAYERS = ["include", "base", "kernel", "transport", "executor", "collective", "primitive", "device", "gpu",
+          "core/message", "core/telemetry", "core/context", "core/negotiation", "core/health", "core/engine",
           "core/api", "simulation"]
 # Loaded by TensorFlow, so it cannot reach the engine. It may include the public header, and headers of base that need
 # no C file.
@@ -118,9 +118,10 @@ def test_calls_point_down():
 
 
 @pytest.mark.parametrize("folder, included, may", [
-    ("core/api", "run", True), ("core/api", "core/context", True), ("core/message", "core/context", False),
-    ("run", "transport", True), ("run", "run", True), ("base", "include", True),
-    ("run", "collective", False), ("device", "gpu", False), ("kernel", "transport", False), ("include", "base", False),
+    ("core/api", "executor", True), ("core/api", "core/context", True), ("core/message", "core/context", False),
+    ("executor", "transport", True), ("executor", "executor", True), ("base", "include", True),
+    ("executor", "collective", False), ("device", "gpu", False), ("kernel", "transport", False),
+    ("include", "base", False),
     ("tensorflow", "include", True), ("tensorflow", "transport", False), ("core/api", "tensorflow", False),
     ("core/api", "elsewhere", False),
 ])

@@ -151,7 +151,7 @@ TEST(what_is_early_lets_others_pass)
     pair_fini(&pair);
 }
 
-// A read that returns nothing means that no more data will come (run/links.c).
+// A read that returns nothing means that no more data will come (executor/links.c).
 TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
 {
     struct pair pair;

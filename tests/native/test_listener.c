@@ -43,7 +43,7 @@ static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, fl
 static struct link seen(bhvd_context *ctx, int rank)
 {
     pthread_mutex_lock(&ctx->engine_lock);
-    const struct link link = ctx->run.connections.links[rank];
+    const struct link link = ctx->exec.connections.links[rank];
     pthread_mutex_unlock(&ctx->engine_lock);
     return link;
 }
@@ -100,7 +100,7 @@ static void is_gone_when_needed(struct job *job, int rank, bhvd_context *ctx)
     float value = 1;
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
     if (rank == 1)
-        connections_close(&ctx->run.connections);
+        connections_close(&ctx->exec.connections);
     meet(job, 1);
     bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all links", &value);
     CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_ERR_PEER_LOST);
@@ -125,11 +125,11 @@ static void is_gone_when_nothing_is_to_be_sent(struct job *job, int rank, bhvd_c
 {
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
     if (rank == 1)
-        connections_close(&ctx->run.connections);
+        connections_close(&ctx->exec.connections);
     meet(job, 1);
     if (rank == 2) {
         pthread_mutex_lock(&ctx->engine_lock);
-        CHECK_STATUS(connections_open(&ctx->run.connections, &ctx->run.connections.links[1]), BHVD_OK);
+        CHECK_STATUS(connections_open(&ctx->exec.connections, &ctx->exec.connections.links[1]), BHVD_OK);
         pthread_mutex_unlock(&ctx->engine_lock);
         while (seen(ctx, 1).opening)
             usleep(1000);

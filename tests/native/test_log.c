@@ -51,7 +51,7 @@ TEST(what_is_beyond_the_bound_is_counted)
     begin();
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < BOUND + 44; i++)
-            log_say(context, BHVD_LOG_INFO, "record %d", i);
+            log_write(context, BHVD_LOG_INFO, "record %d", i);
         for (int i = 0; i < BOUND; i++) {
             char expected[32];
             snprintf(expected, sizeof expected, "record %d", i);
@@ -66,7 +66,7 @@ TEST(what_is_beyond_the_bound_is_counted)
 static void *fill(void *arg)
 {
     for (int i = 0; i < BOUND; i++)
-        log_say(context, BHVD_LOG_INFO, "record %d", i);
+        log_write(context, BHVD_LOG_INFO, "record %d", i);
     atomic_fetch_sub(&writing, 1);
     return arg;
 }
@@ -110,7 +110,7 @@ static void *write_records(void *arg)
         while (w->patient && atomic_load(&put) - atomic_load(&taken) > BOUND - 2 * WRITERS)
             sched_yield();
         atomic_fetch_add(&put, 1);
-        log_say(context, BHVD_LOG_INFO, "%d %d", w->number, i);
+        log_write(context, BHVD_LOG_INFO, "%d %d", w->number, i);
     }
     if (atomic_fetch_sub(&writing, 1) == 1)
         log_close(&context->log);
@@ -153,7 +153,7 @@ TEST(each_threads_records_come_in_its_order_and_the_lost_ones_are_counted) { sev
 static void *speak_then_close(void *arg)
 {
     usleep(20000);              // most of the time the reader sleeps
-    log_say(context, BHVD_LOG_ERROR, "at last");
+    log_write(context, BHVD_LOG_ERROR, "at last");
     usleep(20000);
     log_close(&context->log);
     return arg;

@@ -67,7 +67,7 @@ static unsigned turn(struct world *world)
     struct link *gone[POLLER_EVENTS], *link;
     unsigned ranks = 0;
     bool progress;
-    CHECK_EQ(poller_look(&world->poller, gone), 0);
+    CHECK_EQ(poller_check(&world->poller, gone), 0);
     while ((link = link_queue_pop(&world->poller.ready_links))) {
         ranks |= 1u << link->rank;
         CHECK_STATUS(link_advance(link, on_frame, NULL, &progress), BHVD_OK);

@@ -99,7 +99,7 @@ static void one_ends(struct job *job, int rank, bhvd_context *ctx)
         return;
     }
     pthread_mutex_lock(&ctx->engine_lock);
-    ctx->said_goodbye = true;
+    ctx->goodbye_sent = true;
     pthread_mutex_unlock(&ctx->engine_lock);
 }
 
@@ -111,7 +111,7 @@ static void one_fails(struct job *job, int rank, bhvd_context *ctx)
         return;
     }
     pthread_mutex_lock(&ctx->engine_lock);
-    run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory for anything");
+    executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory for anything");
     pthread_mutex_unlock(&ctx->engine_lock);
     expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
 }

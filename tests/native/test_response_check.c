@@ -33,12 +33,12 @@ static struct request *make_request(int rank)
 }
 
 // The rank's operation when the response arrives.
-static struct bhvd_handle *make_operation(int rank)
+static struct bhvd_operation *make_operation(int rank)
 {
-    struct bhvd_handle *op = calloc(1, sizeof *op + COLUMNS * sizeof op->tensors[0]);
-    op->work.kind = BHVD_ALLTOALL;
-    op->work.tensor_count = COLUMNS;
-    op->work.tensors = op->tensors;
+    struct bhvd_operation *op = calloc(1, sizeof *op + COLUMNS * sizeof op->tensors[0]);
+    op->coll.kind = BHVD_ALLTOALL;
+    op->coll.tensor_count = COLUMNS;
+    op->coll.tensors = op->tensors;
     op->splits = malloc(MANY * sizeof *op->splits);
     int64_t dim0 = 0;
     for (int to = 0; to < MANY; to++)
@@ -51,7 +51,7 @@ static struct bhvd_handle *make_operation(int rank)
 static void check_response(const struct pending *pending, struct process_set *set, int member, const int64_t *longest)
 {
     struct bytes out = {0};
-    struct bhvd_handle *op = make_operation(member);
+    struct bhvd_operation *op = make_operation(member);
     pending_put_agreed(&out, pending, member, longest);
     struct bytes_reader r = bytes_read(&out);
     const uint32_t count = bytes_take_u32(&r);
@@ -124,10 +124,10 @@ TEST(a_group_that_is_too_large_to_agree_on)
     for (int rank = 0; rank < RANKS; rank++) {
         ranks[rank] = rank;
         pending->requests[rank] = request;
-        request_hold(request);
+        request_retain(request);
         pending->ready_count++;
     }
-    request_drop(request);
+    request_release(request);
     CHECK_STATUS(pending_check(pending, &set, 0, &error), BHVD_ERR_UNSUPPORTED);
     CHECK_STR_CONTAINS(error.message, "make several groups of it");
     table_remove(&table, &pending->by_name);

@@ -1,5 +1,5 @@
 // Memory of results: freed memory is reused for the same size, and at most the documented amount is kept.
-#include "run/work.h"
+#include "executor/collective.h"
 
 #include <pthread.h>
 #include <stdint.h>

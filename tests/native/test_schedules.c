@@ -1,4 +1,4 @@
-// Verifies schedules (run/schedule.h): records the schedules of all ranks, and checks the invariants of a correct collective.
+// Verifies schedules (executor/schedule.h): records the schedules of all ranks, and checks the invariants of a correct collective.
 //
 //     match      the k-th send of a to b has the size of the k-th receive of b from a; steps wait for earlier ones only;
 //                offsets lie within their buffers
@@ -12,7 +12,7 @@
 // vector of many segments has few cells. The last tests check the verifier: it notices each of many mutations.
 #include "check.h"
 
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "collective/schedules.h"
 #include "primitive/schedules.h"
 

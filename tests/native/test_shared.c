@@ -1,4 +1,4 @@
-// Pipelines in shared memory (run/shared.h); one thread plays all members.
+// Pipelines in shared memory (executor/shared.h); one thread plays all members.
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "run/run.h"
-#include "run/shared.h"
+#include "executor/executor.h"
+#include "executor/shared.h"
 
 enum { MEMBERS = 2 };
 
 struct member {
-    struct run run;
+    struct executor exec;
     struct group group;
     struct link links[MEMBERS];
     int32_t indices[MEMBERS], ranks[MEMBERS];
@@ -22,7 +22,7 @@ struct member {
 static void member_init(struct member *m, int rank, const struct host_memory *memory, const int *fds)
 {
     *m = (struct member){.group = {.size = MEMBERS, .rank = rank, .shared = true}};
-    m->run.connections = (struct connections){.host = *memory, .links = m->links, .rank = rank, .size = MEMBERS};
+    m->exec.connections = (struct connections){.host = *memory, .links = m->links, .rank = rank, .size = MEMBERS};
     m->group.local_indices = m->indices;
     m->group.ranks = m->ranks;
     for (int i = 0; i < MEMBERS; i++) {
@@ -31,14 +31,14 @@ static void member_init(struct member *m, int rank, const struct host_memory *me
     }
 }
 
-static void do_nothing(struct run *run, struct pipeline *pipeline, size_t block)
+static void do_nothing(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
-    (void)run, (void)pipeline, (void)block;
+    (void)exec, (void)pipeline, (void)block;
 }
 
 static void advance(struct member *m, struct pipeline *pipeline)
 {
-    while (pipeline_advance(&m->run, pipeline))
+    while (pipeline_advance(&m->exec, pipeline))
         ;
 }
 
@@ -58,15 +58,15 @@ TEST(the_end_of_a_broadcast_wakes_who_waits_for_it)
         pipeline_begin(&first[i], &members[i].group, 0, HOST_STAGING_BUFFERS, &from_0);
     advance(root, &first[0]);
     advance(next, &first[1]);
-    CHECK(pipeline_is_over(&first[0]) && pipeline_is_over(&first[1]));
-    pipeline_end(&next->run, &first[1]);
+    CHECK(pipeline_is_complete(&first[0]) && pipeline_is_complete(&first[1]));
+    pipeline_end(&next->exec, &first[1]);
     pipeline_begin(&second, &next->group, 0, HOST_STAGING_BUFFERS + 1, &from_1);
     advance(next, &second);
-    CHECK(!pipeline_can_advance(&next->run, &second));
+    CHECK(!pipeline_can_advance(&next->exec, &second));
     atomic_store(&host_memory_doorbell(&memory, 1)->state, DOORBELL_ASLEEP);
-    pipeline_end(&root->run, &first[0]);
+    pipeline_end(&root->exec, &first[0]);
     CHECK(doorbell_is_rung(&root->links[1].doorbell));
-    CHECK(pipeline_can_advance(&next->run, &second));
+    CHECK(pipeline_can_advance(&next->exec, &second));
     munmap(memory.base, memory.size);
     for (int i = 0; i < MEMBERS; i++)
         close(fds[i]);

@@ -95,7 +95,7 @@ static void fork_meanwhile(struct job *job, int rank, bhvd_context *ctx)
         return;
     pid_t child = fork();
     if (child == 0) {
-        struct link *link = &ctx->run.connections.links[1];
+        struct link *link = &ctx->exec.connections.links[1];
         void *gone = malloc(100);
         free(gone);
         link->control_out.data = link->control_in.data = gone;

@@ -1,9 +1,9 @@
 // A wait while other work makes continuous progress, such as requests of other ranks to the coordinator.
-#include "core/execution/engine.h"
+#include "core/engine/engine.h"
 
 static _Thread_local bool moves_without_end;
 
-static bool poll_and_move(bhvd_context *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets) || moves_without_end; }
+static bool poll_and_move(bhvd_context *ctx, bool poll_sockets) { return engine_poll(ctx, poll_sockets) || moves_without_end; }
 
 #define engine_poll poll_and_move
 #include "core/api/progress.c"

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "core/context/context.h"
+#include "executor/shared.h"
 #include "job.h"
-#include "run/shared.h"
 
 enum { LONG = 64 << 10, SHORT = 1 << 10, WRITES = 1200, LONGEST = 300000 };
 
@@ -22,31 +22,31 @@ static void copy_slowly(void *dst, const void *src, size_t nbytes)
     streamed++;
 }
 
-static int streamed_of(struct run *run, size_t nbytes, int writes)
+static int streamed_of(struct executor *exec, size_t nbytes, int writes)
 {
     static unsigned char src[LONG], dst[LONG];
     streamed = 0;
     for (int i = 0; i < writes; i++)
-        shared_put(run, dst, src, nbytes);
+        shared_put(exec, dst, src, nbytes);
     return streamed;
 }
 
 TEST(a_rank_writes_past_its_caches_while_that_is_quicker)
 {
-    struct run *run = calloc(1, sizeof *run);
-    kernel_table_init(&run->kernels, 0);
-    CHECK(!run->kernels.streamed_copy);
-    CHECK_EQ(streamed_of(run, LONG, WRITES), 0);
-    run->kernels.streamed_copy = copy_in_no_time;
-    CHECK(streamed_of(run, LONG, WRITES) > WRITES / 4);
-    CHECK(run->writes.streamed);
-    CHECK_EQ(streamed_of(run, SHORT, WRITES), 0);
-    run->kernels.streamed_copy = copy_slowly;
-    CHECK(streamed_of(run, LONG, WRITES) < WRITES);
-    CHECK(!run->writes.streamed);
-    const int looked_at = streamed_of(run, LONG, WRITES);
+    struct executor *exec = calloc(1, sizeof *exec);
+    kernel_table_init(&exec->kernels, 0);
+    CHECK(!exec->kernels.streamed_copy);
+    CHECK_EQ(streamed_of(exec, LONG, WRITES), 0);
+    exec->kernels.streamed_copy = copy_in_no_time;
+    CHECK(streamed_of(exec, LONG, WRITES) > WRITES / 4);
+    CHECK(exec->writes.streamed);
+    CHECK_EQ(streamed_of(exec, SHORT, WRITES), 0);
+    exec->kernels.streamed_copy = copy_slowly;
+    CHECK(streamed_of(exec, LONG, WRITES) < WRITES);
+    CHECK(!exec->writes.streamed);
+    const int looked_at = streamed_of(exec, LONG, WRITES);
     CHECK(looked_at > 0 && looked_at < WRITES / 20);
-    free(run);
+    free(exec);
 }
 
 // Small whole numbers, so that all sums are exact.
@@ -66,7 +66,7 @@ static void run_kind(struct job *job, bhvd_context *ctx, int rank, int64_t count
         .prescale_factor = prescale, .postscale_factor = 1.0, .device = -1};
     struct bhvd_error error;
     bhvd_handle *handle;
-    ctx->run.writes = (struct writes){.streamed = true, .count = 100};     // far from the next measurement of both methods
+    ctx->exec.writes = (struct writes){.streamed = true, .count = 100};    // far from the next measurement of both methods
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
     finish(handle, BHVD_OK);
     const float total = (float)(RANKS * (RANKS - 1) / 2);

@@ -4,16 +4,16 @@
 #include <unistd.h>
 
 #include "base/status.h"
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "core/context/context.h"
-#include "core/execution/engine.h"
+#include "core/engine/engine.h"
 #include "core/health/heartbeat.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
-#include "run/plan.h"
+#include "executor/plan.h"
 #include "transport/listener.h"
 
 // Strings and secret are needed only while connecting, so they are not kept.
@@ -33,7 +33,7 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
         return false;
     for (int i = 0; i < size; i++)
         ranks[i] = i;
-    bhvd_status status = process_set_add(&ctx->sets, &ctx->run, ranks, size, false, &id, error);
+    bhvd_status status = process_set_add(&ctx->sets, &ctx->exec, ranks, size, false, &id, error);
     free(ranks);
     return !status;
 }
@@ -48,14 +48,14 @@ static void init_locks(bhvd_context *ctx)
 
 void context_free(bhvd_context *ctx)
 {
-    executor_fini(&ctx->run);
+    tasks_fini(&ctx->exec);
     coordinator_fini(ctx);
     relay_fini(ctx);
     free(ctx->heartbeat);
     pairwise_destroy(ctx->pairwise);
     response_cache_destroy(ctx->cache);
     process_set_table_fini(&ctx->sets);
-    run_fini(&ctx->run);
+    executor_fini(&ctx->exec);
     bytes_fini(&ctx->request_frame);
     timeline_close(&ctx->timeline);
     log_fini(&ctx->log);
@@ -77,8 +77,8 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
     init_locks(ctx);
     log_init(&ctx->log);
     ctx->timeline.log = &ctx->log;
-    run_init(&ctx->run, &engine_callbacks, ctx);
-    ctx->run.timeout_ms = options->timeout_ms;
+    executor_init(&ctx->exec, &engine_callbacks, ctx);
+    ctx->exec.timeout_ms = options->timeout_ms;
     ctx->cache = response_cache_create(options->cache_capacity);
     ctx->pairwise = pairwise_create();
     enum allreduce_path path;
@@ -91,7 +91,7 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
         context_free(ctx);
         return status;
     }
-    ctx->run.allreduce_path = path;
+    ctx->exec.allreduce_path = path;
     *out = ctx;
     return BHVD_OK;
 }
@@ -112,7 +112,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     bhvd_status status = context_new(options, &ctx, error);
     if (status)
         return status;
-    status = connections_init(&ctx->run.connections, options, tree_choose, error);
+    status = connections_init(&ctx->exec.connections, options, tree_choose, error);
     if (status) {
         context_free(ctx);
         return status;
@@ -123,7 +123,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     else
         status = progress_start(ctx, error);
     if (status) {
-        connections_fini(&ctx->run.connections);
+        connections_fini(&ctx->exec.connections);
         context_free(ctx);
         return status;
     }
@@ -145,7 +145,7 @@ void bhvd_context_destroy(bhvd_context *ctx)
     if (ctx->abandoned)
         return;                     // a thread of the parent may have been changing any part of it
     progress_stop(ctx);
-    connections_fini(&ctx->run.connections);
+    connections_fini(&ctx->exec.connections);
     context_free(ctx);
 }
 
@@ -154,7 +154,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     // The threads exist only in the parent, and one of them may have held a lock: fresh locks, and no engine.
     init_locks(ctx);
     ctx->stalled.count = 0;
-    run_after_fork(&ctx->run);
+    executor_after_fork(&ctx->exec);
     log_after_fork(&ctx->log);
     ctx->abandoned = true;
     atomic_store(&ctx->closed, true);
@@ -163,11 +163,11 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     // The child closes its copies of the descriptors, because peers must see the parent's death. Nothing is freed:
     // the engine may have been growing a buffer, so pointers here may be stale.
     for (int rank = 0; rank < ctx->options.size; rank++)
-        link_close(&ctx->run.connections.links[rank]);
-    poller_close(&ctx->run.connections.poller);
-    listener_after_fork(ctx->run.connections.listener);
-    close(ctx->run.connections.doorbell.fd);
-    ctx->run.connections.doorbell.fd = -1;
+        link_close(&ctx->exec.connections.links[rank]);
+    poller_close(&ctx->exec.connections.poller);
+    listener_after_fork(ctx->exec.connections.listener);
+    close(ctx->exec.connections.doorbell.fd);
+    ctx->exec.connections.doorbell.fd = -1;
 }
 
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)

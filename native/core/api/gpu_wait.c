@@ -6,33 +6,33 @@
 #include <time.h>
 
 #include "base/status.h"
-#include "core/execution/communicators.h"
+#include "core/engine/communicators.h"
 #include "device/device.h"
 
-enum { LOOK_AGAIN_NS = 50000 };
+enum { POLL_AGAIN_NS = 50000 };
 
 static bhvd_status failure_of(bhvd_context *ctx, struct bhvd_error *error)
 {
-    *error = run_failure(&ctx->run);
+    *error = executor_failure(&ctx->exec);
     if (error->status == BHVD_ERR_SHUTDOWN)     // this rank left after finishing its operations
         error_clear(error);
     return error->status;
 }
 
 // Checks for NCCL errors that have not been noticed yet. A thread that runs the engine checks by itself.
-static void look(bhvd_context *ctx)
+static void check_failures(bhvd_context *ctx)
 {
     if (pthread_mutex_trylock(&ctx->engine_lock))
         return;
-    if (!ctx->run.failure.status)
-        communicators_look(ctx);
+    if (!ctx->exec.failure.status)
+        communicators_check(ctx);
     pthread_mutex_unlock(&ctx->engine_lock);
 }
 
 // Waits until the stream has completed its current work or the context fails.
 static int wait_for(bhvd_context *ctx, struct bhvd_device *device, void *event, void *stream, struct bhvd_error *error)
 {
-    const struct timespec pause = {0, LOOK_AGAIN_NS};
+    const struct timespec pause = {0, POLL_AGAIN_NS};
     int code = device->ops->event_record(device, event, stream);
     while (!code && (code = device->ops->event_query(device, event)) == DEVICE_NOT_READY && !failure_of(ctx, error)) {
         nanosleep(&pause, NULL);
@@ -58,7 +58,7 @@ bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct
     if (event)
         device->ops->event_destroy(device, event);
     if (!code)
-        look(ctx);
+        check_failures(ctx);
     if (failure_of(ctx, error))                 // the cause; the driver only reports a consequence
         return error->status;
     return code ? device_failed(device, code, "what operations put on it failed", error) : BHVD_OK;

@@ -10,32 +10,32 @@
 
 bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 {
-    if (!operation_is_over(op) && op->ctx->abandoned)
+    if (!operation_is_complete(op) && op->ctx->abandoned)
         return error_set(error, BHVD_ERR_SHUTDOWN, "operation '%.*s' belongs to the parent of this forked process",
-                         (int)op->work.name_size, op->work.name);
-    if (!operation_is_over(op))
+                         (int)op->coll.name_size, op->coll.name);
+    if (!operation_is_complete(op))
         progress_wait(op, clock_deadline_ns(timeout_ms));
-    if (!operation_is_over(op))
-        return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->work.name_size, op->work.name);
+    if (!operation_is_complete(op))
+        return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->coll.name_size, op->coll.name);
     if (error)
         *error = op->error;
     return op->error.status;
 }
 
-int bhvd_poll(bhvd_handle *op) { return operation_is_over(op); }
+int bhvd_poll(bhvd_handle *op) { return operation_is_complete(op); }
 
 int64_t bhvd_handle_value(bhvd_handle *op) { return op->value; }
 
-void bhvd_handle_drop(bhvd_handle *op) { operation_drop(op); }
+void bhvd_handle_drop(bhvd_handle *op) { operation_release(op); }
 
 bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
 {
-    if (!operation_is_over(op) || op->error.status || index >= op->work.tensor_count)
+    if (!operation_is_complete(op) || op->error.status || index >= op->coll.tensor_count)
         return BHVD_ERR_ARGUMENT;
-    const struct tensor *tensor = &op->work.tensors[index];
+    const struct tensor *tensor = &op->coll.tensors[index];
     *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
-    if (op->work.staging && op->work.staging->places[index].result) {
-        out->data = op->work.staging->places[index].result->data;
+    if (op->coll.staging && op->coll.staging->places[index].result) {
+        out->data = op->coll.staging->places[index].result->data;
         out->on_device = 1;
     }
     return BHVD_OK;
@@ -47,7 +47,7 @@ bhvd_status bhvd_result_take(bhvd_handle *op, size_t index, struct bhvd_result *
     if (!status && out->on_device)
         return BHVD_ERR_ARGUMENT;
     if (!status)
-        op->work.tensors[index].result = NULL;
+        op->coll.tensors[index].result = NULL;
     return status;
 }
 
@@ -55,7 +55,7 @@ void bhvd_result_free(void *data) { block_pool_release(&result_memory, data); }
 
 bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
 {
-    if (!operation_is_over(op) || op->error.status || index >= op->work.tensor_count || !op->received_splits ||
+    if (!operation_is_complete(op) || op->error.status || index >= op->coll.tensor_count || !op->received_splits ||
         count != op->received_size)
         return BHVD_ERR_ARGUMENT;
     memcpy(splits, op->received_splits + index * count, count * sizeof *splits);
@@ -64,25 +64,25 @@ bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits,
 
 bhvd_status bhvd_handle_join(bhvd_handle *op, void *stream, struct bhvd_error *error)
 {
-    if (!operation_is_over(op))
+    if (!operation_is_complete(op))
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has not ended: wait for it first");
-    if (op->error.status || !op->work.staging)
+    if (op->error.status || !op->coll.staging)
         return op->error.status;
-    return staging_join(op->work.staging, stream, error);
+    return staging_join(op->coll.staging, stream, error);
 }
 
 bhvd_status bhvd_result_copy(bhvd_handle *op, size_t index, void *dst, void *stream, struct bhvd_error *error)
 {
-    if (!operation_is_over(op) || op->error.status)
+    if (!operation_is_complete(op) || op->error.status)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
-    return staging_copy_result(&op->work, index, dst, stream, error);
+    return staging_copy_result(&op->coll, index, dst, stream, error);
 }
 
 bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
 {
     bhvd_status status = completions_add(&op->completion, list, number);
     // Either this thread or the thread that ends the operation sees the other's mark.
-    if (!status && operation_is_over(op))
-        completions_ended(&op->completion);
+    if (!status && operation_is_complete(op))
+        completions_signal(&op->completion);
     return status;
 }

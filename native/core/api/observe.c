@@ -11,17 +11,17 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
     *out = (struct bhvd_counters){
         .operations = ctx->counters.operations,
         .executions = ctx->counters.executions,
-        .payload_bytes_sent = ctx->run.payload_sent,
-        .payload_bytes_received = ctx->run.payload_received,
+        .payload_bytes_sent = ctx->exec.payload_sent,
+        .payload_bytes_received = ctx->exec.payload_received,
         .cache_hits = ctx->counters.cache_hits,
         .cache_misses = ctx->counters.cache_misses,
         .coordinator_ns = ctx->counters.coordinator_ns,
         .negotiation_messages = ctx->counters.negotiation_messages,
-        .shm_bytes_sent = ctx->run.payload_sent,
-        .nccl_bytes = ctx->run.nccl_payload,
+        .shm_bytes_sent = ctx->exec.payload_sent,
+        .nccl_bytes = ctx->exec.nccl_payload,
     };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
-        const struct link *link = &ctx->run.connections.links[rank];
+        const struct link *link = &ctx->exec.connections.links[rank];
         uint64_t sent = link->payload_sent;
         out->payload_bytes_sent += sent;
         *link_medium(link, &out->shm_bytes_sent, &out->tcp_bytes_sent, &out->mpi_bytes_sent) += sent;
@@ -51,7 +51,8 @@ int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int 
     int size = ctx->options.rank == COORDINATOR && ctx->options.size > 1 ? ctx->options.size : 0;
     int count = size < capacity ? size : capacity;
     for (int rank = 0; rank < count; rank++)
-        out[rank] = (struct bhvd_waited_for){ctx->coordinator->seen[rank].last_asked, ctx->coordinator->seen[rank].waited_ns};
+        out[rank] = (struct bhvd_waited_for){ctx->coordinator->requesters[rank].last_asked,
+                                             ctx->coordinator->requesters[rank].waited_ns};
     return count;
 }
 

@@ -52,35 +52,36 @@ static int32_t *copy_splits(const struct bhvd_args *args)
 }
 
 // Fetches arrays that the host reads or changes and that may have newer values on a GPU.
-static bhvd_status fetch_device_copies(const struct bhvd_handle *op, struct bhvd_error *error)
+static bhvd_status fetch_device_copies(const struct bhvd_operation *op, struct bhvd_error *error)
 {
-    bhvd_status status = op->work.worker_copy ? bhvd_device_array_fetch(op->work.worker_copy, error) : BHVD_OK;
+    bhvd_status status = op->coll.worker_copy ? bhvd_device_array_fetch(op->coll.worker_copy, error) : BHVD_OK;
     for (int r = 0; r < REPLICAS && !status; r++)
-        status = op->work.replica_copies[r] ? bhvd_device_array_fetch(op->work.replica_copies[r], error) : BHVD_OK;
+        status = op->coll.replica_copies[r] ? bhvd_device_array_fetch(op->coll.replica_copies[r], error) : BHVD_OK;
     return status;
 }
 
 // Moves the tensors, residuals and replicas to the memory in which the execution needs them.
-static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
+static bhvd_status stage(struct bhvd_operation *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
-    const enum nccl_path path = args->gpu ? nccl_path_of(&facts->nccl, &op->work) : PATH_HOST;
-    if (path == PATH_HOST && staged_codes_take(&op->work, args, facts->nccl.is_hierarchical))
-        return staged_codes_create(&op->work, &op->ctx->run.kernels, args, facts->size, facts->rank, error);
+    const enum nccl_path path = args->gpu ? nccl_path_of(&facts->nccl, &op->coll) : PATH_HOST;
+    if (path == PATH_HOST && staged_codes_apply(&op->coll, args, facts->nccl.is_hierarchical))
+        return staged_codes_create(&op->coll, &op->ctx->exec.kernels, args, facts->size, facts->rank, error);
     bhvd_status status = path == PATH_HOST ? fetch_device_copies(op, error) : BHVD_OK;
     if (status || !args->gpu)
         return status;
-    status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
+    status = staging_create(&op->coll, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
     bool host_waits = path == PATH_TWO_LEVEL;     // the other ranks' hosts would wait too if it were announced earlier
     for (size_t t = 0; t < args->tensor_count; t++)
         host_waits |= args->tensors[t].dst_on_host != 0;
     if (!status)
-        op->work.staging->host_waits = host_waits;
+        op->coll.staging->host_waits = host_waits;
     return status;
 }
 
 // Copies the arguments, and makes all checks that one rank can make alone (spec: which exception, where).
-static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out, struct bhvd_error *error)
+static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_operation **out,
+                                    struct bhvd_error *error)
 {
     struct set_facts facts = {0};
     bhvd_status status = arguments_check(ctx, args, &facts, error);
@@ -90,7 +91,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     args = &changed;
     if (args->kind == BHVD_JOIN)
         changed.name = JOIN_NAME;               // ranks join after different numbers of operations
-    struct bhvd_handle *op = calloc(1, sizeof *op + args->tensor_count * sizeof op->tensors[0]);
+    struct bhvd_operation *op = calloc(1, sizeof *op + args->tensor_count * sizeof op->tensors[0]);
     int32_t *splits = copy_splits(args);
     if (!op || (args->split_count && !splits)) {
         free(op);
@@ -102,43 +103,43 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     atomic_init(&op->references, 2);            // the caller's handle, and the engine
     atomic_init(&op->state, OPERATION_RUNS);
     op->ctx = ctx;
-    op->work.kind = args->kind;
+    op->coll.kind = args->kind;
     op->process_set = facts.number;
     op->byte_counter = args->byte_counter;
-    op->work.op = args->op;
-    op->work.root_rank = args->root_rank;
-    op->work.prescale_factor = args->prescale_factor;
-    op->work.postscale_factor = args->postscale_factor;
-    op->work.codec = args->codec;
-    op->work.codec_options = args->codec_options;
-    op->work.exchange = args->exchange;
-    op->work.topology = args->topology;
-    op->work.round = args->round;
-    op->work.hierarchical = args->hierarchical != 0;
+    op->coll.op = args->op;
+    op->coll.root_rank = args->root_rank;
+    op->coll.prescale_factor = args->prescale_factor;
+    op->coll.postscale_factor = args->postscale_factor;
+    op->coll.codec = args->codec;
+    op->coll.codec_options = args->codec_options;
+    op->coll.exchange = args->exchange;
+    op->coll.topology = args->topology;
+    op->coll.round = args->round;
+    op->coll.hierarchical = args->hierarchical != 0;
     op->on_gpu = args->gpu != NULL;
     for (int r = 0; r < REPLICAS; r++) {
-        op->work.replicas[r] = args->replicas[r];
-        op->work.replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
-        op->work.before[1 + r] = args->before[r];
-        op->work.mixes_before |= args->before[r] != 0;
-        op->work.mixes_after |= args->after[1 + r] != 0;
+        op->coll.replicas[r] = args->replicas[r];
+        op->coll.replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
+        op->coll.before[1 + r] = args->before[r];
+        op->coll.mixes_before |= args->before[r] != 0;
+        op->coll.mixes_after |= args->after[1 + r] != 0;
     }
-    op->work.before[0] = 1;
-    memcpy(op->work.after, args->after, sizeof op->work.after);
-    op->work.worker_error = args->worker_error;
-    op->work.server_error = args->server_error;
-    op->work.worker_copy = args->worker_error ? args->worker_copy : NULL;
-    op->work.server_copy = args->server_error ? args->server_copy : NULL;
-    op->work.tensor_count = args->tensor_count;
-    op->work.tensors = op->tensors;
+    op->coll.before[0] = 1;
+    memcpy(op->coll.after, args->after, sizeof op->coll.after);
+    op->coll.worker_error = args->worker_error;
+    op->coll.server_error = args->server_error;
+    op->coll.worker_copy = args->worker_error ? args->worker_copy : NULL;
+    op->coll.server_copy = args->server_error ? args->server_copy : NULL;
+    op->coll.tensor_count = args->tensor_count;
+    op->coll.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {
-        tensor_init(&op->work.tensors[t], &args->tensors[t]);
-        if (!args->gpu && op->work.tensors[t].dst && op->work.tensors[t].dst != op->work.tensors[t].src)
-            pages_prefer_huge(op->work.tensors[t].dst, op->work.tensors[t].nbytes);
+        tensor_init(&op->coll.tensors[t], &args->tensors[t]);
+        if (!args->gpu && op->coll.tensors[t].dst && op->coll.tensors[t].dst != op->coll.tensors[t].src)
+            pages_prefer_huge(op->coll.tensors[t].dst, op->coll.tensors[t].nbytes);
     }
     request_write(&op->request, facts.number, args);
-    op->work.name_size = (uint16_t)strlen(args->name);
-    op->work.name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
+    op->coll.name_size = (uint16_t)strlen(args->name);
+    op->coll.name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
     if (op->request.failed)
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     else if (op->request.size > REQUEST_BYTES_MAX)
@@ -150,7 +151,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
         status = stage(op, args, &facts, error);
     if (status) {
         atomic_store(&op->references, 1);
-        operation_drop(op);
+        operation_release(op);
         return status;
     }
     *out = op;
@@ -159,40 +160,40 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
 
 // An operation in progress with one of these replicas; NULL: none. Ranks could begin two such operations in different orders, since
 // the coordinator does not order persistent ones. Call with post_lock held.
-static const struct bhvd_handle *find_user_of_replicas(const bhvd_context *ctx, const struct bhvd_handle *op)
+static const struct bhvd_operation *find_user_of_replicas(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
-    if (op->work.kind != BHVD_D_LP_S)
+    if (op->coll.kind != BHVD_D_LP_S)
         return NULL;
     for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
-        const struct bhvd_handle *other = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
-        for (int i = 0; i < REPLICAS * REPLICAS && other->work.kind == BHVD_D_LP_S; i++)
-            if (op->work.replicas[i / REPLICAS] && op->work.replicas[i / REPLICAS] == other->work.replicas[i % REPLICAS])
+        const struct bhvd_operation *other = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
+        for (int i = 0; i < REPLICAS * REPLICAS && other->coll.kind == BHVD_D_LP_S; i++)
+            if (op->coll.replicas[i / REPLICAS] && op->coll.replicas[i / REPLICAS] == other->coll.replicas[i % REPLICAS])
                 return other;
     }
     return NULL;
 }
 
 // BHVD_ERR_ARGUMENT: an operation of this name, or with these replicas, is in progress; else the error that closed the context.
-static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
 {
     struct operation_key key = operation_key_of(op);
     uint64_t hash = operation_hash(&key);
     bhvd_status status = BHVD_OK;
-    const struct bhvd_handle *user;
+    const struct bhvd_operation *user;
     pthread_mutex_lock(&ctx->post_lock);
-    if (!context_takes(ctx, op->work.kind)) {
+    if (!context_accepts(ctx, op->coll.kind)) {
         *error = ctx->closing;
         status = ctx->closing.status;
     } else if (operation_find_locked(ctx, &key)) {
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "Requested to %s a tensor with the same name as another tensor that is currently being "
                            "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
-                           operation_kind_word(op->work.kind), (int)op->work.name_size, op->work.name);
+                           operation_kind_word(op->coll.kind), (int)op->coll.name_size, op->coll.name);
     } else if ((user = find_user_of_replicas(ctx, op))) {
         status = error_set(error, BHVD_ERR_ARGUMENT, "'%.*s' has replicas that '%.*s' uses, which has not ended: wait for it first",
-                           (int)op->work.name_size, op->work.name, (int)user->work.name_size, user->work.name);
+                           (int)op->coll.name_size, op->coll.name, (int)user->coll.name_size, user->coll.name);
     } else if (!table_insert(&ctx->names, &op->by_name, hash)) {
-        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->work.name_size, op->work.name);
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->coll.name_size, op->coll.name);
     } else {
         fifo_put(&ctx->posted, op, next);
         atomic_fetch_add(&ctx->outstanding, 1);
@@ -205,7 +206,7 @@ static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, 
 bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error)
 {
     struct bhvd_error unused;
-    struct bhvd_handle *op;
+    struct bhvd_operation *op;
     *out = NULL;
     if (!error)
         error = &unused;
@@ -215,11 +216,11 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
     status = operation_enqueue(ctx, op, error);
     if (status) {
         atomic_store(&op->references, 1);
-        operation_drop(op);
+        operation_release(op);
         return status;
     }
     if (!args->blocking)                        // else the caller waits at once and makes the progress itself
-        doorbell_ring(&ctx->run.connections.doorbell, 0);
+        doorbell_ring(&ctx->exec.connections.doorbell, 0);
     *out = op;
     error_clear(error);
     return BHVD_OK;

@@ -13,14 +13,14 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/operation.h"
-#include "core/execution/communicators.h"
-#include "core/execution/engine.h"
+#include "core/engine/communicators.h"
+#include "core/engine/engine.h"
 #include "core/health/heartbeat.h"
 #include "core/negotiation/coordinator_state.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
-#include "run/plan.h"
-#include "run/pause.h"
+#include "executor/plan.h"
+#include "executor/pause.h"
 #include "transport/channel_mpi.h"
 
 enum {
@@ -33,21 +33,21 @@ enum {
 
 static enum doorbell_state doorbell_asleep(bhvd_context *ctx)
 {
-    return atomic_load(&ctx->outstanding) || run_links_wait_for_room(&ctx->run) ? DOORBELL_ASLEEP : DOORBELL_IDLE;
+    return atomic_load(&ctx->outstanding) || executor_waits_for_room(&ctx->exec) ? DOORBELL_ASLEEP : DOORBELL_IDLE;
 }
 
 // Is there work for which the progress thread must wake now? Under engine_lock.
 static bool engine_has_work(bhvd_context *ctx)
 {
-    if (ctx->run.failure.status)
-        return executor_is_busy(&ctx->run);     // running tasks end at the next poll
+    if (ctx->exec.failure.status)
+        return tasks_are_running(&ctx->exec);   // running tasks end at the next poll
     const bool may_start = ctx->pairwise->changed && ctx->pairwise->waiting;
     if (atomic_load(&ctx->posted_count) || engine_has_next(ctx) || ctx->coordinator->ready.head || may_start)
         return true;
     // With only the global set nothing can happen before this rank posts: leave the others' requests unread.
     if (doorbell_asleep(ctx) == DOORBELL_IDLE && ctx->sets.generation <= 1)
         return false;
-    return run_links_are_ready(&ctx->run);
+    return executor_has_work(&ctx->exec);
 }
 
 // Sets a short time slice (Linux 6.12 or later): when the progress thread wakes, the kernel then lets it preempt a computation
@@ -70,13 +70,13 @@ static void ask_for_short_slice(void)
 // needed for each of its operations. But a ring is meant for this thread: something was posted or left behind (engine_release).
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
-    const struct doorbell *doorbell = &ctx->run.connections.doorbell;
+    const struct doorbell *doorbell = &ctx->exec.connections.doorbell;
     if (pthread_mutex_trylock(&ctx->engine_lock) == 0 ||
         (doorbell_is_rung(doorbell) && pthread_mutex_lock(&ctx->engine_lock) == 0)) {
         *nap_ms = 1;
         return true;
     }
-    pause_in_poll(&ctx->run.connections, false, *nap_ms, false);
+    pause_in_poll(&ctx->exec.connections, false, *nap_ms, false);
     *nap_ms = 2 * *nap_ms < NAP_MAX_MS ? 2 * *nap_ms : NAP_MAX_MS;
     return false;
 }
@@ -89,11 +89,11 @@ static void *progress_main(void *arg)
     while (!atomic_load(&ctx->closed)) {
         if (!take_engine(ctx, &nap_ms))
             continue;
-        pause_set_doorbell(&ctx->run, DOORBELL_AWAKE);
+        pause_set_doorbell(&ctx->exec, DOORBELL_AWAKE);
         // Not earlier: a waiting thread may have held the engine and slept on the same doorbell, and would miss the ring.
-        doorbell_drain(&ctx->run.connections.doorbell);
+        doorbell_drain(&ctx->exec.connections.doorbell);
         // Messages from other hosts wake this thread; until then leave the core to the computation.
-        const int limit = executor_is_busy(&ctx->run) && pause_blocks(&ctx->run) ? 1 : IDLE_ROUNDS;
+        const int limit = tasks_are_running(&ctx->exec) && pause_blocks(&ctx->exec) ? 1 : IDLE_ROUNDS;
         for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
             while (engine_has_next(ctx)) {
@@ -107,16 +107,16 @@ static void *progress_main(void *arg)
             else
                 pause_processor();
         }
-        run_look_at_liveness(&ctx->run);
+        executor_check_liveness(&ctx->exec);
         engine_check_timers(ctx);
-        buffer_pool_trim(&ctx->run.buffers, clock_now_ns());
-        pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
-        bool work = engine_has_work(ctx);
-        const bool links_too = !ctx->run.failure.status;
-        bool looking = engine_needs_poll(ctx);
+        buffer_pool_trim(&ctx->exec.buffers, clock_now_ns());
+        pause_set_doorbell(&ctx->exec, doorbell_asleep(ctx));
+        bool has_work = engine_has_work(ctx);
+        const bool links_too = !ctx->exec.failure.status;
+        bool must_poll = engine_needs_poll(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
-        if (!work && !atomic_load(&ctx->closed))
-            pause_in_poll(&ctx->run.connections, links_too, ctx->heartbeat->interval_ms, looking);
+        if (!has_work && !atomic_load(&ctx->closed))
+            pause_in_poll(&ctx->exec.connections, links_too, ctx->heartbeat->interval_ms, must_poll);
     }
     return NULL;
 }
@@ -124,26 +124,26 @@ static void *progress_main(void *arg)
 static void engine_release(bhvd_context *ctx)
 {
     // The progress thread sleeps in poll(): from now on doorbells wake it.
-    pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
+    pause_set_doorbell(&ctx->exec, doorbell_asleep(ctx));
     // It chose its descriptors before the work that is now in flight.
-    bool work = engine_has_work(ctx) || ctx->staged.head || executor_is_busy(&ctx->run);
+    bool has_work = engine_has_work(ctx) || ctx->staged.head || tasks_are_running(&ctx->exec);
     pthread_mutex_unlock(&ctx->engine_lock);
-    if (work)
-        doorbell_ring(&ctx->run.connections.doorbell, 0);
+    if (has_work)
+        doorbell_ring(&ctx->exec.connections.doorbell, 0);
 }
 
 // The events for which engine_run must wake: its operation is done, or there is one to execute.
-static int has_to_act(struct run *run, void *arg)
+static int has_to_act(struct executor *exec, void *arg)
 {
-    const struct bhvd_handle *op = arg;
-    (void)run;
-    return operation_is_over(op) || engine_has_next(op->ctx);
+    const struct bhvd_operation *op = arg;
+    (void)exec;
+    return operation_is_complete(op) || engine_has_next(op->ctx);
 }
 
-static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
+static void engine_run(bhvd_context *ctx, struct bhvd_operation *op, int64_t deadline_ns)
 {
     int rounds = 0;
-    for (uint32_t polls = 1; !operation_is_over(op) && !atomic_load(&ctx->closed); polls++) {
+    for (uint32_t polls = 1; !operation_is_complete(op) && !atomic_load(&ctx->closed); polls++) {
         bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
         if (engine_has_next(ctx)) {
             engine_execute_next(ctx);
@@ -151,27 +151,27 @@ static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadli
         }
         if (progress)
             rounds = 0;
-        const bool looks_at_clock = deadline_ns != CLOCK_NEVER && (rounds >= ctx->run.spin_limit || polls % POLLS_PER_LOOK == 0);
-        if (looks_at_clock && clock_now_ns() >= deadline_ns)
+        const bool checks_clock = deadline_ns != CLOCK_NEVER && (rounds >= ctx->exec.spin_limit || polls % POLLS_PER_CHECK == 0);
+        if (checks_clock && clock_now_ns() >= deadline_ns)
             return;
         if (!progress)
-            pause_engine(&ctx->run, &rounds, deadline_ns, has_to_act, op);
+            pause_engine(&ctx->exec, &rounds, deadline_ns, has_to_act, op);
     }
 }
 
-static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
+static void wait_for(bhvd_context *ctx, struct bhvd_operation *op, int64_t deadline_ns)
 {
-    while (!operation_is_over(op)) {
+    while (!operation_is_complete(op)) {
         if (atomic_load(&ctx->closed)) {
             operation_sleep(op, deadline_ns);      // progress_stop ends it
         } else if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
-            pause_set_doorbell(&ctx->run, DOORBELL_AWAKE);
+            pause_set_doorbell(&ctx->exec, DOORBELL_AWAKE);
             engine_run(ctx, op, deadline_ns);
             engine_release(ctx);
         } else {
             // Another thread runs the engine. It may have checked for posts just before ours and be about to sleep.
-            doorbell_ring(&ctx->run.connections.doorbell, 0);
-            for (int i = 0; i < BUSY_ENGINE_ROUNDS && !operation_is_over(op); i++)
+            doorbell_ring(&ctx->exec.connections.doorbell, 0);
+            for (int i = 0; i < BUSY_ENGINE_ROUNDS && !operation_is_complete(op); i++)
                 sched_yield();
             operation_sleep(op, deadline_ns);
         }
@@ -180,16 +180,16 @@ static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline
     }
 }
 
-void progress_wait(struct bhvd_handle *op, int64_t deadline_ns)
+void progress_wait(struct bhvd_operation *op, int64_t deadline_ns)
 {
-    atomic_fetch_add(&op->ctx->run.waiting, 1);
+    atomic_fetch_add(&op->ctx->exec.waiting, 1);
     wait_for(op->ctx, op, deadline_ns);
-    atomic_fetch_sub(&op->ctx->run.waiting, 1);
+    atomic_fetch_sub(&op->ctx->exec.waiting, 1);
 }
 
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
 {
-    pause_init(&ctx->run);
+    pause_init(&ctx->exec);
     if (thread_create(&ctx->progress_thread, progress_main, ctx) != 0)
         return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");
     ctx->progress_thread_runs = true;
@@ -201,7 +201,7 @@ static void flush_goodbyes(bhvd_context *ctx)
 {
     int64_t deadline_ns = clock_deadline_ns(GOODBYE_MS);
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        struct link *link = &ctx->run.connections.links[rank];
+        struct link *link = &ctx->exec.connections.links[rank];
         while (rank != ctx->options.rank && link->state == LINK_OPEN && link->control_out.size &&
                clock_now_ns() < deadline_ns && link_flush(link) == BHVD_OK)
             sched_yield();
@@ -216,19 +216,20 @@ static void finish_agreed(bhvd_context *ctx)
     engine_poll(ctx, true);             // announces posted operations, so that what follows holds for them, too
     ctx->staged.head = NULL;            // not announced yet
     if (departure_begin(ctx))
-        run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to leave the job");
+        executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {
         pairwise_leave(ctx);
         while (engine_has_next(ctx))
             engine_execute_next(ctx);
-        const bool is_busy = ((engine_is_busy(ctx) || ctx->pairwise->waiting) && !ctx->run.failure.status) || engine_needs_poll(ctx);
+        const bool is_busy = ((engine_is_busy(ctx) || ctx->pairwise->waiting) && !ctx->exec.failure.status) ||
+                             engine_needs_poll(ctx);
         const bool waits = is_busy && clock_now_ns() < deadline_ns;
         if (!waits && departure_is_free(ctx))
             return;
         if (engine_poll(ctx, true))
             rounds = 0;
         else
-            pause_engine(&ctx->run, &rounds, waits ? deadline_ns : CLOCK_NEVER, NULL, NULL);
+            pause_engine(&ctx->exec, &rounds, waits ? deadline_ns : CLOCK_NEVER, NULL, NULL);
     }
 }
 
@@ -236,19 +237,19 @@ void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
         return;
-    doorbell_ring(&ctx->run.connections.doorbell, 0);
-    eventfd_write(ctx->run.connections.doorbell.fd, 1);
+    doorbell_ring(&ctx->exec.connections.doorbell, 0);
+    eventfd_write(ctx->exec.connections.doorbell.fd, 1);
     if (ctx->progress_thread_runs)
         pthread_join(ctx->progress_thread, NULL);
     pthread_mutex_lock(&ctx->engine_lock);
     finish_agreed(ctx);
     communicators_await(ctx);
-    run_fail(&ctx->run, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
-    executor_abort(&ctx->run);
-    departure_say_goodbye(ctx);
+    executor_fail(&ctx->exec, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    tasks_abort(&ctx->exec);
+    departure_send_goodbye(ctx);
     flush_goodbyes(ctx);
     communicators_close_all(ctx);
-    mpi_disconnect(&ctx->run.connections);          // while MPI still runs
-    connections_close(&ctx->run.connections);
+    mpi_disconnect(&ctx->exec.connections);         // while MPI still runs
+    connections_close(&ctx->exec.connections);
     pthread_mutex_unlock(&ctx->engine_lock);
 }

@@ -10,4 +10,4 @@ bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error);
 void progress_stop(bhvd_context *ctx);
 
 // Waits for the end of the operation, and makes progress on this thread if no other thread does.
-void progress_wait(struct bhvd_handle *op, int64_t deadline_ns);
+void progress_wait(struct bhvd_operation *op, int64_t deadline_ns);

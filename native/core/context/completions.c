@@ -35,7 +35,7 @@ bhvd_completions *bhvd_completions_create(void)
     return list;
 }
 
-static void drop(bhvd_completions *list)
+static void release(bhvd_completions *list)
 {
     if (atomic_fetch_sub(&list->references, 1) != 1)
         return;
@@ -55,10 +55,10 @@ static void put(struct completion *completion)
     pthread_mutex_unlock(&list->lock);
     if (has_sleepers)
         futex_wake_all(&list->added);
-    drop(list);
+    release(list);
 }
 
-void completions_ended(struct completion *_Atomic *slot)
+void completions_signal(struct completion *_Atomic *slot)
 {
     if (!atomic_load(slot))
         return;                         // the usual case
@@ -85,7 +85,7 @@ bhvd_status completions_add(struct completion *_Atomic *slot, bhvd_completions *
     if (atomic_compare_exchange_strong(slot, &none, completion))
         return BHVD_OK;
     free(completion);
-    drop(list);
+    release(list);
     return BHVD_ERR_ARGUMENT;
 }
 
@@ -120,5 +120,5 @@ int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
 void bhvd_completions_destroy(bhvd_completions *list)
 {
     if (list)
-        drop(list);
+        release(list);
 }

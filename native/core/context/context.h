@@ -16,7 +16,7 @@
 #include "core/context/execution.h"
 #include "core/context/process_set.h"
 #include "core/telemetry/timeline.h"
-#include "run/run.h"
+#include "executor/executor.h"
 
 enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting operations to the next
 
@@ -35,13 +35,13 @@ struct engine_counters {
 struct bhvd_context {
     struct bhvd_context_options options;        // without strings and secret
     int tree_fanout;                            // negotiation/tree.h
-    struct run run;                             // the executor; after its failure nothing is executed
+    struct executor exec;                       // the executor; after its failure nothing is executed
 
     pthread_mutex_t post_lock;
-    struct FIFO(struct bhvd_handle) posted;
+    struct FIFO(struct bhvd_operation) posted;
     _Atomic uint32_t posted_count;              // length of the list, which the engine reads without the lock
     struct table names;                         // operations in progress on this rank, by set and name
-    struct bhvd_error closing;                  // the reason for refusing posts (context_takes); BHVD_OK while usable
+    struct bhvd_error closing;                  // the reason for refusing posts (context_accepts); BHVD_OK while usable
     struct bhvd_error first_loss;               // the error of the first operation that another rank ended
     _Atomic uint32_t outstanding;               // posted and not ended
     _Atomic bool closed;                        // shutdown requested
@@ -54,11 +54,11 @@ struct bhvd_context {
     struct pairwise *pairwise;
     struct bytes request_frame;                 // the requests being announced
     bool has_joined;                            // ever joined: only then does it take part with zeros
-    bool said_goodbye;
+    bool goodbye_sent;
     bool failed_elsewhere;                      // another rank's goodbye reported the failure
     struct response_cache *cache;
     struct timeline timeline;
-    struct FIFO(struct bhvd_handle) staged;     // their tensors are being copied from a GPU (gpu/staging.h)
+    struct FIFO(struct bhvd_operation) staged;  // their tensors are being copied from a GPU (gpu/staging.h)
     struct FIFO(struct execution) executions;
     uint64_t executing;                         // the number of the execution being run to completion; 0: none
     struct heartbeat *heartbeat;
@@ -82,7 +82,7 @@ struct bhvd_context {
 void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 
 // May an operation be posted? Call with post_lock held, or from the engine.
-bool context_takes(const bhvd_context *ctx, bhvd_kind kind);
+bool context_accepts(const bhvd_context *ctx, bhvd_kind kind);
 
-// The run has failed: nothing can be posted, no agreed operation is executed, and every operation ends with this error.
-void context_end_all(bhvd_context *ctx, const struct bhvd_error *error);
+// The executor has failed: nothing can be posted, no agreed operation is executed, and every operation ends with this error.
+void context_abort(bhvd_context *ctx, const struct bhvd_error *error);

@@ -1,7 +1,7 @@
 // Agreed operations that this rank executes together, in the global order of the job.
 #pragma once
 
-#include "run/plan.h"
+#include "executor/plan.h"
 
 // Fused operations that are executed together.
 struct execution {
@@ -13,5 +13,5 @@ struct execution {
     struct sent sent;           // bytes sent for it so far
     struct plan plan;           // of a concurrent execution
     int count;
-    struct work *works[];       // of operations
+    struct collective *colls[];  // of operations
 };

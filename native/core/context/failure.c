@@ -5,27 +5,27 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 
-bool context_takes(const bhvd_context *ctx, bhvd_kind kind)
+bool context_accepts(const bhvd_context *ctx, bhvd_kind kind)
 {
     const struct bhvd_error *closing = &ctx->closing;
     const bool has_left = closing->status == BHVD_ERR_SHUTDOWN && closing->cause == BHVD_CAUSE_LEFT;
     return !closing->status || (has_left && (kind == BHVD_D_FP_S || kind == BHVD_D_LP_S));
 }
 
-static bool needs_coordinator(const bhvd_context *ctx, const struct bhvd_handle *op)
+static bool needs_coordinator(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
-    return op->phase < OPERATION_ANSWERED && !(context_takes(ctx, op->work.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED));
+    return op->phase < OPERATION_AGREED && !(context_accepts(ctx, op->coll.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED));
 }
 
 // Operations in progress, linked by `next`: all except those of the running execution, or only those that need the coordinator.
-static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
+static struct bhvd_operation *take_in_flight(bhvd_context *ctx, bool unanswered_only)
 {
-    struct bhvd_handle *list = NULL;
+    struct bhvd_operation *list = NULL;
     pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_handle *lists[] = {fifo_take_all(&ctx->staged), fifo_take_all(&ctx->posted)};
+    struct bhvd_operation *lists[] = {fifo_take_all(&ctx->staged), fifo_take_all(&ctx->posted)};
     atomic_store(&ctx->posted_count, 0);
     for (int i = 0; i < 2 && unanswered_only; i++) {
-        for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
+        for (struct bhvd_operation *op = lists[i], *next; op; op = next) {
             next = op->next;
             if (needs_coordinator(ctx, op))
                 continue;
@@ -34,7 +34,7 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
         }
     }
     for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
-        struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+        struct bhvd_operation *op = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
         if (unanswered_only ? needs_coordinator(ctx, op) : op->phase < OPERATION_EXECUTING) {
             op->next = list;
             list = op;
@@ -58,23 +58,23 @@ static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct 
 void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 {
     if (set_once(ctx, &ctx->closing, error))
-        operation_end_list(take_in_flight(ctx, true), error);
+        operation_complete_list(take_in_flight(ctx, true), error);
 }
 
-void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
+void context_abort(bhvd_context *ctx, const struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    if (context_takes(ctx, BHVD_D_FP_S))        // not closed, or only because ranks left
+    if (context_accepts(ctx, BHVD_D_FP_S))      // not closed, or only because ranks left
         ctx->closing = *error;
     pthread_mutex_unlock(&ctx->post_lock);
-    log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
-            error->message);
+    log_write(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
+              error->message);
     for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));) {
         for (int i = 0; i < execution->count; i++) {
-            if (execution->works[i]->is_proxy)
-                operation_drop(operation_of(execution->works[i]));
+            if (execution->colls[i]->is_proxy)
+                operation_release(operation_of(execution->colls[i]));
         }
         free(execution);
     }
-    operation_end_list(take_in_flight(ctx, false), error);
+    operation_complete_list(take_in_flight(ctx, false), error);
 }

@@ -5,44 +5,44 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/status.h"
-#include "core/context/cached_list.h"
 #include "core/context/completions.h"
 #include "core/context/context.h"
+#include "core/context/lru_cache.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
 
 static bool operation_has_key(const struct table_node *node, const void *arg)
 {
-    const struct operation_key key = operation_key_of(TABLE_CONTAINER(node, struct bhvd_handle, by_name));
+    const struct operation_key key = operation_key_of(TABLE_CONTAINER(node, struct bhvd_operation, by_name));
     return operation_key_equals(&key, arg);
 }
 
-struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key)
+struct bhvd_operation *operation_find_locked(bhvd_context *ctx, const struct operation_key *key)
 {
     struct table_node *node = table_find(&ctx->names, operation_hash(key), operation_has_key, key);
-    return node ? TABLE_CONTAINER(node, struct bhvd_handle, by_name) : NULL;
+    return node ? TABLE_CONTAINER(node, struct bhvd_operation, by_name) : NULL;
 }
 
-struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key)
+struct bhvd_operation *operation_find(bhvd_context *ctx, const struct operation_key *key)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_handle *op = operation_find_locked(ctx, key);
+    struct bhvd_operation *op = operation_find_locked(ctx, key);
     pthread_mutex_unlock(&ctx->post_lock);
     return op;
 }
 
-void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
+void operation_complete(struct bhvd_operation *op, const struct bhvd_error *error)
 {
     bhvd_context *ctx = op->ctx;
     if (error)
         op->error = *error;
-    else if (op->work.staging && op->work.staging->codes && !op->work.staging->by_nccl)
-        staged_codes_end(&op->work, &op->error);
-    else if (op->work.staging)
-        staging_end(&op->work, &op->error);
-    cached_release(&op->cached);
-    if (op->work.is_proxy) {
-        operation_drop(op);
+    else if (op->coll.staging && op->coll.staging->codes && !op->coll.staging->by_nccl)
+        staged_codes_end(&op->coll, &op->error);
+    else if (op->coll.staging)
+        staging_end(&op->coll, &op->error);
+    lru_unpin(&op->cached);
+    if (op->coll.is_proxy) {
+        operation_release(op);
         return;
     }
     pthread_mutex_lock(&ctx->post_lock);
@@ -52,65 +52,65 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     pthread_mutex_unlock(&ctx->post_lock);
     ctx->counters.operations++;
     atomic_fetch_sub(&ctx->outstanding, 1);
-    if (atomic_exchange(&op->state, OPERATION_ENDED) == OPERATION_RUNS_AWAITED)
+    if (atomic_exchange(&op->state, OPERATION_COMPLETE) == OPERATION_RUNS_AWAITED)
         futex_wake_all(&op->state);
-    completions_ended(&op->completion);
-    operation_drop(op);
+    completions_signal(&op->completion);
+    operation_release(op);
 }
 
-void operation_sleep(struct bhvd_handle *op, int64_t deadline_ns)
+void operation_sleep(struct bhvd_operation *op, int64_t deadline_ns)
 {
     uint32_t runs = OPERATION_RUNS;
     atomic_compare_exchange_strong(&op->state, &runs, OPERATION_RUNS_AWAITED);
     futex_wait(&op->state, OPERATION_RUNS_AWAITED, deadline_ns);
 }
 
-static bool awaits_response(const struct bhvd_handle *op) { return op->phase == OPERATION_ANNOUNCED && !op->is_pairwise; }
+static bool awaits_response(const struct bhvd_operation *op) { return op->phase == OPERATION_ANNOUNCED && !op->is_pairwise; }
 
 bool operation_awaits_response(bhvd_context *ctx)
 {
     bool found = false;
     pthread_mutex_lock(&ctx->post_lock);
     for (struct table_node *node = NULL; !found && (node = table_next(&ctx->names, node));)
-        found = awaits_response(TABLE_CONTAINER(node, struct bhvd_handle, by_name));
+        found = awaits_response(TABLE_CONTAINER(node, struct bhvd_operation, by_name));
     pthread_mutex_unlock(&ctx->post_lock);
     return found;
 }
 
-void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error)
+void operation_complete_list(struct bhvd_operation *list, const struct bhvd_error *error)
 {
-    for (struct bhvd_handle *op = list, *next; op; op = next) {
+    for (struct bhvd_operation *op = list, *next; op; op = next) {
         next = op->next;
-        operation_end(op, error);
+        operation_complete(op, error);
     }
 }
 
-void operation_end_set(bhvd_context *ctx, uint32_t process_set)
+void operation_abort_set(bhvd_context *ctx, uint32_t process_set)
 {
     // Operations with a response are in the list of executions, and find that the set is gone when they start.
-    struct bhvd_handle *list = NULL;
+    struct bhvd_operation *list = NULL;
     struct bhvd_error error;
     error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
     pthread_mutex_lock(&ctx->post_lock);
     for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
-        struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+        struct bhvd_operation *op = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
         if (op->process_set == process_set && op->phase == OPERATION_ANNOUNCED) {
             op->next = list;
             list = op;
         }
     }
     pthread_mutex_unlock(&ctx->post_lock);
-    operation_end_list(list, &error);
+    operation_complete_list(list, &error);
 }
 
-void operation_drop(struct bhvd_handle *op)
+void operation_release(struct bhvd_operation *op)
 {
     if (!op || atomic_fetch_sub(&op->references, 1) != 1)
         return;
-    for (size_t t = 0; t < op->work.tensor_count; t++)
-        block_pool_release(&result_memory, op->work.tensors[t].result);
-    staged_codes_destroy(&op->work);
-    staging_destroy(op->work.staging);
+    for (size_t t = 0; t < op->coll.tensor_count; t++)
+        block_pool_release(&result_memory, op->coll.tensors[t].result);
+    staged_codes_destroy(&op->coll);
+    staging_destroy(op->coll.staging);
     bytes_fini(&op->request);
     free(op->splits);
     free(op->agreed_owned);

@@ -10,10 +10,10 @@
 #include "base/bytes.h"
 #include "base/table.h"
 #include "core/message/operation_key.h"
-#include "run/work.h"
+#include "executor/collective.h"
 
 // Whether it has ended, and if not, whether a thread sleeps until then: a wake-up is a system call.
-enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_ENDED };
+enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_COMPLETE };
 
 struct completion;
 
@@ -21,22 +21,22 @@ struct completion;
 enum operation_phase {
     OPERATION_POSTED,
     OPERATION_ANNOUNCED,        // sent to the coordinator, or to its neighbors
-    OPERATION_ANSWERED,         // it is part of an execution
+    OPERATION_AGREED,           // it is part of an execution
     OPERATION_EXECUTING         // running: only the execution ends it
 };
 
-struct bhvd_handle {
+struct bhvd_operation {
     atomic_int references;
     bhvd_context *ctx;
-    struct bhvd_handle *next;           // in the list of posted operations
+    struct bhvd_operation *next;        // in the list of posted operations
     struct table_node by_name;          // in ctx->names
-    struct work work;                   // its name lies inside `request`, its tensors follow this struct
+    struct collective coll;             // its name lies inside `request`, its tensors follow this struct
     uint32_t process_set;               // its number
     int byte_counter;                   // number of the counter of its bytes
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests
-    struct cached *cached;         // the entry by which it was announced, or which its response created
+    struct lru_entry *cached;      // the entry by which it was announced, or which its response created
     const int64_t *agreed;              // numbers added by the response, see core/negotiation/member.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
@@ -53,39 +53,39 @@ struct bhvd_handle {
     struct tensor tensors[];
 };
 
-static inline struct operation_key operation_key_of(const struct bhvd_handle *op)
+static inline struct operation_key operation_key_of(const struct bhvd_operation *op)
 {
-    return (struct operation_key){op->process_set, op->work.name_size, op->work.name};
+    return (struct operation_key){op->process_set, op->coll.name_size, op->coll.name};
 }
 
-static inline struct bhvd_handle *operation_of(struct work *work)
+static inline struct bhvd_operation *operation_of(struct collective *coll)
 {
-    return (struct bhvd_handle *)(void *)((char *)work - offsetof(struct bhvd_handle, work));
+    return (struct bhvd_operation *)(void *)((char *)coll - offsetof(struct bhvd_operation, coll));
 }
 
 // Ends it: from now on bhvd_wait returns. Drops the engine's reference; the name may be used again.
-void operation_end(struct bhvd_handle *op, const struct bhvd_error *error);
-void operation_end_list(struct bhvd_handle *list, const struct bhvd_error *error);     // all of a list linked by `next`
-void operation_drop(struct bhvd_handle *op);
+void operation_complete(struct bhvd_operation *op, const struct bhvd_error *error);
+void operation_complete_list(struct bhvd_operation *list, const struct bhvd_error *error);  // all of a list linked by `next`
+void operation_release(struct bhvd_operation *op);
 // Once this returns true, `error` is final.
-static inline bool operation_is_over(const struct bhvd_handle *op)
+static inline bool operation_is_complete(const struct bhvd_operation *op)
 {
-    return atomic_load(&op->state) == OPERATION_ENDED;
+    return atomic_load(&op->state) == OPERATION_COMPLETE;
 }
 // Sleeps until another thread has ended it, with spurious wake-ups; CLOCK_NEVER: no deadline.
-void operation_sleep(struct bhvd_handle *op, int64_t deadline_ns);
+void operation_sleep(struct bhvd_operation *op, int64_t deadline_ns);
 // Ends all operations in progress on a process set that is being removed.
-void operation_end_set(bhvd_context *ctx, uint32_t process_set);
+void operation_abort_set(bhvd_context *ctx, uint32_t process_set);
 
 // Is there an operation that was requested from the coordinator and has no response?
 bool operation_awaits_response(bhvd_context *ctx);
 
 // The operation in progress with this key, or NULL. Takes post_lock.
-struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
-struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);      // with post_lock held
+struct bhvd_operation *operation_find(bhvd_context *ctx, const struct operation_key *key);
+struct bhvd_operation *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);   // with post_lock held
 
 // alltoall: rows of the tensor that this rank sends to member i of `size`.
-static inline int64_t operation_split(const struct bhvd_handle *op, const struct tensor *tensor, int i, int size)
+static inline int64_t operation_split(const struct bhvd_operation *op, const struct tensor *tensor, int i, int size)
 {
     return op->splits ? op->splits[i] : tensor->dim0 / size;
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "run/hierarchy.h"
+#include "executor/hierarchy.h"
 
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
 {
@@ -61,7 +61,7 @@ struct process_set *process_set_of(const struct process_set_table *table, const 
     return NULL;
 }
 
-bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size,
+bhvd_status process_set_add(struct process_set_table *table, struct executor *exec, const int32_t *ranks, int size,
                             bool of_members, int *id, struct bhvd_error *error)
 {
     const struct process_set *same = process_set_of(table, ranks, size, of_members);
@@ -79,8 +79,8 @@ bhvd_status process_set_add(struct process_set_table *table, struct run *run, co
         set->of_members = of_members;
     }
     // Block numbers in an area start from the set's generation, after those of any older set.
-    if (!set || !group_init(&set->group, run, ranks, size, index_in(ranks, size, run->connections.rank), free_id,
-                            table->generation << 40) || hierarchy_create(run, &set->group)) {
+    if (!set || !group_init(&set->group, exec, ranks, size, index_in(ranks, size, exec->connections.rank), free_id,
+                            table->generation << 40) || hierarchy_create(exec, &set->group)) {
         process_set_destroy(set);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
     }

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "bagua_hvd.h"
-#include "run/group.h"
+#include "executor/group.h"
 
 struct nccl_group;
 
@@ -33,7 +33,7 @@ struct process_set *process_set_find(const struct process_set_table *table, uint
 // another set with the same ranks; but there is only one set of all ranks.
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size, bool of_members);
 // ranks: ascending. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
-bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size,
+bhvd_status process_set_add(struct process_set_table *table, struct executor *exec, const int32_t *ranks, int size,
                             bool of_members, int *id, struct bhvd_error *error);
 void process_set_remove(struct process_set_table *table, uint32_t id);
 void process_set_table_fini(struct process_set_table *table);

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "run/plan.h"
+#include "executor/plan.h"
 
 enum {
     INTERVAL_MAX_MS = 1000,
@@ -26,17 +26,17 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     h->silence_ns = timeout_ms > 0 ? clock_ms_ns(silence_ms > 1 ? silence_ms : 1) : 0;
     int64_t limit_ns = clock_ms_ns(ctx->options.timeout_ms);
     h->stopped_ns = (h->silence_ns && h->silence_ns < limit_ns ? h->silence_ns : limit_ns) / 2;
-    ctx->run.sleep_ms = h->interval_ms;
-    h->looked_ns = clock_now_ns();
+    ctx->exec.sleep_ms = h->interval_ms;
+    h->checked_ns = clock_now_ns();
     for (int rank = 0; rank < ctx->options.size; rank++)
-        h->ranks[rank].at_ns = h->looked_ns;
+        h->ranks[rank].at_ns = h->checked_ns;
     return BHVD_OK;
 }
 
 // The oldest execution in progress; 0: none.
 static uint64_t oldest_started(const bhvd_context *ctx)
 {
-    const uint64_t oldest = executor_oldest(&ctx->run);
+    const uint64_t oldest = tasks_oldest_execution(&ctx->exec);
     return oldest ? oldest : ctx->executing;
 }
 
@@ -51,7 +51,7 @@ static uint64_t own_execution(const bhvd_context *ctx)
 static bool monitors(const bhvd_context *ctx, int rank)
 {
     return rank != ctx->options.rank && (rank == COORDINATOR || ctx->options.rank == COORDINATOR) &&
-           ctx->run.connections.links[rank].state == LINK_OPEN;
+           ctx->exec.connections.links[rank].state == LINK_OPEN;
 }
 
 static uint64_t earliest_execution(const bhvd_context *ctx)
@@ -67,17 +67,17 @@ static uint64_t earliest_execution(const bhvd_context *ctx)
 
 static void check_silence(bhvd_context *ctx, int rank, int64_t now_ns, bool was_stopped)
 {
-    const struct link *link = &ctx->run.connections.links[rank];
+    const struct link *link = &ctx->exec.connections.links[rank];
     struct peer_state *peer = &ctx->heartbeat->ranks[rank];
     uint64_t received = link->payload_received + link->frames_received;
     if (received != peer->received || was_stopped) {
         peer->received = received;
         peer->at_ns = now_ns;
     } else if (ctx->heartbeat->silence_ns && now_ns - peer->at_ns >= ctx->heartbeat->silence_ns) {
-        run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
-                  "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
-                  "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
-                  (double)(now_ns - peer->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
+        executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
+                       "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
+                       "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                       (double)(now_ns - peer->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
 
@@ -85,7 +85,7 @@ static void check_silence(bhvd_context *ctx, int rank, int64_t now_ns, bool was_
 static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 {
     struct heartbeat *h = ctx->heartbeat;
-    struct link *link = &ctx->run.connections.links[rank];
+    struct link *link = &ctx->exec.connections.links[rank];
     struct peer_state *peer = &h->ranks[rank];
     uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;
     if (!h->silence_ns || sent == peer->acknowledged)
@@ -93,50 +93,50 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     int64_t silence_ns = link_silence_ns(link, now_ns);
     if (silence_ns < 0) {
         peer->acknowledged = sent;
-    } else if (silence_ns >= h->silence_ns && now_ns - ctx->run.returned_ns >= h->silence_ns) {
-        run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
-                  "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the network "
-                  "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
-                  (double)silence_ns / 1e9, ctx->options.rank, ctx->options.heartbeat_timeout_ms / 1000.0);
+    } else if (silence_ns >= h->silence_ns && now_ns - ctx->exec.returned_ns >= h->silence_ns) {
+        executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
+                       "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the network "
+                       "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                       (double)silence_ns / 1e9, ctx->options.rank, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
 
 static void send_heartbeat(bhvd_context *ctx, int rank, const struct bytes *payload)
 {
-    struct link *link = &ctx->run.connections.links[rank];
+    struct link *link = &ctx->exec.connections.links[rank];
     // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
     // when it is read, after a goodbye that may explain it.
     if (link->control_out.size == 0)
         link_send_frame(link, FRAME_HEARTBEAT, payload, true);
 }
 
-void heartbeat_look(bhvd_context *ctx)
+void heartbeat_check(bhvd_context *ctx)
 {
     struct heartbeat *h = ctx->heartbeat;
-    if (ctx->options.size == 1 || ctx->run.failure.status)
+    if (ctx->options.size == 1 || ctx->exec.failure.status)
         return;
     int64_t now_ns = clock_now_ns();
-    bool was_stopped = now_ns - h->looked_ns >= h->stopped_ns;
-    h->looked_ns = now_ns;
+    bool was_stopped = now_ns - h->checked_ns >= h->stopped_ns;
+    h->checked_ns = now_ns;
     if (was_stopped)
-        ctx->run.returned_ns = now_ns;
+        ctx->exec.returned_ns = now_ns;
     if (now_ns < h->next_ns && !was_stopped)
         return;
     h->next_ns = now_ns + clock_ms_ns(h->interval_ms);
     struct bytes payload = {0};
     bytes_put_i64(&payload, (int64_t)earliest_execution(ctx));
-    for (int rank = 0; rank < ctx->options.size && !ctx->run.failure.status; rank++) {
+    for (int rank = 0; rank < ctx->options.size && !ctx->exec.failure.status; rank++) {
         if (monitors(ctx, rank)) {
             send_heartbeat(ctx, rank, &payload);
             check_silence(ctx, rank, now_ns, was_stopped);
         }
-        if (rank != ctx->options.rank && ctx->run.connections.links[rank].state == LINK_OPEN && !ctx->run.failure.status)
+        if (rank != ctx->options.rank && ctx->exec.connections.links[rank].state == LINK_OPEN && !ctx->exec.failure.status)
             expect_acknowledgement(ctx, rank, now_ns);
     }
     bytes_fini(&payload);
 }
 
-bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+bhvd_status heartbeat_on_frame(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     uint64_t execution = (uint64_t)bytes_take_i64(&payload);
     if (payload.failed || (link->rank != COORDINATOR && ctx->options.rank != COORDINATOR))

@@ -31,7 +31,7 @@ struct heartbeat {
     int interval_ms;
     int64_t silence_ns;             // after which another rank is lost; 0: never
     int64_t stopped_ns;             // if this rank did not check for this long, it was stopped itself
-    int64_t looked_ns, next_ns;
+    int64_t checked_ns, next_ns;
     struct peer_state ranks[];      // by global rank
 };
 
@@ -39,10 +39,10 @@ struct heartbeat {
 bhvd_status heartbeat_init(bhvd_context *ctx);
 
 // Sends heartbeats that are due, and fails the context if a rank is lost. Call after the engine has read its input.
-void heartbeat_look(bhvd_context *ctx);
+void heartbeat_check(bhvd_context *ctx);
 
 // Handles a heartbeat.
-bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status heartbeat_on_frame(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 
 // Is some rank still at an execution before the one that runs here? Then all ranks that this one waits for may be busy.
 bool heartbeat_others_are_earlier(const bhvd_context *ctx);

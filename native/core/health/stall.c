@@ -54,7 +54,7 @@ static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *st
     for (int i = 0; i < pending->size; i++) {
         if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
             continue;
-        if (!pending->requests[i] && !ctx->coordinator->seen[set->group.ranks[i]].joined)
+        if (!pending->requests[i] && !ctx->coordinator->requesters[set->group.ranks[i]].joined)
             note_missing(&stall->ranks[set->group.ranks[i]], pending, over_limit);
     }
 }
@@ -77,17 +77,17 @@ static void add_names(struct bytes *text, const struct bhvd_stalled *missing)
         add(text, " ...");
 }
 
-static void add_seen(struct bytes *report, int rank, const struct seen *seen, int64_t now_ns)
+static void add_seen(struct bytes *report, int rank, const struct requester *requester, int64_t now_ns)
 {
-    if (seen->last)
+    if (requester->last)
         add(report, "\nRank %d requested '%.*s' %.1f s ago, its operation number %llu, and nothing since.", rank,
-            seen->last->key.name_size > 100 ? 100 : (int)seen->last->key.name_size, seen->last->key.name,
-            (double)(now_ns - seen->at_ns) / 1e9, (unsigned long long)seen->operations);
+            requester->last->key.name_size > 100 ? 100 : (int)requester->last->key.name_size, requester->last->key.name,
+            (double)(now_ns - requester->at_ns) / 1e9, (unsigned long long)requester->operations);
     else
         add(report, "\nRank %d has requested nothing yet.", rank);
 }
 
-static void say_report(bhvd_context *ctx, const struct stall *stall)
+static void log_report(bhvd_context *ctx, const struct stall *stall)
 {
     struct bytes report = {0};
     add(&report, "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
@@ -104,14 +104,14 @@ static void say_report(bhvd_context *ctx, const struct stall *stall)
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
         if (stall->ranks[rank].missing.operations)
-            add_seen(&report, rank, &ctx->coordinator->seen[rank], stall->now_ns);
+            add_seen(&report, rank, &ctx->coordinator->requesters[rank], stall->now_ns);
     }
     if (!report.failed)
         log_put(&ctx->log, BHVD_LOG_WARNING, __FILE__, __LINE__, report.data, report.size);
     bytes_fini(&report);
     if (stall->shut_down)
-        log_say(ctx, BHVD_LOG_ERROR, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will "
-                "shutdown.", (long long)(stall->shutdown_ns / 1000000000));
+        log_write(ctx, BHVD_LOG_ERROR, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will "
+                  "shutdown.", (long long)(stall->shutdown_ns / 1000000000));
 }
 
 static void log_stalled(bhvd_context *ctx, const void *names, size_t size)
@@ -119,7 +119,7 @@ static void log_stalled(bhvd_context *ctx, const void *names, size_t size)
     log_put(&ctx->log, BHVD_LOG_STALLED, __FILE__, __LINE__, names, size < LINE_BYTES ? size : LINE_BYTES);
 }
 
-bhvd_status stall_take_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+bhvd_status stall_on_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     if (link->rank != COORDINATOR)
         return BHVD_ERR_SYSTEM;
@@ -136,8 +136,8 @@ static void notify_missing(bhvd_context *ctx, const struct stall *stall)
         add_names(&text, missing);
         if (missing->operations && rank == COORDINATOR)
             log_stalled(ctx, text.data, text.size);
-        else if (missing->operations && ctx->run.connections.links[rank].state == LINK_OPEN)
-            link_send_frame(&ctx->run.connections.links[rank], FRAME_STALLED, &text, false);  // reading finds broken links
+        else if (missing->operations && ctx->exec.connections.links[rank].state == LINK_OPEN)
+            link_send_frame(&ctx->exec.connections.links[rank], FRAME_STALLED, &text, false);  // reading finds broken links
         bytes_fini(&text);
     }
 }
@@ -194,14 +194,14 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
     error_blame(&reason, BHVD_CAUSE_TIMEOUT, stalled == 1 ? last : -1);
     context_close(ctx, &reason);
     reason = ctx->closing;
-    departure_say_goodbye(ctx);
-    run_fail_with(&ctx->run, &reason);
+    departure_send_goodbye(ctx);
+    executor_fail_with(&ctx->exec, &reason);
 }
 
 void stall_check(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
-    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->run.failure.status ||
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->exec.failure.status ||
         (c->pending.count == 0 && ctx->stalled.count == 0))
         return;
     int64_t now_ns = clock_now_ns();
@@ -220,7 +220,7 @@ void stall_check(bhvd_context *ctx)
         look_at(ctx, pending, &stall);
     keep(ctx, stall.ranks);
     if (stall.warn || stall.shut_down) {
-        say_report(ctx, &stall);
+        log_report(ctx, &stall);
         if (!stall.shut_down || stall.first)     // else they have logged where they are, and now log why they end
             notify_missing(ctx, &stall);
     }

@@ -10,4 +10,4 @@ struct link;
 // only once a second; does nothing on other ranks than 0.
 void stall_check(bhvd_context *ctx);
 // Handles the coordinator's notice that other ranks wait for this one.
-bhvd_status stall_take_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status stall_on_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload);

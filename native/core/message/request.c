@@ -114,9 +114,9 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
     return NULL;
 }
 
-void request_hold(struct request *request) { request->references++; }
+void request_retain(struct request *request) { request->references++; }
 
-void request_drop(struct request *request)
+void request_release(struct request *request)
 {
     if (!request || --request->references)
         return;

@@ -49,8 +49,8 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
 struct request *request_parse(const unsigned char *bytes, size_t size);
 // Reads only the key, whose name points into the bytes. False: malformed.
 bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key);
-void request_hold(struct request *request);
-void request_drop(struct request *request);
+void request_retain(struct request *request);
+void request_release(struct request *request);
 
 // "[17, 17]"
 void request_format_shape(char *out, size_t size, const struct request_tensor *tensor);

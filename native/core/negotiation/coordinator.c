@@ -18,12 +18,12 @@
 
 bhvd_status coordinator_init(bhvd_context *ctx)
 {
-    struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c + (size_t)ctx->options.size * sizeof c->seen[0]);
+    struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c + (size_t)ctx->options.size * sizeof c->requesters[0]);
     if (!c)
         return BHVD_ERR_SYSTEM;
-    c->wire.byte_ps = ctx->run.connections.byte_ps;
+    c->wire.byte_ps = ctx->exec.connections.byte_ps;
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const int64_t hop_ns = ctx->run.connections.links[rank].round_trip_ns / 2;
+        const int64_t hop_ns = ctx->exec.connections.links[rank].round_trip_ns / 2;
         if (c->wire.hop_ns < hop_ns)
             c->wire.hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
     }
@@ -34,7 +34,7 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
 {
     const struct coordinator *c = ctx->coordinator;
     for (int i = 0; c->left_count && i < set->group.size; i++) {
-        if (c->seen[set->group.ranks[i]].left) {
+        if (c->requesters[set->group.ranks[i]].left) {
             reason_left(error, set->group.ranks[i]);
             return true;
         }
@@ -43,7 +43,7 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
 }
 
 // It requests nothing any more.
-static bool has_joined(const struct coordinator *c, int rank) { return c->seen[rank].joined && !c->seen[rank].stale; }
+static bool has_joined(const struct coordinator *c, int rank) { return c->requesters[rank].joined && !c->requesters[rank].stale; }
 
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
@@ -77,7 +77,7 @@ static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pend
 }
 
 // After a rank has joined: some operations may be complete now, or can never be.
-static void look_at_pending(bhvd_context *ctx)
+static void check_pending(bhvd_context *ctx)
 {
     const struct table *table = &ctx->coordinator->pending;
     for (struct pending *pending = pending_next(table, NULL), *next; pending; pending = next) {
@@ -107,7 +107,7 @@ static bhvd_status end_join(bhvd_context *ctx)
     if (status)
         return status;
     for (int rank = 0; rank < ctx->options.size; rank++)
-        c->seen[rank].joined = false;
+        c->requesters[rank].joined = false;
     c->joined_count = 0;
     for (int id = 0; id < ctx->sets.high; id++) {       // all ranks have revoked persistent operations, and request them in full
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
@@ -122,15 +122,15 @@ static bhvd_status end_join(bhvd_context *ctx)
     return response_send(ctx, process_set_get(&ctx->sets, 0));
 }
 
-static bhvd_status take_join(bhvd_context *ctx, int rank)
+static bhvd_status on_join(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
-    if (c->seen[rank].joined)
+    if (c->requesters[rank].joined)
         return BHVD_OK;
-    c->seen[rank].joined = true;
+    c->requesters[rank].joined = true;
     c->joined_count++;
     c->last_joined = rank;
-    look_at_pending(ctx);
+    check_pending(ctx);
     return end_join(ctx);
 }
 
@@ -140,35 +140,35 @@ static bhvd_status keep_unexpected(struct coordinator *c, int rank, struct reque
     if (!early)
         return BHVD_ERR_SYSTEM;
     *early = (struct unexpected_request){NULL, rank, request};
-    request_hold(request);
+    request_retain(request);
     fifo_put(&c->unexpected, early, next);
     return BHVD_OK;
 }
 
-static void note_seen(struct seen *seen, struct request *request)
+static void note_request(struct requester *requester, struct request *request)
 {
-    request_hold(request);
-    request_drop(seen->last);
-    seen->last = request;
-    seen->operations++;
+    request_retain(request);
+    request_release(requester->last);
+    requester->last = request;
+    requester->operations++;
 }
 
 // Counts `pending` for the rank that requested it last.
-static void note_last(struct seen *seen, const struct pending *pending)
+static void note_last(struct requester *requester, const struct pending *pending)
 {
     if (pending->size < 2)
         return;
-    seen->last_asked++;
-    seen->waited_ns += seen->at_ns > pending->asked_ns ? (uint64_t)(seen->at_ns - pending->asked_ns) : 0;
+    requester->last_asked++;
+    requester->waited_ns += requester->at_ns > pending->asked_ns ? (uint64_t)(requester->at_ns - pending->asked_ns) : 0;
 }
 
 // Rank `rank` requests `request`: by the id of `entry`, or in full if that is NULL.
-static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
+static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
     struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
-    note_seen(&c->seen[rank], request);
+    note_request(&c->requesters[rank], request);
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_unexpected(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
@@ -178,7 +178,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     if (index < 0 || (for_all && set->group.id != 0) || (request_is_of_members(request) && !request_lists(request, rank)))
         return BHVD_ERR_SYSTEM;
     if (request->kind == BHVD_JOIN)
-        return take_join(ctx, rank);
+        return on_join(ctx, rank);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     if (!pending)
         pending = pending_find(&c->pending, &request->key);
@@ -187,51 +187,51 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
         if (!pending)
             return BHVD_ERR_SYSTEM;
         if (entry)
-            cached_hold(&entry->cached, &pending->entry);
+            lru_pin(&entry->cached, &pending->entry);
         timeline_begin(&ctx->timeline, &pending->key, TIMELINE_NEGOTIATE, operation_kind_name(request->kind, request->op));
     } else if (!entry || pending->entry != &entry->cached) {
-        cached_release(&pending->entry);
+        lru_unpin(&pending->entry);
     }
     if (pending->requests[index])
         return BHVD_ERR_SYSTEM;
     pending->requests[index] = request;
-    request_hold(request);
+    request_retain(request);
     pending->ready_count++;
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
-        note_last(&c->seen[rank], pending);
+        note_last(&c->requesters[rank], pending);
         fuse_enqueue(c, pending);
     }
-    pending->asked_ns = c->seen[rank].at_ns;
+    pending->asked_ns = c->requesters[rank].at_ns;
     return BHVD_OK;
 }
 
-static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
+static bhvd_status on_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: another rank's request can end an agreement, and free the entry.
-    struct coordinator_entry *entry = cached_list_find_id(&ctx->cache->coordinator, id);
+    struct coordinator_entry *entry = lru_find_id(&ctx->cache->coordinator, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator->asking = rank;
     if (index < 0)
         return response_send_stale(ctx, rank, id);
     if (!entry->cached.user)                    // for the first rank's request only, so the others need not update the order
-        cached_list_use(&ctx->cache->coordinator, &entry->cached);
-    return take_request(ctx, rank, entry->requests[index], entry);
+        lru_touch(&ctx->cache->coordinator, &entry->cached);
+    return on_request(ctx, rank, entry->requests[index], entry);
 }
 
 // For each id all ranks, so that no operation gets far ahead of the others.
-static bhvd_status take_id_range(bhvd_context *ctx, const int *ranks, int count, const struct id_range *range)
+static bhvd_status on_id_range(bhvd_context *ctx, const int *ranks, int count, const struct id_range *range)
 {
     bhvd_status status = BHVD_OK;
     for (uint32_t i = 0; i < range->count && !status; i++) {
         for (int j = 0; j < count && !status; j++)
-            status = take_cached_request(ctx, ranks[j], range->id + i);
+            status = on_cached_request(ctx, ranks[j], range->id + i);
     }
     return status;
 }
 
-static bhvd_status look_at_revoked(bhvd_context *ctx, const struct operation_key *key)
+static bhvd_status check_revoked(bhvd_context *ctx, const struct operation_key *key)
 {
     struct pending *pending = pending_find(&ctx->coordinator->pending, key);
     struct process_set *set = process_set_find(&ctx->sets, key->process_set);
@@ -252,15 +252,15 @@ static struct request *read_request(struct coordinator *c, const unsigned char *
         const struct pending *pending = pending_find(&c->pending, &key);
         struct request *first = pending ? pending->requests[pending->first] : NULL;
         if (first && first->size == size && memcmp(first->bytes, bytes, size) == 0) {
-            request_hold(first);
+            request_retain(first);
             return first;
         }
     }
     return request_parse(bytes, size);
 }
 
-static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size,
-                                     bool is_revoked)
+static bhvd_status on_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size,
+                                   bool is_revoked)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
@@ -268,23 +268,23 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
         const struct process_set *set = request && is_revoked ? process_set_find(&ctx->sets, request->key.process_set) : NULL;
         ctx->coordinator->asking = ranks[i];
         if (!set || !refuse_late_request(ctx, set, ranks[i], request, &status)) {
-            status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
+            status = request ? on_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
             if (!status && is_revoked)
-                status = look_at_revoked(ctx, &request->key);
+                status = check_revoked(ctx, &request->key);
         }
-        request_drop(request);
+        request_release(request);
     }
     return status;
 }
 
 // A request by id, with values. If the id is unknown, the rank is asked for the full request, without values.
-static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
+static bhvd_status on_inline(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
 {
     const struct inline_payload item = inline_payload_take(r);
     if (!item.values || count != 1)
         return BHVD_ERR_SYSTEM;
-    bhvd_status status = take_cached_request(ctx, ranks[0], item.id);
-    const struct coordinator_entry *entry = status ? NULL : cached_list_find_id(&ctx->cache->coordinator, item.id);
+    bhvd_status status = on_cached_request(ctx, ranks[0], item.id);
+    const struct coordinator_entry *entry = status ? NULL : lru_find_id(&ctx->cache->coordinator, item.id);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
@@ -294,23 +294,23 @@ static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, s
 }
 
 // The reply to a STALE: the full request, or nothing if the operation is over.
-static bhvd_status take_renewed(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
+static bhvd_status on_renewed(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
 {
     struct coordinator *c = ctx->coordinator;
     bool any_joined = false;
     for (int i = 0; i < count; i++) {
-        if (!c->seen[ranks[i]].stale)
+        if (!c->requesters[ranks[i]].stale)
             return BHVD_ERR_SYSTEM;
-        c->seen[ranks[i]].stale--;
-        any_joined |= c->seen[ranks[i]].joined;
+        c->requesters[ranks[i]].stale--;
+        any_joined |= c->requesters[ranks[i]].joined;
     }
-    bhvd_status status = size ? take_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;
+    bhvd_status status = size ? on_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;
     if (any_joined)
-        look_at_pending(ctx);
+        check_pending(ctx);
     return status ? status : end_join(ctx);
 }
 
-static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader r)
+static bhvd_status on_items(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader r)
 {
     bhvd_status status = BHVD_OK;
     while (r.at < r.end && !status) {
@@ -318,19 +318,19 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
         if (tag == ITEM_CACHED) {
             struct id_range range = id_range_take(&r);
             if (!r.failed)
-                status = take_id_range(ctx, ranks, count, &range);
+                status = on_id_range(ctx, ranks, count, &range);
         } else if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
             if (!bytes)
                 return BHVD_ERR_SYSTEM;
-            status = tag == ITEM_RENEWED ? take_renewed(ctx, ranks, count, bytes, size)
-                                         : take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
+            status = tag == ITEM_RENEWED ? on_renewed(ctx, ranks, count, bytes, size)
+                                         : on_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
         } else if (tag == ITEM_INLINE) {
-            status = take_inline(ctx, ranks, count, &r);
+            status = on_inline(ctx, ranks, count, &r);
         } else if (tag == ITEM_LEFT) {
             for (int i = 0; i < count; i++)
-                coordinator_take_goodbye(ctx, ranks[i]);
+                coordinator_on_goodbye(ctx, ranks[i]);
         } else {
             return BHVD_ERR_SYSTEM;
         }
@@ -340,17 +340,17 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
     return status;
 }
 
-bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
+bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
     ctx->coordinator->asking = ranks[0];
     const int64_t begin_ns = ranks[0] == COORDINATOR ? coordinator_time_begin(ctx) : 0;    // for other ranks relay.c measures it
     const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody reads it
     for (int i = 0; i < count; i++)
-        ctx->coordinator->seen[ranks[i]].at_ns = now_ns;
-    bhvd_status status = take_items(ctx, ranks, count, items);
+        ctx->coordinator->requesters[ranks[i]].at_ns = now_ns;
+    bhvd_status status = on_items(ctx, ranks, count, items);
     coordinator_time_end(ctx, begin_ns);
-    if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status && ranks[0] != COORDINATOR)
-        return run_fail_protocol(&ctx->run, ctx->coordinator->asking);
+    if (status == BHVD_ERR_SYSTEM && !ctx->exec.failure.status && ranks[0] != COORDINATOR)
+        return executor_fail_protocol(&ctx->exec, ctx->coordinator->asking);
     return status;
 }
 
@@ -372,12 +372,12 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
     pending_free(pending);
 }
 
-void coordinator_take_goodbye(bhvd_context *ctx, int rank)
+void coordinator_on_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
-    if (c->seen[rank].left)
+    if (c->requesters[rank].left)
         return;                         // it announced its departure earlier (ITEM_LEFT), and goes now
-    c->seen[rank].left = true;
+    c->requesters[rank].left = true;
     if (c->left_count++ == 0)
         c->first_left = rank;
     struct bhvd_error error;
@@ -392,9 +392,9 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
         const struct operation_key key = join_key(ctx);
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {
-            if (c->seen[i].joined)
+            if (c->requesters[i].joined)
                 response_refuse(ctx, i, &key, &error);
-            c->seen[i].joined = false;
+            c->requesters[i].joined = false;
         }
         c->joined_count = 0;
     }
@@ -409,9 +409,9 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
     bhvd_status status = BHVD_OK;
     for (struct unexpected_request *early = fifo_take_all(&c->unexpected), *next; early; early = next) {
         next = early->next;
-        if (!status && take_request(ctx, early->rank, early->request, NULL))
-            status = ctx->run.failure.status ? ctx->run.failure.status : run_fail_protocol(&ctx->run, early->rank);
-        request_drop(early->request);
+        if (!status && on_request(ctx, early->rank, early->request, NULL))
+            status = ctx->exec.failure.status ? ctx->exec.failure.status : executor_fail_protocol(&ctx->exec, early->rank);
+        request_release(early->request);
         free(early);
     }
     return status;
@@ -430,11 +430,11 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
         if (pending->key.process_set == process_set)
             end_pending(ctx, pending, &error);
     }
-    struct cached_list *cache = &ctx->cache->coordinator;
-    for (struct cached *entry = cache->oldest, *newer; entry; entry = newer) {
+    struct lru_cache *cache = &ctx->cache->coordinator;
+    for (struct lru_entry *entry = cache->oldest, *newer; entry; entry = newer) {
         newer = entry->newer;
         if (entry->key.process_set == process_set)
-            cached_list_forget(cache, entry);
+            lru_remove(cache, entry);
     }
     refuse_forget_set(ctx->coordinator, process_set);
     pairwise_release(ctx, set, set->persistent);
@@ -455,12 +455,12 @@ void coordinator_fini(bhvd_context *ctx)
     refuse_fini(c);
     for (struct unexpected_request *early = c->unexpected.head, *next; early; early = next) {
         next = early->next;
-        request_drop(early->request);
+        request_release(early->request);
         free(early);
     }
     bytes_fini(&c->out);
     for (int rank = 0; rank < ctx->options.size; rank++)
-        request_drop(c->seen[rank].last);
+        request_release(c->requesters[rank].last);
     free(c);
     ctx->coordinator = NULL;
 }

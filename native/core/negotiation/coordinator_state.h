@@ -7,11 +7,11 @@
 #include "core/message/frame.h"
 #include "core/message/id_range.h"
 #include "core/negotiation/pending.h"
-#include "run/schedule.h"
+#include "executor/schedule.h"
 #include "transport/link.h"
 
 // The requests of one rank.
-struct seen {
+struct requester {
     uint64_t operations;                        // number of requests
     int64_t at_ns;                              // time of the last one
     struct request *last;                       // the last one; NULL: none
@@ -42,7 +42,7 @@ struct coordinator {
     size_t nbytes_of[LINK_MATCH_QUEUES];        // sizes of the last executions, by number
     struct bytes out;                           // the frame being written
     struct id_range range;                      // at the end of `out`
-    struct seen seen[];                         // by global rank
+    struct requester requesters[];              // by global rank
 };
 
 // If requested, measures the coordinator's CPU time: from here (returns 0: not requested) ...

@@ -25,10 +25,10 @@ bool departure_is_free(bhvd_context *ctx)
 {
     const struct relay *relay = ctx->relay;
     // After a failure, or the coordinator's goodbye, nothing is answered or relayed; its own goodbye says so for all ranks.
-    if (relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
+    if (relay->parent < 0 || ctx->exec.failure.status || ctx->closing.status)
         return true;
     for (int i = 0; i < relay->tree.child_count; i++) {
-        if (ctx->run.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
+        if (ctx->exec.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
             return false;
     }
     return !operation_awaits_response(ctx);
@@ -37,10 +37,10 @@ bool departure_is_free(bhvd_context *ctx)
 // The reason for leaving, if other ranks need it: a status and a message that names a rank. Otherwise nothing.
 static void put_reason(const bhvd_context *ctx, struct bytes *out)
 {
-    struct bhvd_error error = ctx->run.failure;
+    struct bhvd_error error = ctx->exec.failure;
     bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
     if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST) {
-        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->run.failure.message);
+        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->exec.failure.message);
         error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
     } else if (!failed && !error.status && ctx->closing.status) {
         error = ctx->closing;
@@ -53,16 +53,16 @@ static void put_reason(const bhvd_context *ctx, struct bytes *out)
     reason_put(out, &error);
 }
 
-void departure_say_goodbye(bhvd_context *ctx)
+void departure_send_goodbye(bhvd_context *ctx)
 {
     struct bytes reason = {0};
-    if (ctx->said_goodbye)
+    if (ctx->goodbye_sent)
         return;
-    ctx->said_goodbye = true;
+    ctx->goodbye_sent = true;
     relay_flush(ctx);                       // promised responses to children come first
     put_reason(ctx, &reason);
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        struct link *link = &ctx->run.connections.links[rank];
+        struct link *link = &ctx->exec.connections.links[rank];
         if (rank != ctx->options.rank && link->state == LINK_OPEN)
             link_send_frame(link, FRAME_GOODBYE, &reason, false);
     }
@@ -72,21 +72,21 @@ void departure_say_goodbye(bhvd_context *ctx)
 // ------------------------------------------------------------------------------------------- goodbyes of other ranks
 
 // A goodbye that ends this rank's work: the coordinator's, or one that reports a failure.
-static bhvd_status take_end(bhvd_context *ctx, struct bytes_reader r)
+static bhvd_status on_end(bhvd_context *ctx, struct bytes_reader r)
 {
     struct bhvd_error reason;
     if (r.at == r.end)
         reason_left(&reason, COORDINATOR);
     else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
         return BHVD_ERR_SYSTEM;
-    ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
+    ctx->failed_elsewhere = !ctx->exec.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
     if (reason.rank == ctx->options.rank && (reason.cause == BHVD_CAUSE_ENDED || reason.cause == BHVD_CAUSE_SILENT)) {
         const struct bhvd_error theirs = reason;
         error_set(&reason, theirs.status, "the other ranks go on without rank %d: %.900s", reason.rank, theirs.message);
         error_blame(&reason, theirs.cause, theirs.rank);
     }
     if (reason.status != BHVD_ERR_SHUTDOWN)
-        return run_fail_with(&ctx->run, &reason);
+        return executor_fail_with(&ctx->exec, &reason);
     context_close(ctx, &reason);
     return BHVD_OK;
 }
@@ -100,11 +100,11 @@ static bhvd_status close_all(bhvd_context *ctx, struct bytes_reader reason)
     for (int i = 0; i < ctx->relay->tree.child_count && !status; i++)
         status = frame_send(ctx, ctx->relay->tree.children[i].rank, FRAME_CLOSING, &words, false);
     bytes_fini(&words);
-    return status ? status : take_end(ctx, reason);
+    return status ? status : on_end(ctx, reason);
 }
 
 // The coordinator left, and reports it to all: its children pass on the end of responses; other ranks wait for their parent's.
-static bhvd_status take_coordinators_goodbye(bhvd_context *ctx, struct bytes_reader reason)
+static bhvd_status on_coordinators_goodbye(bhvd_context *ctx, struct bytes_reader reason)
 {
     struct relay *relay = ctx->relay;
     if (relay->parent == COORDINATOR)
@@ -115,7 +115,7 @@ static bhvd_status take_coordinators_goodbye(bhvd_context *ctx, struct bytes_rea
     return relay->last_words.failed ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
-bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
+bhvd_status departure_on_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
 {
     const struct relay *relay = ctx->relay;
     if (link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
@@ -124,32 +124,33 @@ bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct 
 }
 
 // Another rank left: a failure if this rank still needed it as a relay.
-static bhvd_status take_members_goodbye(bhvd_context *ctx, const struct link *link)
+static bhvd_status on_members_goodbye(bhvd_context *ctx, const struct link *link)
 {
     const struct relay *relay = ctx->relay;
     if (link->rank != relay->parent || ctx->closing.status)
         return BHVD_OK;
     if (relay->closing_by_ns)
         return close_all(ctx, bytes_read(&relay->last_words));
-    return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while it still relayed "
-                     "for rank %d; BAGUA_HVD_NEGOTIATION=star does without relays", link->rank, ctx->options.rank);
+    return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank,
+                          "rank %d left the job while it still relayed "
+                          "for rank %d; BAGUA_HVD_NEGOTIATION=star does without relays", link->rank, ctx->options.rank);
 }
 
-bhvd_status departure_take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+bhvd_status departure_on_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
     bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
     bhvd_status status = BHVD_OK;
     link->state = LINK_LEFT;
     if (link->rank == COORDINATOR && !is_failure)
-        status = take_coordinators_goodbye(ctx, r);
+        status = on_coordinators_goodbye(ctx, r);
     else if (link->rank == COORDINATOR || r.at < r.end)
-        status = take_end(ctx, r);
+        status = on_end(ctx, r);
     else
-        status = take_members_goodbye(ctx, link);
+        status = on_members_goodbye(ctx, link);
     if (!status)
-        pairwise_take_goodbye(ctx, link->rank);
+        pairwise_on_goodbye(ctx, link->rank);
     if (!status && ctx->options.rank == COORDINATOR)
-        coordinator_take_goodbye(ctx, link->rank);
+        coordinator_on_goodbye(ctx, link->rank);
     return status;
 }
 

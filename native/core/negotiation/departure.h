@@ -14,9 +14,9 @@ bhvd_status departure_begin(bhvd_context *ctx);
 bool departure_is_free(bhvd_context *ctx);
 // Tells all peers, once, that this rank takes part in nothing any more. A failed rank adds the reason; if the coordinator is not
 // the first to leave, it adds which rank was, so that all ranks report the same cause.
-void departure_say_goodbye(bhvd_context *ctx);
+void departure_send_goodbye(bhvd_context *ctx);
 
-bhvd_status departure_take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
-bhvd_status departure_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
+bhvd_status departure_on_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
+bhvd_status departure_on_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
 // If the parent is silent after the coordinator left, stops waiting for it.
 void departure_check_timer(bhvd_context *ctx, int64_t now_ns);

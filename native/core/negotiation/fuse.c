@@ -98,7 +98,7 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
     const bool all = pending->ready_count == pending->size;
     uint32_t id = 0;
     if (all && pending->entry && inline_payload_is_whole(pending)) {
-        inline_payload_put_sum(&ctx->run, pending, out);
+        inline_payload_put_sum(&ctx->exec, pending, out);
         return false;
     }
     if (all && pending->entry && pairwise_may_persist(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
@@ -153,7 +153,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
         status = response_send_to(ctx, set->group.ranks[member]);
     }
     if (!longest)
-        status = run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
+        status = executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
     free(longest);
     return status;
 }

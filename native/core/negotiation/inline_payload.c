@@ -4,21 +4,21 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "core/context/cached_list.h"
 #include "core/context/context.h"
+#include "core/context/lru_cache.h"
 #include "core/message/frame.h"
 #include "core/negotiation/tree.h"
 
-static bool work_is_small(const struct work *work)
+static bool collective_is_small(const struct collective *coll)
 {
-    return inline_payload_fits(work->kind, work->op, work->tensor_count, work_nbytes(work));
+    return inline_payload_fits(coll->kind, coll->op, coll->tensor_count, collective_nbytes(coll));
 }
 
-bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
+bool inline_payload_applies(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
-           inline_payload_is_chosen(ctx->run.allreduce_path, ctx->tree_fanout == TREE_STAR);
+    return collective_is_small(&op->coll) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
+           inline_payload_is_chosen(ctx->exec.allreduce_path, ctx->tree_fanout == TREE_STAR);
 }
 
 void inline_payload_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)
@@ -54,13 +54,13 @@ bool inline_payload_add(struct pending *pending, int member, const struct inline
     return true;
 }
 
-void inline_payload_put_sum(const struct run *run, const struct pending *pending, struct bytes *out)
+void inline_payload_put_sum(const struct executor *exec, const struct pending *pending, struct bytes *out)
 {
     const struct request *request = pending->requests[pending->first];
     const size_t nbytes = request_nbytes(request), count = nbytes / bhvd_dtype_size(request->tensors[0].dtype);
-    const struct work work = {.op = request->op, .prescale_factor = request->prescale_factor,
-                              .postscale_factor = request->postscale_factor};
-    const struct reduction reduction = reduction_by(run, &work, request->tensors[0].dtype, pending->size);
+    const struct collective coll = {.op = request->op, .prescale_factor = request->prescale_factor,
+                                    .postscale_factor = request->postscale_factor};
+    const struct reduction reduction = reduction_by(exec, &coll, request->tensors[0].dtype, pending->size);
     unsigned char *sum = pending->inline_values;
     for (int i = 0; i < pending->size; i++) {
         unsigned char *values = pending->inline_values + (size_t)i * stride_of(nbytes);
@@ -74,9 +74,9 @@ void inline_payload_put_sum(const struct run *run, const struct pending *pending
     inline_payload_put(out, pending->entry->id, sum, nbytes);
 }
 
-bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item)
+bool inline_payload_keep_sum(struct bhvd_operation *op, const struct inline_payload *item)
 {
-    if (!work_is_small(&op->work) || item->nbytes != work_nbytes(&op->work) || op->inline_sum)
+    if (!collective_is_small(&op->coll) || item->nbytes != collective_nbytes(&op->coll) || op->inline_sum)
         return false;
     op->inline_sum = malloc(item->nbytes);
     if (op->inline_sum)

@@ -7,10 +7,10 @@
 // is executed as usual, and the values are ignored.
 #pragma once
 
-#include "collective/collective.h"
+#include "collective/collectives.h"
 #include "core/context/operation.h"
 #include "core/negotiation/pending.h"
-#include "run/run.h"
+#include "executor/executor.h"
 
 enum { INLINE_PAYLOAD_BYTES = 512 };  // per tensor
 
@@ -25,7 +25,7 @@ static inline bool inline_payload_is_chosen(enum allreduce_path path, bool in_st
     return path == ALLREDUCE_CHOSEN && in_star;
 }
 // Is this operation's payload inline, if it is requested by id?
-bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op);
+bool inline_payload_applies(const bhvd_context *ctx, const struct bhvd_operation *op);
 // The values, or the sum, of the operation with this id, in requests and responses (ITEM_INLINE).
 struct inline_payload {
     uint32_t id;
@@ -42,6 +42,6 @@ bool inline_payload_add(struct pending *pending, int member, const struct inline
 // Have all members sent their values?
 static inline bool inline_payload_is_whole(const struct pending *pending) { return pending->inline_count == pending->size; }
 // Writes the sum of all.
-void inline_payload_put_sum(const struct run *run, const struct pending *pending, struct bytes *out);
+void inline_payload_put_sum(const struct executor *exec, const struct pending *pending, struct bytes *out);
 // Member: keeps the sum of the response. False: it does not fit the operation, or no memory.
-bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item);
+bool inline_payload_keep_sum(struct bhvd_operation *op, const struct inline_payload *item);

@@ -13,22 +13,22 @@
 #include "core/negotiation/response_cache.h"
 
 // The operation in progress that uses this entry; NULL: none.
-static struct bhvd_handle *user_of(const struct cache_entry *entry)
+static struct bhvd_operation *user_of(const struct cache_entry *entry)
 {
-    return entry->cached.user ? TABLE_CONTAINER(entry->cached.user, struct bhvd_handle, cached) : NULL;
+    return entry->cached.user ? TABLE_CONTAINER(entry->cached.user, struct bhvd_operation, cached) : NULL;
 }
 
-static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *range, struct bhvd_handle *op)
+static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *range, struct bhvd_operation *op)
 {
     struct operation_key key = operation_key_of(op);
-    struct cache_entry *entry = ctx->cache->capacity ? cached_list_find(&ctx->cache->own, &key) : NULL;
+    struct cache_entry *entry = ctx->cache->capacity ? lru_find(&ctx->cache->own, &key) : NULL;
     if (entry && !entry->cached.user && entry->request.size == op->request.size &&
         memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
-        cached_hold(&entry->cached, &op->cached);
-        cached_list_use(&ctx->cache->own, &entry->cached);
+        lru_pin(&entry->cached, &op->cached);
+        lru_touch(&ctx->cache->own, &entry->cached);
         ctx->counters.cache_hits++;
-        if (inline_payload_takes(ctx, op)) {
-            inline_payload_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
+        if (inline_payload_applies(ctx, op)) {
+            inline_payload_put(out, entry->cached.id, op->coll.tensors[0].src, op->coll.tensors[0].nbytes);
         } else {
             id_range_put(range, out, entry->cached.id);
         }
@@ -37,22 +37,22 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *r
     }
 }
 
-bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
+bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
 {
     struct bytes *out = &ctx->request_frame;
     struct id_range range = {0};
     bhvd_status status = BHVD_OK;
     out->size = 0;
-    for (struct bhvd_handle *op = posted, *next; op && !status; op = next) {
+    for (struct bhvd_operation *op = posted, *next; op && !status; op = next) {
         next = op->next;
         if (!process_set_find(&ctx->sets, op->process_set)) {
             struct bhvd_error error;
             error_set(&error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
-                      (int)op->work.name_size, op->work.name);
-            operation_end(op, &error);
+                      (int)op->coll.name_size, op->coll.name);
+            operation_complete(op, &error);
             continue;
         }
-        if (op->work.kind == BHVD_JOIN) {
+        if (op->coll.kind == BHVD_JOIN) {
             ctx->has_joined = true;
             if ((status = pairwise_revoke_all(ctx, NOBODY_LEFT)))
                 break;
@@ -60,9 +60,9 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
         op->phase = OPERATION_ANNOUNCED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
         if (pairwise == PAIRWISE_FAILED)
-            return ctx->run.failure.status;
+            return ctx->exec.failure.status;
         if (ctx->closing.status && pairwise != PAIRWISE_WAITS)
-            operation_end(op, &ctx->closing);   // it needs a response from the coordinator, which has left
+            operation_complete(op, &ctx->closing);  // it needs a response from the coordinator, which has left
         else if (pairwise == PAIRWISE_NONE)
             put_request(ctx, out, &range, op);
         else if (pairwise == PAIRWISE_REVOKED)
@@ -76,15 +76,15 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
     return status || out->size == 0 ? status : relay_announce(ctx, out);
 }
 
-bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
+bhvd_status member_on_stale(bhvd_context *ctx, struct bytes_reader r)
 {
-    struct cache_entry *entry = cached_list_find_id(&ctx->cache->own, bytes_take_u32(&r));
-    struct bhvd_handle *op = entry ? user_of(entry) : NULL;
+    struct cache_entry *entry = lru_find_id(&ctx->cache->own, bytes_take_u32(&r));
+    struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
-    if (r.failed || (op && op->phase >= OPERATION_ANSWERED))    // a response used this very id
+    if (r.failed || (op && op->phase >= OPERATION_AGREED))      // a response used this very id
         return BHVD_ERR_SYSTEM;
     if (op) {
-        cached_list_forget(&ctx->cache->own, &entry->cached);
+        lru_remove(&ctx->cache->own, &entry->cached);
         relay_put_request(ctx, &out, ITEM_RENEWED, op);
     } else {
         bytes_put_u8(&out, ITEM_RENEWED);
@@ -96,7 +96,7 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
 }
 
 // Keeps the numbers that the response adds to the request. False: no memory.
-static bool keep_agreed(struct bhvd_handle *op, const unsigned char *values, size_t count)
+static bool keep_agreed(struct bhvd_operation *op, const unsigned char *values, size_t count)
 {
     op->agreed = op->agreed_owned = malloc((count + 1) * sizeof(int64_t));
     op->agreed_count = count;
@@ -107,25 +107,25 @@ static bool keep_agreed(struct bhvd_handle *op, const unsigned char *values, siz
 
 // Creates a proxy, through which a rank takes part in an operation that it did not post: in an allreduce after it joined, with
 // zeros; in adding a process set that only its members requested.
-static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request *request)
+static struct bhvd_operation *proxy_create(bhvd_context *ctx, const struct request *request)
 {
-    struct bhvd_handle *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
+    struct bhvd_operation *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
     if (!op)
         return NULL;
     op->ctx = ctx;
-    op->work.is_proxy = true;
+    op->coll.is_proxy = true;
     atomic_init(&op->references, 1);
-    op->work.kind = request->kind;
+    op->coll.kind = request->kind;
     op->process_set = request->key.process_set;
-    op->work.op = request->op;
-    op->work.codec = request->codec;
-    op->work.codec_options.parameter = request->codec_parameter;
-    op->work.exchange = request->exchange;
-    op->work.hierarchical = request->hierarchical;
+    op->coll.op = request->op;
+    op->coll.codec = request->codec;
+    op->coll.codec_options.parameter = request->codec_parameter;
+    op->coll.exchange = request->exchange;
+    op->coll.hierarchical = request->hierarchical;
     op->on_gpu = request->device >= 0;
-    op->work.prescale_factor = request->prescale_factor;
-    op->work.postscale_factor = request->postscale_factor;
-    op->work.root_rank = (int)request->root_rank;
+    op->coll.prescale_factor = request->prescale_factor;
+    op->coll.postscale_factor = request->postscale_factor;
+    op->coll.root_rank = (int)request->root_rank;
     if (request_is_of_members(request)) {
         op->splits = malloc((request->split_count + 1) * sizeof *op->splits);
         for (uint32_t i = 0; op->splits && i < request->split_count; i++) {
@@ -133,14 +133,14 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
             op->splits[op->split_count++] = rank < 0 || rank > INT32_MAX ? -1 : (int32_t)rank;
         }
         if (!op->splits) {
-            operation_drop(op);
+            operation_release(op);
             return NULL;
         }
     }
-    op->work.tensor_count = request->tensor_count;
-    op->work.tensors = op->tensors;
+    op->coll.tensor_count = request->tensor_count;
+    op->coll.tensors = op->tensors;
     for (uint32_t t = 0; t < request->tensor_count; t++) {
-        struct tensor *tensor = &op->work.tensors[t];
+        struct tensor *tensor = &op->coll.tensors[t];
         tensor->dtype = request->tensors[t].dtype;
         tensor->count = 1;
         for (int d = 0; d < request->tensors[t].ndim; d++)
@@ -148,7 +148,7 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
         tensor->nbytes = tensor->count * bhvd_dtype_size(tensor->dtype);
         tensor->result = block_pool_acquire(&result_memory, tensor->nbytes + 1);
         if (!tensor->result) {
-            operation_drop(op);
+            operation_release(op);
             return NULL;
         }
         memset(tensor->result, 0, tensor->nbytes + 1);
@@ -158,28 +158,28 @@ static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request 
 }
 
 // Ends the operation, if this rank has requested it and waits for the response.
-static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
+static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_operation *op, bhvd_status status, struct bytes_reader *r)
 {
     struct bhvd_error error;
     if (!reason_take(r, status, ctx->options.size, &error))
         return BHVD_ERR_SYSTEM;
     if (op && op->phase > OPERATION_POSTED)
-        operation_end(op, &error);
+        operation_complete(op, &error);
     return BHVD_OK;
 }
 
 // Reads one full item. *out NULL: nothing to execute here (an error, or this rank does not take part).
-static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
-                                  struct bhvd_handle **out)
+static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
+                                struct bhvd_operation **out)
 {
     struct operation_key key = {.process_set = process_set};
     key.name_size = bytes_take_u16(r);
     key.name = (const char *)bytes_take(r, key.name_size);
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
-    struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
+    struct bhvd_operation *op = r->failed ? NULL : operation_find(ctx, &key);
     // This rank has joined since it posted this operation, and others reuse the name.
-    if (op && (op->is_pairwise || op->phase >= OPERATION_ANSWERED))
+    if (op && (op->is_pairwise || op->phase >= OPERATION_AGREED))
         op = NULL;
     *out = NULL;
     if (status)
@@ -195,29 +195,29 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
         struct request *request = request_parse(bytes, request_size);
         const bool is_needed = request && (request_is_of_members(request) || (response_has_zeros(request) && ctx->has_joined));
         op = is_needed ? proxy_create(ctx, request) : NULL;
-        request_drop(request);
+        request_release(request);
         if (!op)
             return BHVD_ERR_SYSTEM;
     }
     if (!op)
         return BHVD_OK;
-    if (op->phase != (op->work.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set || !keep_agreed(op, agreed, count) ||
+    if (op->phase != (op->coll.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set || !keep_agreed(op, agreed, count) ||
         !response_agrees(set, op, op->agreed, count)) {
-        if (op->work.is_proxy)
-            operation_drop(op);
+        if (op->coll.is_proxy)
+            operation_release(op);
         return BHVD_ERR_SYSTEM;
     }
-    if (id && !op->work.is_proxy)
+    if (id && !op->coll.is_proxy)
         response_cache_store(ctx->cache, id, op, op->agreed, count);
     *out = op;
     return BHVD_OK;
 }
 
 // NULL: it has ended, on all ranks, because its process set was removed.
-static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
+static struct bhvd_operation *take_cached(bhvd_context *ctx, uint32_t id)
 {
-    struct cache_entry *entry = cached_list_find_id(&ctx->cache->own, id);
-    struct bhvd_handle *op = entry ? user_of(entry) : NULL;
+    struct cache_entry *entry = lru_find_id(&ctx->cache->own, id);
+    struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     if (op) {
         op->agreed = entry->agreed;
         op->agreed_count = entry->agreed_count;
@@ -226,22 +226,22 @@ static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
 }
 
 // False: it already has a response, or does not fit into the execution.
-static bool add_to_execution(struct execution *execution, struct bhvd_handle *op)
+static bool add_to_execution(struct execution *execution, struct bhvd_operation *op)
 {
     if (!op)
         return true;
-    if (op->phase >= OPERATION_ANSWERED || !response_continues(execution, op))
+    if (op->phase >= OPERATION_AGREED || !response_continues(execution, op))
         return false;
-    op->phase = OPERATION_ANSWERED;
-    execution->works[execution->count++] = &op->work;
+    op->phase = OPERATION_AGREED;
+    execution->colls[execution->count++] = &op->coll;
     return true;
 }
 
 // Reads the items of `count` operations.
-static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
+static bhvd_status on_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
 {
     for (uint32_t said; count; count -= said) {
-        struct bhvd_handle *op = NULL;
+        struct bhvd_operation *op = NULL;
         const uint8_t tag = bytes_take_u8(r);
         bool fits = true;
         said = 1;
@@ -260,18 +260,18 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
             for (uint32_t i = 0; fits && i < said; i++)
                 fits = add_to_execution(execution, take_cached(ctx, range.id + i));
         } else {
-            fits = !take_full_item(ctx, execution->process_set, r, &op);
+            fits = !on_full_item(ctx, execution->process_set, r, &op);
         }
         if (!fits || !add_to_execution(execution, op)) {
-            if (op && op->work.is_proxy)
-                operation_drop(op);
+            if (op && op->coll.is_proxy)
+                operation_release(op);
             return BHVD_ERR_SYSTEM;
         }
     }
     return BHVD_OK;
 }
 
-bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
+bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
 {
     uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint8_t window = bytes_take_u8(&r);
@@ -282,16 +282,16 @@ bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
     if (r.failed || window == 0 || window > LINK_MATCH_QUEUES || number < window ||
         count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
         return BHVD_ERR_SYSTEM;
-    struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
+    struct execution *execution = malloc(sizeof *execution + count * sizeof execution->colls[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
     *execution = (struct execution){.number = number, .after = number - window, .wire = {hop_ns, byte_ps},
                                      .process_set = process_set};
-    bhvd_status status = take_items(ctx, &r, count, execution);
+    bhvd_status status = on_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         for (int i = 0; i < execution->count; i++) {
-            if (execution->works[i]->is_proxy)
-                operation_drop(operation_of(execution->works[i]));       // nobody else holds it
+            if (execution->colls[i]->is_proxy)
+                operation_release(operation_of(execution->colls[i]));    // nobody else holds it
         }
         free(execution);
         return status;

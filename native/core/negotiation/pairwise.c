@@ -7,9 +7,9 @@
 #include "core/context/context.h"
 #include "core/message/reason.h"
 #include "core/negotiation/relay.h"
+#include "executor/plan.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
-#include "run/plan.h"
 
 enum {
     PERSISTENT_MAX = 1 << 16            // per job: bounds the memory for programs that use ever new names
@@ -23,7 +23,7 @@ struct neighbor {
 };
 
 struct persistent {
-    struct cached cached;               // its name lies inside request
+    struct lru_entry cached;            // its name lies inside request
     struct bytes request;
     struct wire wire;
     uint32_t number;                    // of this rank's last pairwise operation
@@ -31,7 +31,7 @@ struct persistent {
     int count;
     bool is_revoked;                    // then forgotten at the next request for its name; a started operation may continue
     bool is_last;                       // this rank leaves after `number`; its neighbors have been notified
-    struct bhvd_handle *op;             // the operation `number`, held, until it has started; NULL: none waits
+    struct bhvd_operation *op;          // the operation `number`, held, until it has started; NULL: none waits
     int64_t since_ns, warned_ns;
     struct persistent *next_waiting;
 };
@@ -41,12 +41,12 @@ struct persistent {
 static void persistent_free(void *entry)
 {
     struct persistent *persistent = entry;
-    operation_drop(persistent->op);
+    operation_release(persistent->op);
     bytes_fini(&persistent->request);
     free(persistent);
 }
 
-static void wait_for_neighbors(struct pairwise *pairwise, struct persistent *persistent, struct bhvd_handle *op)
+static void wait_for_neighbors(struct pairwise *pairwise, struct persistent *persistent, struct bhvd_operation *op)
 {
     atomic_fetch_add(&op->references, 1);
     op->is_pairwise = true;
@@ -58,9 +58,9 @@ static void wait_for_neighbors(struct pairwise *pairwise, struct persistent *per
 }
 
 // Removes it from the waiting list. Returns its operation, held.
-static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent *persistent)
+static struct bhvd_operation *take_out(struct pairwise *pairwise, struct persistent *persistent)
 {
-    struct bhvd_handle *op = persistent->op;
+    struct bhvd_operation *op = persistent->op;
     for (struct persistent **at = &pairwise->waiting; op && *at; at = &(*at)->next_waiting) {
         if (*at == persistent) {
             *at = persistent->next_waiting;
@@ -73,8 +73,8 @@ static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent
 
 static void forget(bhvd_context *ctx, struct persistent *persistent)
 {
-    operation_drop(take_out(ctx->pairwise, persistent));
-    cached_list_forget(&ctx->pairwise->all, &persistent->cached);
+    operation_release(take_out(ctx->pairwise, persistent));
+    lru_remove(&ctx->pairwise->all, &persistent->cached);
 }
 
 struct pairwise *pairwise_create(void)
@@ -88,7 +88,7 @@ struct pairwise *pairwise_create(void)
 void pairwise_destroy(struct pairwise *pairwise)
 {
     if (pairwise)
-        cached_list_fini(&pairwise->all);
+        lru_fini(&pairwise->all);
     free(pairwise);
 }
 
@@ -115,48 +115,48 @@ void pairwise_release(bhvd_context *ctx, struct process_set *set, int count)
     ctx->pairwise->agreed -= count;
 }
 
-static struct peers peers_of_work(const struct work *work, const struct group *group)
+static struct peers neighbors_of(const struct collective *coll, const struct group *group)
 {
-    const bhvd_topology topology = work->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : work->topology;
-    return peers_of(topology, group->size, group->rank, work->round);
+    const bhvd_topology topology = coll->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : coll->topology;
+    return peers_of(topology, group->size, group->rank, coll->round);
 }
 
-bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire)
+bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct wire *wire)
 {
     struct pairwise *pairwise = ctx->pairwise;
     const struct operation_key key = operation_key_of(op);
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    struct persistent *persistent = cached_list_find(&pairwise->all, &key);
+    struct persistent *persistent = lru_find(&pairwise->all, &key);
     if (persistent)
         forget(ctx, persistent);
     persistent = calloc(1, sizeof *persistent);
     if (!persistent || !set) {
         free(persistent);
-        return set ? run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
+        return set ? executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
     }
     *persistent = (struct persistent){.cached = {.id = id}, .wire = *wire};
-    const struct peers peers = peers_of_work(&op->work, &set->group);
+    const struct peers peers = neighbors_of(&op->coll, &set->group);
     for (int p = 0; p < peers.count; p++)
         persistent->neighbors[persistent->count++].rank = set->group.ranks[peers.index[p]];
     bytes_put(&persistent->request, op->request.data, op->request.size);
     if (!persistent->request.failed) {
-        const char *name = (const char *)persistent->request.data + (op->work.name - (const char *)op->request.data);
+        const char *name = (const char *)persistent->request.data + (op->coll.name - (const char *)op->request.data);
         persistent->cached.key = (struct operation_key){key.process_set, key.name_size, name};
-        if (cached_list_insert(&pairwise->all, &persistent->cached))
+        if (lru_insert(&pairwise->all, &persistent->cached))
             return BHVD_OK;
     }
     persistent_free(persistent);
-    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
+    return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
 }
 
-static bool is_same(const struct persistent *persistent, const struct bhvd_handle *op)
+static bool is_same(const struct persistent *persistent, const struct bhvd_operation *op)
 {
     return !op->on_gpu && persistent->request.size == op->request.size &&
            memcmp(persistent->request.data, op->request.data, op->request.size) == 0;
 }
 
-// Sends the id, `number`, and of a REVOKE the rank that left. An error has failed the run and ended all operations: only those that
-// the caller holds still exist.
+// Sends the id, `number`, and of a REVOKE the rank that left. An error has failed the executor and ended all operations: only
+// those that the caller holds still exist.
 static bhvd_status signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number,
                                     int left)
 {
@@ -178,9 +178,9 @@ static bhvd_status signal_neighbors(bhvd_context *ctx, const struct persistent *
 static bhvd_status revoke_entry(bhvd_context *ctx, struct persistent *persistent, int left)
 {
     const bhvd_status status = signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number, left);
-    struct cache_entry *entry = cached_list_find(&ctx->cache->own, &persistent->cached.key);
+    struct cache_entry *entry = lru_find(&ctx->cache->own, &persistent->cached.key);
     if (entry && !entry->cached.user)
-        cached_list_forget(&ctx->cache->own, &entry->cached);
+        lru_remove(&ctx->cache->own, &entry->cached);
     persistent->is_revoked = true;
     return status;
 }
@@ -191,7 +191,7 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *pe
     for (int i = 0; i < persistent->count; i++) {
         const struct neighbor *neighbor = &persistent->neighbors[i];
         const bool takes_part = neighbor->announced > persistent->number;   // in the next one
-        const bool is_open = ctx->run.connections.links[neighbor->rank].state == LINK_OPEN;
+        const bool is_open = ctx->exec.connections.links[neighbor->rank].state == LINK_OPEN;
         if (is_open && (!neighbor->is_revoked || takes_part))
             continue;
         *left = is_open ? neighbor->left : neighbor->rank;
@@ -200,10 +200,10 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *pe
     return false;
 }
 
-enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
+enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
 {
     const struct operation_key key = operation_key_of(op);
-    struct persistent *persistent = cached_list_find(&ctx->pairwise->all, &key);
+    struct persistent *persistent = lru_find(&ctx->pairwise->all, &key);
     if (!persistent)
         return PAIRWISE_NONE;
     if (persistent->is_revoked) {
@@ -227,7 +227,7 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
 static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int left)
 {
     bhvd_status status = BHVD_OK;
-    for (struct cached *entry = ctx->pairwise->all.oldest; entry && !status; entry = entry->newer) {
+    for (struct lru_entry *entry = ctx->pairwise->all.oldest; entry && !status; entry = entry->newer) {
         struct persistent *persistent = (struct persistent *)entry;
         if (!persistent->is_revoked && (!process_set || entry->key.process_set == *process_set))
             status = revoke_entry(ctx, persistent, left);
@@ -240,7 +240,7 @@ void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(
 
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
 {
-    for (struct cached *entry = ctx->pairwise->all.oldest, *newer; entry; entry = newer) {
+    for (struct lru_entry *entry = ctx->pairwise->all.oldest, *newer; entry; entry = newer) {
         newer = entry->newer;
         if (entry->key.process_set == process_set)
             forget(ctx, (struct persistent *)entry);
@@ -257,10 +257,10 @@ static struct neighbor *neighbor_of(struct persistent *persistent, int rank)
     return NULL;
 }
 
-bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), number = bytes_take_u32(&payload);
-    struct persistent *persistent = cached_list_find_id(&ctx->pairwise->all, id);
+    struct persistent *persistent = lru_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
         return BHVD_ERR_SYSTEM;
@@ -274,9 +274,9 @@ bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct byt
 }
 
 // Gives up the waiting operation. Tells the neighbors, since one of them may have started it. Returns it, held.
-static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persistent, int left)
+static struct bhvd_operation *give_up(bhvd_context *ctx, struct persistent *persistent, int left)
 {
-    struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
+    struct bhvd_operation *op = take_out(ctx->pairwise, persistent);
     persistent->number--;
     revoke_entry(ctx, persistent, left);
     forget(ctx, persistent);
@@ -286,26 +286,26 @@ static struct bhvd_handle *give_up(bhvd_context *ctx, struct persistent *persist
 // Requests the waiting operation from the coordinator, as a rank does that has revoked it.
 static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent, int left)
 {
-    struct bhvd_handle *op = give_up(ctx, persistent, left);
+    struct bhvd_operation *op = give_up(ctx, persistent, left);
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
-    if (!operation_is_over(op) && ctx->closing.status) {
-        operation_end(op, &ctx->closing);       // the coordinator has left
-    } else if (!operation_is_over(op) && !atomic_load(&ctx->closed)) {       // else this rank leaves, which ends it
+    if (!operation_is_complete(op) && ctx->closing.status) {
+        operation_complete(op, &ctx->closing);  // the coordinator has left
+    } else if (!operation_is_complete(op) && !atomic_load(&ctx->closed)) {   // else this rank leaves, which ends it
         op->is_pairwise = false;
         relay_put_request(ctx, &out, ITEM_REVOKED, op);
         status = relay_announce(ctx, &out);
     }
     bytes_fini(&out);
-    operation_drop(op);
+    operation_release(op);
     return status;
 }
 
-bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
     const int left = (int32_t)bytes_take_u32(&payload);
-    struct persistent *persistent = cached_list_find_id(&ctx->pairwise->all, id);
+    struct persistent *persistent = lru_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor) || left < NOBODY_LEFT ||
         left >= ctx->options.size)
@@ -314,14 +314,16 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
         return BHVD_OK;
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last && left != NOBODY_LEFT)
-        return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left, "rank %d left the job before rank %d could begin "
-                         "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->cached.key.name_size,
-                         persistent->cached.key.name, ctx->options.rank);
+        return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left,
+                              "rank %d left the job before rank %d could begin "
+                              "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->cached.key.name_size,
+                              persistent->cached.key.name, ctx->options.rank);
     if (started > last)
-        return run_fail(&ctx->run, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                        "with it: a rank has joined, or its process set is removed before all have requested it, or ranks "
-                        "request it with different arguments. Give each variant its own name.",
-                        link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
+        return executor_fail(&ctx->exec, BHVD_ERR_MISMATCH,
+                             "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
+                             "with it: a rank has joined, or its process set is removed before all have requested it, or ranks "
+                             "request it with different arguments. Give each variant its own name.",
+                             link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->left = left;
     neighbor->announced = last;
@@ -330,7 +332,7 @@ bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct by
     return persistent->op && persistent->number > last ? ask_instead(ctx, persistent, left) : BHVD_OK;
 }
 
-void pairwise_take_goodbye(bhvd_context *ctx, int rank)
+void pairwise_on_goodbye(bhvd_context *ctx, int rank)
 {
     for (struct persistent *persistent = ctx->pairwise->waiting, *next; persistent; persistent = next) {
         const struct neighbor *neighbor = neighbor_of(persistent, rank);
@@ -338,11 +340,11 @@ void pairwise_take_goodbye(bhvd_context *ctx, int rank)
         if (!neighbor || neighbor->announced >= persistent->number)
             continue;
         struct bhvd_error error;
-        struct bhvd_handle *op = give_up(ctx, persistent, rank);
+        struct bhvd_operation *op = give_up(ctx, persistent, rank);
         reason_left(&error, rank);
-        if (!operation_is_over(op))
-            operation_end(op, &error);
-        operation_drop(op);
+        if (!operation_is_complete(op))
+            operation_complete(op, &error);
+        operation_release(op);
     }
 }
 
@@ -374,18 +376,18 @@ static int first_missing(const struct persistent *persistent)
     return -1;
 }
 
-struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire)
+struct bhvd_operation *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire)
 {
     bool waits = false;
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
-        const bool is_over = operation_is_over(persistent->op);
+        const bool is_over = operation_is_complete(persistent->op);
         if (!is_over && first_missing(persistent) >= 0)
             continue;
-        if (!is_over && executor_uses_memory(&ctx->run, work_exclusive_memory(&persistent->op->work))) {
+        if (!is_over && tasks_use_memory(&ctx->exec, collective_exclusive_memory(&persistent->op->coll))) {
             waits = true;                       // check again when that one is over
             continue;
         }
-        struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
+        struct bhvd_operation *op = take_out(ctx->pairwise, persistent);
         *id = persistent->cached.id;
         *wire = persistent->wire;
         return op;
@@ -403,9 +405,9 @@ void pairwise_check_stalls(bhvd_context *ctx)
     if (!ctx->pairwise->waiting || warning_ns <= 0)
         return;
     const int64_t now_ns = clock_now_ns();
-    if (now_ns < ctx->pairwise->next_look_ns)
+    if (now_ns < ctx->pairwise->next_check_ns)
         return;
-    ctx->pairwise->next_look_ns = now_ns + STALL_CHECK_NS;
+    ctx->pairwise->next_check_ns = now_ns + STALL_CHECK_NS;
     for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
         const int missing = first_missing(persistent);
         const int64_t waited_ns = now_ns - persistent->since_ns;
@@ -413,15 +415,15 @@ void pairwise_check_stalls(bhvd_context *ctx)
             continue;
         if (now_ns - persistent->warned_ns >= warning_ns) {
             persistent->warned_ns = now_ns;
-            log_say(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not requested it as "
-                    "often as this rank.", (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
-                    (double)waited_ns / 1e9);
+            log_write(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not requested it as "
+                      "often as this rank.", (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
+                      (double)waited_ns / 1e9);
         }
         if (shutdown_ns > 0 && waited_ns >= shutdown_ns) {
-            run_blame(&ctx->run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, missing,
-                      "'%.*s' waits for rank %d for longer than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
-                      (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
-                      (long long)(shutdown_ns / 1000000000));
+            executor_blame(&ctx->exec, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, missing,
+                           "'%.*s' waits for rank %d for longer than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
+                           (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
+                           (long long)(shutdown_ns / 1000000000));
             return;
         }
     }

@@ -18,7 +18,7 @@
 
 #include "base/bytes.h"
 #include "core/negotiation/response_cache.h"
-#include "run/schedule.h"
+#include "executor/schedule.h"
 
 enum { NOBODY_LEFT = -1 };
 
@@ -27,11 +27,11 @@ struct process_set;
 struct persistent;
 
 struct pairwise {
-    struct cached_list all;
+    struct lru_cache all;
     struct persistent *waiting;         // those with an operation that has not started
     bool changed;                       // one of them may start now
     int agreed;                         // coordinator: number of persistent operations
-    int64_t next_look_ns;
+    int64_t next_check_ns;
 };
 
 struct pairwise *pairwise_create(void);        // NULL: no memory
@@ -42,24 +42,24 @@ bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const stru
 // Coordinator: `count` operations of a set need it again, or the set is removed.
 void pairwise_release(bhvd_context *ctx, struct process_set *set, int count);
 // Member: the operation becomes persistent. The execution of this response runs as usual.
-bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire);
+bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct wire *wire);
 
 enum pairwise_state {
     PAIRWISE_NONE,              // not persistent: announce it to the coordinator
     PAIRWISE_WAITS,             // for its neighbors
     PAIRWISE_REVOKED,           // announce it in full, as ITEM_REVOKED
-    PAIRWISE_FAILED             // the run has failed, which has ended it and all others
+    PAIRWISE_FAILED             // the executor has failed, which has ended it and all others
 };
-enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op);
+enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op);
 // Call when this rank joins, or leaves but must stay for others. left: the rank that left, or NOBODY_LEFT. An error has failed the
 // run, and ended all operations.
 bhvd_status pairwise_revoke_all(bhvd_context *ctx, int left);
 
 // Frames of a neighbor.
-bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
-bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends operations that wait for it.
-void pairwise_take_goodbye(bhvd_context *ctx, int rank);
+void pairwise_on_goodbye(bhvd_context *ctx, int rank);
 // This rank leaves: waiting operations are its last. Each neighbor sends READY for them, answers with REVOKE, or says goodbye. Call
 // it until none waits.
 void pairwise_leave(bhvd_context *ctx);
@@ -72,6 +72,6 @@ bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set);
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
 
 // The next operation that may start, or has ended: the caller owns its reference. NULL: none.
-struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
+struct bhvd_operation *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
 // Warns about late neighbors, and ends the job if that was requested.
 void pairwise_check_stalls(bhvd_context *ctx);

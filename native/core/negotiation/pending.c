@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/negotiation/response_check.h"
-#include "core/context/cached_list.h"
+#include "core/context/lru_cache.h"
 #include "core/message/operation_key.h"
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
@@ -43,16 +43,16 @@ struct pending *pending_create(struct table *table, const struct process_set *se
     return pending;
 }
 
-struct pending *pending_of(const struct cached *entry)
+struct pending *pending_of(const struct lru_entry *entry)
 {
     return entry->user ? TABLE_CONTAINER(entry->user, struct pending, entry) : NULL;
 }
 
 void pending_free(struct pending *pending)
 {
-    cached_release(&pending->entry);
+    lru_unpin(&pending->entry);
     for (int i = 0; i < pending->size; i++)
-        request_drop(pending->requests[i]);
+        request_release(pending->requests[i]);
     free(pending->inline_values);
     free(pending);
 }

@@ -5,7 +5,7 @@
 #include "core/context/process_set.h"
 #include "core/message/request.h"
 
-struct cached;
+struct lru_entry;
 
 struct pending {
     struct table_node by_name;
@@ -16,7 +16,7 @@ struct pending {
     int fused_count;                            // and their number, including the head
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set
-    struct cached *entry;            // all requests so far used this id; NULL: someone sent a full one
+    struct lru_entry *entry;         // all requests so far used this id; NULL: someone sent a full one
     int64_t since_ns, warned_ns;
     int64_t asked_ns;                           // time of the last request
     int ready_count;
@@ -42,7 +42,7 @@ void pending_free(struct pending *pending);
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error);
 // The operation in progress that uses this entry; NULL: none.
-struct pending *pending_of(const struct cached *entry);
+struct pending *pending_of(const struct lru_entry *entry);
 // May both be fused? Both have passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
 // Writes the numbers that the response to the member at this position adds to the request, after their count. For alltoall,

@@ -1,7 +1,7 @@
 #include "core/negotiation/refuse.h"
 
-#include "core/context/cached_list.h"
 #include "core/context/context.h"
+#include "core/context/lru_cache.h"
 #include "core/negotiation/response.h"
 
 // The link to the refused operation of this key; if there is none, the end of the list.
@@ -24,7 +24,7 @@ static bool all_have_requested(const struct pending *pending)
 // Members that have not revoked it yet will still request it, once each.
 static void keep_refused(struct coordinator *c, struct pending *pending)
 {
-    cached_release(&pending->entry);
+    lru_unpin(&pending->entry);
     if (all_have_requested(pending))
         pending_free(pending);
     else
@@ -60,7 +60,7 @@ bool refuse_late_request(bhvd_context *ctx, const struct process_set *set, int r
         return false;
     pending_check(pending, set, c->last_joined, &error);
     pending->requests[index] = request;
-    request_hold(request);
+    request_retain(request);
     *status = response_refuse(ctx, rank, &request->key, &error);
     if (all_have_requested(pending))
         forget_refused(c, at);

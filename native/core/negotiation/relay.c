@@ -15,7 +15,7 @@ bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receiver
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) || !rank_set_init(&relay->subtree, size) ||
-        tree_init(&relay->tree, ctx->run.connections.host_of, size, rank, ctx->tree_fanout))
+        tree_init(&relay->tree, ctx->exec.connections.host_of, size, rank, ctx->tree_fanout))
         return BHVD_ERR_SYSTEM;
     rank_set_add(&relay->myself, rank);
     rank_set_add(&relay->subtree, rank);
@@ -44,12 +44,12 @@ void relay_fini(bhvd_context *ctx)
 
 static bhvd_status no_memory(bhvd_context *ctx)
 {
-    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to negotiate operations");
+    return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to negotiate operations");
 }
 
 bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy)
 {
-    struct link *link = &ctx->run.connections.links[rank];
+    struct link *link = &ctx->exec.connections.links[rank];
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // it left: it needs no response, and its goodbye ended its requests
     ctx->counters.negotiation_messages++;
@@ -57,8 +57,8 @@ bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const 
     // A broken connection is noticed when it is read, after a goodbye that may explain it.
     if (status == BHVD_ERR_PEER_LOST)
         return BHVD_OK;
-    return status ? run_fail(&ctx->run, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
-                             payload->size, rank) : BHVD_OK;
+    return status ? executor_fail(&ctx->exec, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
+                                  payload->size, rank) : BHVD_OK;
 }
 
 // -------------------------------------------------------------------------------------------------------------- up
@@ -90,7 +90,7 @@ static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struc
     return is_full ? flush_up(ctx) : BHVD_OK;
 }
 
-void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_handle *op)
+void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_operation *op)
 {
     ctx->counters.cache_misses++;
     bytes_put_u8(items, (uint8_t)tag);
@@ -115,7 +115,7 @@ static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, st
     return ctx->relay->receivers->up(ctx, ranks, count, items);
 }
 
-static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
+static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
 {
     struct rank_set *from = &ctx->relay->named;
     const struct tree_child *child = tree_child(&ctx->relay->tree, link->rank);
@@ -133,10 +133,10 @@ static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struc
     return BHVD_OK;
 }
 
-bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+bhvd_status relay_on_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const int64_t begin_ns = coordinator_time_begin(ctx);
-    bhvd_status status = take_groups(ctx, link, payload);
+    bhvd_status status = on_groups(ctx, link, payload);
     coordinator_time_end(ctx, begin_ns);
     return status;
 }
@@ -228,7 +228,7 @@ bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, con
     return put_down(ctx, child, receiver, type, payload->data, payload->size);
 }
 
-static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
+static bhvd_status on_item(bhvd_context *ctx, struct bytes_reader *r)
 {
     struct relay *relay = ctx->relay;
     struct rank_set *receivers = &relay->named;
@@ -243,12 +243,12 @@ static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
     return status || !for_this ? status : relay->receivers->down(ctx, type, (struct bytes_reader){payload, payload + size, false});
 }
 
-bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+bhvd_status relay_on_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
     if (link->rank != ctx->relay->parent)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = BHVD_OK;
     while (r.at < r.end && !status)
-        status = take_item(ctx, &r);
+        status = on_item(ctx, &r);
     return status;
 }

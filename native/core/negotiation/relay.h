@@ -40,7 +40,7 @@ void relay_fini(bhvd_context *ctx);
 // Sends a frame of the negotiation to a rank, unless the rank has left.
 bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy);
 // Appends the operation's full request to items.
-void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_handle *op);
+void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_operation *op);
 // Announces this rank's requests.
 bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items);
 // At the coordinator: sends a response or notice to the members of a set, this rank last, or to one rank.
@@ -50,5 +50,5 @@ bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, con
 // Sends collected frames, up and down.
 bhvd_status relay_flush(bhvd_context *ctx);
 
-bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
-bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status relay_on_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status relay_on_down(bhvd_context *ctx, struct link *link, struct bytes_reader payload);

@@ -49,7 +49,7 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
 
 static bhvd_status no_memory(bhvd_context *ctx)
 {
-    return run_fail(&ctx->run, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
+    return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
 }
 
 bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
@@ -85,10 +85,10 @@ bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set
 bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
-    if (ctx->coordinator->seen[rank].stale >= STALE_MAX + ctx->options.cache_capacity)
+    if (ctx->coordinator->requesters[rank].stale >= STALE_MAX + ctx->options.cache_capacity)
         return BHVD_ERR_SYSTEM;             // it does not reply
     bytes_put_u32(&out, id);
-    ctx->coordinator->seen[rank].stale++;
+    ctx->coordinator->requesters[rank].stale++;
     bhvd_status status = relay_send_to(ctx, rank, FRAME_STALE, &out);
     bytes_fini(&out);
     return status;

@@ -14,11 +14,11 @@ static void own_free(void *own)
     free(entry);
 }
 
-struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *op,
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_operation *op,
                                          const int64_t *agreed, size_t agreed_count)
 {
     const struct operation_key key = operation_key_of(op);
-    if (!cached_list_make_room(&cache->own, cache->capacity, &key))
+    if (!lru_make_room(&cache->own, cache->capacity, &key))
         return NULL;
     struct cache_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
@@ -33,9 +33,9 @@ struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t 
     entry->agreed_count = agreed_count;
     entry->cached.id = id;
     // the name has the same offset in the copy of the request
-    const char *name = (const char *)entry->request.data + (op->work.name - (const char *)op->request.data);
+    const char *name = (const char *)entry->request.data + (op->coll.name - (const char *)op->request.data);
     entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
-    if (!cached_list_insert(&cache->own, &entry->cached)) {
+    if (!lru_insert(&cache->own, &entry->cached)) {
         own_free(entry);
         return NULL;
     }
@@ -48,13 +48,13 @@ static void coordinator_free(void *coordinators)
 {
     struct coordinator_entry *entry = coordinators;
     for (int i = 0; i < entry->size; i++)
-        request_drop(entry->requests[i]);
+        request_release(entry->requests[i]);
     free(entry);
 }
 
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size)
 {
-    if (!cached_list_make_room(&cache->coordinator, cache->capacity, &requests[0]->key))
+    if (!lru_make_room(&cache->coordinator, cache->capacity, &requests[0]->key))
         return 0;
     struct coordinator_entry *entry = calloc(1, sizeof *entry + (size_t)size * sizeof entry->requests[0]);
     if (!entry)
@@ -63,10 +63,10 @@ uint32_t coordinator_cache_store(struct response_cache *cache, struct request *c
     entry->size = size;
     for (int i = 0; i < size; i++) {
         entry->requests[i] = requests[i];
-        request_hold(requests[i]);
+        request_retain(requests[i]);
     }
     entry->cached.key = requests[0]->key;
-    if (!cached_list_insert(&cache->coordinator, &entry->cached)) {
+    if (!lru_insert(&cache->coordinator, &entry->cached)) {
         coordinator_free(entry);
         return 0;
     }
@@ -86,7 +86,7 @@ void response_cache_destroy(struct response_cache *cache)
 {
     if (!cache)
         return;
-    cached_list_fini(&cache->own);
-    cached_list_fini(&cache->coordinator);
+    lru_fini(&cache->own);
+    lru_fini(&cache->coordinator);
     free(cache);
 }

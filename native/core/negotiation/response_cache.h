@@ -4,12 +4,12 @@
 #pragma once
 
 #include "base/bytes.h"
-#include "core/context/cached_list.h"
+#include "core/context/lru_cache.h"
 #include "core/message/request.h"
 
 // A member's entry: its request for this name, and the id of the agreement.
 struct cache_entry {
-    struct cached cached;
+    struct lru_entry cached;
     struct bytes request;
     int64_t *agreed;
     size_t agreed_count;
@@ -17,15 +17,15 @@ struct cache_entry {
 
 // The coordinator's entry: every member's request under this id.
 struct coordinator_entry {
-    struct cached cached;
+    struct lru_entry cached;
     int size;
     struct request *requests[];             // by set rank
 };
 
 struct response_cache {
     size_t capacity;                        // of each list
-    struct cached_list own;                 // of struct cache_entry
-    struct cached_list coordinator;         // of struct coordinator_entry
+    struct lru_cache own;                   // of struct cache_entry
+    struct lru_cache coordinator;           // of struct coordinator_entry
     uint32_t next_id;
 };
 
@@ -34,7 +34,7 @@ struct response_cache *response_cache_create(int capacity);
 void response_cache_destroy(struct response_cache *cache);
 
 // Replaces the entry of the name. NULL: no room (all in use) or no memory; then it is not cached.
-struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *op,
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_operation *op,
                                          const int64_t *agreed, size_t agreed_count);
 // Takes references to the requests. Returns the new id, 0 if it could not be stored.
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);

@@ -20,7 +20,7 @@ static bool agrees_gathered(const struct process_set *set, const struct tensor *
 }
 
 // The rank has checked the rows that it sends itself.
-static bool agrees_exchanged(const struct process_set *set, const struct bhvd_handle *op, const struct tensor *tensor,
+static bool agrees_exchanged(const struct process_set *set, const struct bhvd_operation *op, const struct tensor *tensor,
                              const int64_t *received)
 {
     const int64_t longest = received[set->group.size];
@@ -34,31 +34,31 @@ static bool agrees_exchanged(const struct process_set *set, const struct bhvd_ha
            can_be_held(received, set->group.size, tensor->row_nbytes);
 }
 
-bool response_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count)
+bool response_agrees(const struct process_set *set, const struct bhvd_operation *op, const int64_t *agreed, size_t count)
 {
-    if (op->work.kind == BHVD_JOIN)
+    if (op->coll.kind == BHVD_JOIN)
         return count == 1 && agreed[0] >= 0 && agreed[0] < set->group.size;
-    const size_t per_tensor = response_count(op->work.kind, set->group.size);
-    if (set->group.rank < 0 || count != per_tensor * op->work.tensor_count)
+    const size_t per_tensor = response_count(op->coll.kind, set->group.size);
+    if (set->group.rank < 0 || count != per_tensor * op->coll.tensor_count)
         return false;
-    for (size_t t = 0; t < op->work.tensor_count && per_tensor; t++) {
+    for (size_t t = 0; t < op->coll.tensor_count && per_tensor; t++) {
         const int64_t *of_tensor = agreed + t * per_tensor;
-        if (!(op->work.kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->work.tensors[t], of_tensor)
-                                         : agrees_exchanged(set, op, &op->work.tensors[t], of_tensor)))
+        if (!(op->coll.kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->coll.tensors[t], of_tensor)
+                                         : agrees_exchanged(set, op, &op->coll.tensors[t], of_tensor)))
             return false;
     }
     return true;
 }
 
-bool response_continues(const struct execution *execution, const struct bhvd_handle *op)
+bool response_continues(const struct execution *execution, const struct bhvd_operation *op)
 {
     if (op->process_set != execution->process_set)
         return false;
     if (execution->count == 0)
         return true;
-    const struct work *first = execution->works[0];
-    return first->kind == BHVD_ALLREDUCE && op->work.kind == BHVD_ALLREDUCE && op->work.op == first->op &&
-           op->work.prescale_factor == first->prescale_factor && op->work.postscale_factor == first->postscale_factor;
+    const struct collective *first = execution->colls[0];
+    return first->kind == BHVD_ALLREDUCE && op->coll.kind == BHVD_ALLREDUCE && op->coll.op == first->op &&
+           op->coll.prescale_factor == first->prescale_factor && op->coll.postscale_factor == first->postscale_factor;
 }
 
 bool response_has_zeros(const struct request *request)

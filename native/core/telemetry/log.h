@@ -36,4 +36,4 @@ int log_next(struct log *log, int timeout_ms, struct bhvd_record **out);
 void log_put(struct log *log, bhvd_log_level level, const char *file, int line, const void *text, size_t size);
 void log_put_format(struct log *log, bhvd_log_level level, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-#define log_say(ctx, level, ...) log_put_format(&(ctx)->log, level, __FILE__, __LINE__, __VA_ARGS__)
+#define log_write(ctx, level, ...) log_put_format(&(ctx)->log, level, __FILE__, __LINE__, __VA_ARGS__)

@@ -195,7 +195,7 @@ void timeline_operation_end(struct timeline *t, const struct operation_key *key,
         dtype = bhvd_dtype_name(request->tensors[0].dtype);
         request_format_shape(shape, sizeof shape, &request->tensors[0]);
     }
-    request_drop(request);
+    request_release(request);
     add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t).text, pid_of(t, key),
               dtype, shape, failed ? ",\"error\":true" : "");
 }

@@ -1,0 +1,96 @@
+// Collectives over a group of ranks. Each blocks until it is done, or makes a plan that the engine runs beside others. Terms:
+// docs/glossary.md. The engine calls them in the same order on all ranks.
+//
+//     ..._shared        all members on one host: blocks staged in shared memory (executor/shared.h)
+//     ..._hierarchical  two-level: members on several hosts, some with several members (executor/hierarchy.h)
+//     ..._links          over links: any transport; as schedules (schedules.h), several of which can run at once
+//
+// Every function returns the executor's failure if a rank is lost in the meantime; results are undefined then.
+#pragma once
+
+#include "executor/collective.h"
+#include "executor/plan.h"
+
+// Whether this path goes over links.
+static inline bool allreduce_is_over_links(enum allreduce_path path)
+{
+    return path == ALLREDUCE_RING || path == ALLREDUCE_DOUBLING || path == ALLREDUCE_HALVING;
+}
+
+// "" or NULL: the engine chooses. BHVD_ERR_ARGUMENT for an unknown name; the message lists the known ones.
+bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error);
+
+// In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
+bhvd_status allreduce_shared(struct executor *exec, struct group *group, const struct reduction *reduction,
+                             const struct span_list *list);
+// Plans the cheapest of the three over links, or the one in exec->allreduce_path. The list must live as long as the plan's task.
+void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
+                    const struct span_list *list);
+// path: the requested one over links; any other value: the cheapest of the three.
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
+// Two-level, in a group that has a hierarchy (executor/hierarchy.h): reduces within each host, lets the owners of each shard of the
+// vector work on it, and distributes the result within each host.
+struct inter_host_stage;
+
+// Plans the work of a shard's owners, in place; may plan nothing. begin: the shard's offset in the vector, in bytes.
+// BHVD_ERR_SYSTEM: the executor has failed.
+typedef bhvd_status (*inter_host_fn)(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+                                     const struct inter_host_stage *stage, struct plan *plan);
+
+struct inter_host_stage {
+    inter_host_fn plan;
+    struct reduction reduction;         // for `plan`; unused fields may be 0
+    const struct collective *coll;      // lives as long as the task
+    size_t shard_nbytes;                // bytes, at most
+    int depth;                          // shards in flight, at most INTER_HOST_DEPTH
+};
+
+enum { INTER_HOST_DEPTH = 4 };
+
+// Turns the plan into a task, which takes ownership of the list.
+bhvd_status hierarchical_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
+                              struct span_list *list, const struct inter_host_stage *stage);
+bhvd_status allreduce_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
+                                   struct span_list *list);
+
+// Every span is one tensor. The group's size is a power of two. Float dtypes.
+bhvd_status allreduce_adasum(struct executor *exec, struct group *group, const struct reduction *reduction,
+                             const struct span_list *list);
+
+// Stores the sizes of n members' parts, then their offsets: 2 n numbers. Returns the offsets.
+static inline size_t *parts_keep(size_t *kept, const size_t *part, size_t n)
+{
+    size_t *place = kept + n, at = 0;
+    for (size_t i = 0; i < n; at += part[i++]) {
+        kept[i] = part[i];
+        place[i] = at;
+    }
+    return place;
+}
+
+// part[i]: bytes of the vector for rank i, in rank order; dst: this rank's part.
+bhvd_status reducescatter_shared(struct executor *exec, struct group *group, const struct reduction *reduction,
+                                 const struct span_list *src, void *dst, const size_t *part);
+// Plans a task. The group must have a hierarchy with equally many members per host. The first part must be the longest. dst may
+// begin where src does.
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, struct group *group,
+                                       const struct reduction *reduction, const void *src, void *dst, const size_t *part);
+
+// part[i]: bytes from rank i; dst holds all parts in rank order. src may be this rank's part in dst.
+bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src,
+                             const struct span_list *dst, const size_t *part);
+// Plans a task. The group must have a hierarchy.
+bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
+                                   const size_t *part);
+
+// src and dst hold the parts one after the other.
+bhvd_status alltoall_shared(struct executor *exec, struct group *group, const void *src, void *dst,
+                            const struct parts *parts);
+
+// root: position in the group. The root's dst may equal src.
+bhvd_status broadcast_shared(struct executor *exec, struct group *group, int root, const void *src, void *dst,
+                             size_t nbytes);
+void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain);
+// Plans a task. The group must have a hierarchy, and the root's local index must exist on every host.
+bhvd_status broadcast_hierarchical(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
+                                   void *dst, size_t nbytes);

@@ -1,0 +1,16 @@
+// NCCL's communicators of all process sets: a set creates one for its first execution on GPUs. Engine only.
+#pragma once
+
+#include "core/context/context.h"
+
+// Fails the context if NCCL reports an error.
+void communicators_check(bhvd_context *ctx);
+// Aborts all work on the GPU at once.
+void communicators_abort(bhvd_context *ctx);
+// Agrees on a communicator with the other members, unless the set has one.
+bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct collective *coll);
+// Waits until the GPU has done all enqueued work; operations end before that. Fails the executor if it takes too long.
+void communicators_await(bhvd_context *ctx);
+// Closes those of one set, or of all: waits a moment for work on the GPU.
+void communicators_close(bhvd_context *ctx, struct process_set *set);
+void communicators_close_all(bhvd_context *ctx);

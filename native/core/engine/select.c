@@ -1,0 +1,422 @@
+// Runs an execution. Chooses between NCCL, shared memory, two levels and links; collective/allreduce_links.c chooses the schedule
+// over links.
+// gpu: for NCCL; NULL: the tensors are in host memory.
+#include "core/engine/select.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "collective/collectives.h"
+#include "collective/schedules.h"
+#include "core/negotiation/response_check.h"
+#include "core/context/context.h"
+#include "core/engine/communicators.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/pairwise.h"
+#include "gpu/nccl.h"
+#include "gpu/staged_codes.h"
+#include "gpu/staging.h"
+#include "primitive/primitive.h"
+#include "executor/hierarchy.h"
+#include "executor/shared.h"
+
+// ------------------------------------------------------------------------------------------------------- allreduce
+
+// Shared memory if possible, unless a path over links is forced.
+static bool use_shared(const struct executor *exec, const struct group *group)
+{
+    return group->shared && !(group->size > 1 && allreduce_is_over_links(exec->allreduce_path));
+}
+
+static bool use_hierarchy(const struct executor *exec, const struct group *group)
+{
+    return group->hierarchy && !allreduce_is_over_links(exec->allreduce_path);
+}
+
+// One rank: a copy, scaled twice as it is with several ranks.
+static bhvd_status allreduce_alone(const struct reduction *reduction, const struct span_list *list)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    for (size_t i = 0; i < list->count; i++) {
+        const struct span *span = &list->spans[i];
+        if (span->nbytes && span->dst != span->src)
+            memcpy(span->dst, span->src, span->nbytes);
+        if (reduction->prescale != 1.0)
+            reduction->scale(span->dst, span->dst, reduction->prescale, span->nbytes / element);
+        if (reduction->postscale != 1.0)
+            reduction->scale(span->dst, span->dst, reduction->postscale, span->nbytes / element);
+    }
+    return BHVD_OK;
+}
+
+static void plan_reducescatter(struct plan *plan, const struct group *group, const struct reduction *reduction,
+                               const struct tensor *tensor, const size_t *part)
+{
+    const bool loads = reduction->prescale != 1.0;
+    schedule_reducescatter(plan_begin(plan, group), part, loads);
+    plan->operands = (struct operands){
+        .reduction = *reduction,
+        .list = loads ? &plan->list : NULL,
+        .input = tensor->src,
+        .output = tensor->dst,
+    };
+    const struct tensor source = {.src = tensor->src, .nbytes = tensor->nbytes};
+    plan->schedule.failed |= !span_list_add(&plan->list, &source);
+}
+
+static bhvd_status allreduce_vector(struct executor *exec, struct group *group, const struct collective *coll,
+                                    bhvd_dtype dtype, struct span_list *list, struct plan *plan)
+{
+    struct reduction reduction = reduction_by(exec, coll, dtype, group->size);
+    if (list->nbytes == 0)
+        return BHVD_OK;
+    if (group->size == 1)
+        return allreduce_alone(&reduction, list);
+    if (coll->op == BHVD_OP_ADASUM)
+        return allreduce_adasum(exec, group, &reduction, list);
+    if (use_shared(exec, group))
+        return allreduce_shared(exec, group, &reduction, list);
+    struct plan own = {0}, *made = plan ? plan : &own;
+    bhvd_status status = BHVD_OK;
+    if (use_hierarchy(exec, group)) {
+        status = allreduce_hierarchical(made, exec, group, &reduction, list);
+    } else {
+        made->list = *list;
+        *list = (struct span_list){0};
+        allreduce_plan(made, exec, group, &reduction, &made->list);
+    }
+    return status || plan ? status : plan_execute(exec, &own);
+}
+
+// Fused operations have one dtype; in a grouped operation dtypes may differ, and each is reduced separately, one after the other.
+static bhvd_status execute_allreduce(struct executor *exec, struct group *group, struct collective *const *colls, int count,
+                                     struct nccl_execution *gpu, struct plan *plan)
+{
+    bhvd_status status = BHVD_OK;
+    bool present[BHVD_DTYPE_COUNT] = {false};
+    int dtypes = 0;
+    for (int i = 0; i < count; i++) {
+        struct collective *coll = colls[i];
+        for (size_t t = 0; t < coll->tensor_count; t++) {
+            if (executor_allocate_result(exec, &coll->tensors[t], coll->tensors[t].dim0))
+                return exec->failure.status;
+            if (operation_of(coll)->inline_sum)
+                memcpy(coll->tensors[t].dst, operation_of(coll)->inline_sum, coll->tensors[t].nbytes);
+            dtypes += !present[coll->tensors[t].dtype];
+            present[coll->tensors[t].dtype] = true;
+        }
+    }
+    for (int dtype = 0; dtype < BHVD_DTYPE_COUNT && !status; dtype++) {
+        if (!present[dtype])
+            continue;
+        struct span_list list = {0};
+        if (gpu) {
+            struct reduction reduction = reduction_by(exec, colls[0], dtype, group->size);
+            status = nccl_allreduce(gpu, colls[0]->op, &reduction);
+            continue;
+        }
+        for (int i = 0; i < count && !status; i++) {
+            const struct collective *coll = colls[i];
+            for (size_t t = 0; t < coll->tensor_count && !status && !operation_of(colls[i])->inline_sum; t++) {
+                if (coll->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &coll->tensors[t]))
+                    status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for %d fused operations", count);
+            }
+        }
+        if (!status)
+            status = allreduce_vector(exec, group, colls[0], dtype, &list, dtypes == 1 ? plan : NULL);
+        span_list_fini(&list);
+    }
+    return status;
+}
+
+// -------------------------------------------------------------------------------------- one tensor at a time
+
+// Rows of dim 0 that rank `index` gets in a reducescatter: the first ranks get one more if it does not divide evenly.
+static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
+
+static bhvd_status execute_reducescatter(struct executor *exec, struct group *group, struct collective *coll,
+                                         struct tensor *tensor, size_t *part, struct nccl_execution *gpu, struct plan *plan)
+{
+    struct reduction reduction = reduction_by(exec, coll, tensor->dtype, group->size);
+    for (int i = 0; i < group->size; i++)
+        part[i] = (size_t)rows_of(tensor->dim0, i, group->size) * tensor->row_nbytes;
+    if (gpu)
+        return nccl_reducescatter(gpu, coll, (size_t)(tensor - coll->tensors),
+                                  rows_of(tensor->dim0, group->rank, group->size), &reduction, part);
+    if (executor_allocate_result(exec, tensor, rows_of(tensor->dim0, group->rank, group->size)))
+        return exec->failure.status;
+    if (use_shared(exec, group)) {
+        struct span whole = {tensor->src, NULL, tensor->nbytes};
+        return reducescatter_shared(exec, group, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
+                                    part);
+    }
+    if (use_hierarchy(exec, group) && group->hierarchy->shards == group->hierarchy->largest)
+        return reducescatter_hierarchical(plan, exec, group, &reduction, tensor->src, tensor->dst, part);
+    plan_reducescatter(plan, group, &reduction, tensor, part);
+    return BHVD_OK;
+}
+
+static bhvd_status execute_allgather(struct executor *exec, struct group *group, struct collective *coll,
+                                     struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_execution *gpu,
+                                     struct plan *plan)
+{
+    int64_t rows = 0;
+    for (int i = 0; i < group->size; i++) {
+        part[i] = (size_t)dim0[i] * tensor->row_nbytes;
+        rows += dim0[i];
+    }
+    if (gpu)
+        return nccl_allgather(gpu, coll, (size_t)(tensor - coll->tensors), rows, part);
+    if (executor_allocate_result(exec, tensor, rows))
+        return exec->failure.status;
+    if (use_shared(exec, group)) {
+        struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
+        return allgather_shared(exec, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
+    }
+    if (use_hierarchy(exec, group))
+        return allgather_hierarchical(plan, exec, group, tensor->src, tensor->dst, part);
+    allgather_schedule(plan_begin(plan, group), &exec->wire, part);
+    plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
+}
+
+static bhvd_status execute_alltoall(struct executor *exec, struct group *group, struct bhvd_operation *op,
+                                    struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
+                                    struct nccl_execution *gpu, struct plan *plan)
+{
+    const int n = group->size;
+    const struct parts parts = {bytes, bytes + n, (size_t)agreed[n] * tensor->row_nbytes};
+    int64_t rows = 0;
+    for (int i = 0; i < n; i++) {
+        bytes[i] = (size_t)operation_split(op, tensor, i, n) * tensor->row_nbytes;
+        bytes[n + i] = (size_t)agreed[i] * tensor->row_nbytes;
+        received[i] = (int32_t)agreed[i];
+        rows += agreed[i];
+    }
+    if (gpu)
+        return nccl_alltoall(gpu, &op->coll, (size_t)(tensor - op->coll.tensors), rows, &parts);
+    if (executor_allocate_result(exec, tensor, rows))
+        return exec->failure.status;
+    if (use_shared(exec, group))
+        return alltoall_shared(exec, group, tensor->src, tensor->dst, &parts);
+    schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
+    plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
+}
+
+// Does every host have a member with this one's local index?
+static bool is_on_every_host(const struct hierarchy *h, int position)
+{
+    int host, index;
+    hierarchy_find(h, position, &host, &index);
+    return index < h->shards;
+}
+
+static bhvd_status execute_broadcast(struct executor *exec, struct group *group, struct collective *coll, struct tensor *tensor,
+                                     int root, struct nccl_execution *gpu, struct plan *plan)
+{
+    if (gpu)
+        return nccl_broadcast(gpu, coll, (size_t)(tensor - coll->tensors), root);
+    if (executor_allocate_result(exec, tensor, tensor->dim0))
+        return exec->failure.status;
+    if (use_shared(exec, group))
+        return broadcast_shared(exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    if (use_hierarchy(exec, group) && is_on_every_host(group->hierarchy, root))
+        return broadcast_hierarchical(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    const bool chain = broadcast_by_chain(group->size, &exec->wire, tensor->nbytes);
+    broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes, chain);
+    return BHVD_OK;
+}
+
+// plan: for a concurrent execution; NULL: run to completion. Several tensors are executed one after the other.
+static bhvd_status execute_tensors(struct executor *exec, struct process_set *set, struct bhvd_operation *op,
+                                   struct nccl_execution *gpu, struct plan *plan)
+{
+    struct group *group = &set->group;
+    struct collective *coll = &op->coll;
+    struct plan own = {0};
+    if (!plan || group->size == 1 || coll->tensor_count != 1)
+        plan = &own;
+    const size_t n = (size_t)group->size;
+    const size_t per_tensor = response_count(coll->kind, group->size);
+    size_t *bytes = malloc(2 * n * sizeof *bytes);
+    if (coll->kind == BHVD_ALLTOALL)
+        op->received_splits = malloc(coll->tensor_count * n * sizeof *op->received_splits);
+    op->received_size = n;
+    bhvd_status status = BHVD_OK;
+    if (!bytes || (coll->kind == BHVD_ALLTOALL && !op->received_splits))
+        status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
+    else if (op->agreed_count != per_tensor * coll->tensor_count)
+        status = executor_fail(exec, BHVD_ERR_SYSTEM, "the coordinator's response for '%.*s' does not fit it",
+                               (int)coll->name_size, coll->name);
+    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+        struct tensor *tensor = &coll->tensors[t];
+        const int64_t *agreed = op->agreed + t * per_tensor;
+        if (coll->kind == BHVD_ALLGATHER)
+            status = execute_allgather(exec, group, coll, tensor, agreed, bytes, gpu, plan);
+        else if (coll->kind == BHVD_ALLTOALL)
+            status = execute_alltoall(exec, group, op, tensor, agreed, op->received_splits + t * n, bytes, gpu, plan);
+        else if (coll->kind == BHVD_REDUCESCATTER)
+            status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, plan);
+        else
+            status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->root_rank), gpu, plan);
+        if (!status && own.made)
+            status = plan_execute(exec, &own);
+    }
+    free(bytes);
+    return status;
+}
+
+// ----------------------------------------------------------------------------------------------------- process sets
+
+static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
+{
+    int id = -1;
+    bhvd_status status = BHVD_OK;
+    for (size_t i = 0; i < op->split_count && !status; i++) {
+        if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
+            status = error_set(error, BHVD_ERR_ARGUMENT, "a process set needs different ranks from 0 to %d, not %d",
+                               ctx->options.size - 1, op->splits[i]);
+    }
+    pthread_mutex_lock(&ctx->sets_lock);
+    const bool of_members = op->coll.root_rank != 0;
+    const struct process_set *same =
+        of_members ? process_set_of(&ctx->sets, op->splits, (int)op->split_count, true) : NULL;
+    if (!status && same)
+        id = same->group.id;
+    else if (!status)
+        status = process_set_add(&ctx->sets, &ctx->exec, op->splits, (int)op->split_count, of_members, &id, error);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    op->value = id;
+    bhvd_status added = coordinator_set_added(ctx);
+    return status ? status : added;
+}
+
+static int is_unused(struct executor *exec, void *arg)
+{
+    const struct process_set *set = arg;
+    return !tasks_use_group(exec, &set->group) && !pairwise_set_waits(exec->owner, set->number);
+}
+
+static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation *op)
+{
+    int id = op->coll.root_rank;
+    op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
+    if (!op->value)
+        return BHVD_OK;
+    struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    const uint32_t number = set->number;
+    bhvd_status status = BHVD_OK;
+    // Its area may be reused by another set, but only after all members have read its contents. While this rank waits for
+    // them it still announces operations on the set, so those are ended afterwards.
+    if (set->group.shared && set->group.size > 1)
+        status = shared_barrier(&ctx->exec, &set->group);
+    else if (set->group.hierarchy)
+        status = shared_barrier(&ctx->exec, set->group.hierarchy->local);
+    pairwise_revoke_set(ctx, number);
+    if (!status)
+        status = executor_wait(&ctx->exec, is_unused, set, -1);
+    pairwise_forget_set(ctx, number);
+    if (!status)
+        status = coordinator_set_removed(ctx, set);
+    communicators_await(ctx);
+    communicators_close(ctx, set);
+    pthread_mutex_lock(&ctx->sets_lock);
+    process_set_remove(&ctx->sets, (uint32_t)id);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    operation_abort_set(ctx, number);
+    return status;
+}
+
+// Uses NCCL, in one level or two, if the set has agreed on it and it supports the operation; else *gpu is NULL: host memory.
+static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_execution **gpu)
+{
+    const struct collective *coll = execution->colls[0];
+    *gpu = NULL;
+    if (!operation_of(execution->colls[0])->on_gpu)
+        return BHVD_OK;
+    bhvd_status status = communicators_agree(ctx, set, coll);
+    const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, coll->kind, coll->hierarchical);
+    const enum nccl_path path = nccl_path_of(&facts, coll);
+    if (status || path == PATH_HOST)
+        return status;
+    return nccl_begin(&ctx->exec, &set->group, set->nccl, path, execution->colls, execution->count, gpu);
+}
+
+// Means are encoded on the host; their residuals may be on a GPU if NCCL executed earlier operations.
+static bhvd_status fetch_server_error(struct executor *exec, const struct collective *coll)
+{
+    struct bhvd_error error;
+    if (!coll->server_copy || !bhvd_device_array_fetch(coll->server_copy, &error))
+        return BHVD_OK;
+    return executor_fail(exec, error.status, "rank %d: %s", exec->connections.rank, error.message);
+}
+
+// Runs a primitive's plan to completion if it cannot or need not be concurrent: within a host there is no latency to hide.
+static bhvd_status finish(struct executor *exec, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
+{
+    return !status && plan->made && (on_gpu || group->shared) ? plan_execute(exec, plan) : status;
+}
+
+static bhvd_status execute_primitive(struct executor *exec, struct group *group, struct collective *coll,
+                                     struct nccl_execution *gpu, struct plan *plan, struct bhvd_error *error)
+{
+    if (gpu)
+        return coll->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, coll) : nccl_d_lp_s(gpu, coll);
+    const bool is_ready = coll->staging && coll->staging->codes;
+    const struct ready_codes ready = is_ready ? staged_codes_ready(coll->staging->codes) : (struct ready_codes){0};
+    if (coll->kind == BHVD_D_LP_S)
+        return d_lp_s(exec, group, coll, is_ready ? &ready : NULL, plan, error);
+    bhvd_status status = fetch_server_error(exec, coll);
+    return status ? status : c_lp_s(exec, group, coll, is_ready ? &ready : NULL, plan);
+}
+
+static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
+                                      struct plan *plan, struct bhvd_error *error)
+{
+    struct executor *exec = &ctx->exec;
+    struct collective *coll = execution->colls[0];
+    struct nccl_execution *gpu;
+    const bool on_gpu = operation_of(coll)->on_gpu, is_primitive = coll->kind == BHVD_C_LP_S || coll->kind == BHVD_D_LP_S;
+    bhvd_status status = begin(ctx, set, execution, &gpu);
+    if (!status && is_primitive)
+        status = finish(exec, &set->group, plan, on_gpu,
+                        execute_primitive(exec, &set->group, coll, gpu, plan, error));
+    else if (!status && coll->kind == BHVD_ALLREDUCE)
+        status = execute_allreduce(exec, &set->group, execution->colls, execution->count, gpu, on_gpu ? NULL : plan);
+    else if (!status)
+        status = execute_tensors(exec, set, operation_of(coll), gpu, on_gpu ? NULL : plan);
+    return nccl_end(gpu, status);
+}
+
+bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
+{
+    struct group *group = &process_set_find(&ctx->sets, op->process_set)->group;
+    return op->coll.kind == BHVD_D_FP_S ? d_fp_s(&ctx->exec, group, &op->coll, plan, error)
+                                        : d_lp_s(&ctx->exec, group, &op->coll, NULL, plan, error);
+}
+
+bhvd_status select_execute(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error)
+{
+    struct plan *plan = &execution->plan;
+    struct process_set *set = process_set_find(&ctx->sets, execution->process_set);
+    struct bhvd_operation *op = operation_of(execution->colls[0]);
+    if (!set || set->group.rank < 0)
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
+                         (int)op->coll.name_size, op->coll.name);
+    switch (op->coll.kind) {
+    case BHVD_D_FP_S:
+        return finish(&ctx->exec, &set->group, plan, op->on_gpu, d_fp_s(&ctx->exec, &set->group, &op->coll, plan, error));
+    case BHVD_BARRIER:
+        return BHVD_OK;
+    case BHVD_JOIN:
+        op->value = op->agreed_count ? op->agreed[0] : -1;
+        return BHVD_OK;
+    case BHVD_PROCESS_SET_ADD:
+        return execute_process_set_add(ctx, op, error);
+    case BHVD_PROCESS_SET_REMOVE:
+        return execute_process_set_remove(ctx, op);
+    default:
+        return execute_collective(ctx, set, execution, plan, error);
+    }
+}

@@ -1,0 +1,76 @@
+// An operation as its execution sees it: tensors and parameters. Owned by its creator (core/context/operation.h).
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "bagua_hvd.h"
+#include "base/block_pool.h"
+
+enum { REPLICAS = 3 };                  // own, left, right
+
+struct tensor {
+    const void *src;
+    void *dst;                  // NULL: the core allocates the result
+    size_t count, nbytes;
+    int64_t dim0;
+    size_t row_nbytes;          // of one index of dim 0
+    bhvd_dtype dtype;
+    void *result;               // allocated by the core, owned until taken
+    size_t result_nbytes;
+    int64_t result_dim0;
+};
+
+struct collective {
+    bhvd_kind kind;
+    const char *name;                   // not 0-terminated
+    uint16_t name_size;
+    bool is_proxy;                      // represents a joined rank: zeros in host memory, no output
+    bhvd_op op;
+    int root_rank;
+    double prescale_factor, postscale_factor;
+    bhvd_codec codec;
+    struct bhvd_codec_options codec_options;
+    bhvd_exchange exchange;
+    bhvd_topology topology;
+    int round;
+    bool hierarchical;
+    float *replicas[REPLICAS];
+    bhvd_device_array *replica_copies[REPLICAS];  // device copies of replicas; NULL: none
+    double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
+    bool mixes_before, mixes_after;             // are these coefficients used?
+    float *worker_error, *server_error;
+    bhvd_device_array *worker_copy, *server_copy; // device copies of these, which may hold the newest values; NULL: none
+    struct staging *staging;            // for tensors on a GPU (gpu/staging.h); NULL: they are in host memory
+    size_t tensor_count;
+    struct tensor *tensors;
+};
+
+// For an alltoall: bytes that this member sends to each member, and receives from each, by position. longest: upper bound of the
+// bytes between any two members; equal on all.
+struct parts {
+    const size_t *sent, *received;
+    size_t longest;
+};
+
+// Bytes sent to other ranks, by medium.
+struct sent {
+    uint64_t shm, tcp, mpi;
+};
+
+// Total over all tensors.
+size_t collective_nbytes(const struct collective *coll);
+// Memory kept from one operation to the next; NULL: none. Operations with the same memory run one after the other.
+static inline const void *collective_exclusive_memory(const struct collective *coll)
+{
+    return coll->worker_error ? coll->worker_error : coll->server_error ? coll->server_error : coll->replicas[1];
+}
+// The factor for the sum over `size` members.
+static inline double collective_sum_factor(const struct collective *coll, int size)
+{
+    return coll->postscale_factor / (coll->op == BHVD_OP_AVERAGE ? size : 1);
+}
+
+// Memory of the results that the core allocates.
+extern struct block_pool result_memory;
+enum { RESULT_MEMORY_KEPT = 32 << 20 };     // limit of the freed bytes that a process keeps

@@ -1,0 +1,150 @@
+// The executor: runs collectives that its owner chooses. It has links, memory shared with the host's other ranks, kernels, scratch
+// memory, and the first error. It knows positions in groups (group.h) and collectives (collective.h), but no names or requests.
+//
+// While an execution waits, the owner's other work must continue: it supplies a few functions for that, the callbacks.
+// Thread: the engine's, except where noted.
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/fifo.h"
+#include "executor/buffer_pool.h"
+#include "executor/collective.h"
+#include "executor/schedule.h"
+#include "kernel/kernel.h"
+#include "transport/connect.h"
+
+// Detects that an operation has made no progress for too long.
+struct progress_timer {
+    int64_t since_ns;                   // 0: not checked yet
+    uint64_t moved;
+};
+
+// The owner's functions to call while something here waits. `owner` is opaque here.
+struct executor_callbacks {
+    link_frame_fn on_frame;                                     // a peer's control frame; its first argument is the owner
+    bool (*poll)(bhvd_context *owner, bool poll_sockets);       // polls everything, links included; true: something moved
+    void (*keep_alive)(bhvd_context *owner);                    // call after polling: sends due heartbeats, checks for silent ranks
+    void (*check_timers)(bhvd_context *owner);                  // call when time has passed: that and all other timers
+    bool (*needs_poll)(bhvd_context *owner);                    // must a sleeping thread poll? MPI and GPUs have no descriptor
+    bool (*others_are_earlier)(const bhvd_context *owner);      // may the awaited ranks still be busy with an earlier execution?
+    void (*failed)(bhvd_context *owner, const struct bhvd_error *error);    // the first error, called once
+};
+
+// How this rank writes to shared memory that others read: through its caches, or with non-temporal stores (shared.c).
+struct writes {
+    bool streamed;
+    uint32_t count;                     // of writes long enough to be timed
+    int64_t least_ns[2];                // per MiB, in the current series: through caches, non-temporal
+};
+
+// Algorithm of an allreduce: chosen in core/engine/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
+enum allreduce_path {
+    ALLREDUCE_CHOSEN,
+    ALLREDUCE_SHARED,           // shared memory: groups on one host
+    ALLREDUCE_RING,
+    ALLREDUCE_DOUBLING,
+    ALLREDUCE_HALVING,
+    ALLREDUCE_HIERARCHICAL      // groups on several hosts, some with several members
+};
+
+struct executor {
+    struct connections connections;
+    struct kernel_table kernels;
+    enum allreduce_path allreduce_path;
+    struct wire wire;                   // of the execution started last
+    int timeout_ms;                     // limit without progress inside an execution
+    const struct executor_callbacks *callbacks;
+    bhvd_context *owner;
+    pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
+    struct bhvd_error failure;          // the reason why nothing can be executed any more
+    struct writes writes;
+    struct buffer_pool buffers;
+    struct FIFO(struct task) tasks;     // running, in the order in which they were started (task.h)
+    struct progress_timer timer;        // of all of them
+    int spin_limit, yield_limit;        // rounds of polling, and of yielding, before the engine sleeps
+    int sleep_ms;                       // longest sleep
+    int64_t returned_ns;                // when this process continued after it had been stopped; 0: never
+    uint32_t waits_for_nothing;         // calls of executor_wait that did not wait
+    uint64_t messages_moved;            // payload bytes, both directions
+    bool waits_for_gpu;                 // for a GPU, which no descriptor reports
+    _Atomic int waiting;                // threads that block for an operation
+    _Atomic uint64_t payload_sent, payload_received;    // in shared memory; links count their own
+    struct sent *sent;                  // of the execution that is being started or run to completion; NULL: none
+    _Atomic uint64_t nccl_payload;      // bytes of tensors given to NCCL
+};
+
+// For an executor that is all zeros. Does not open or close connections: the owner does.
+void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *owner);
+void executor_fini(struct executor *exec);    // after tasks_fini
+// In a forked child: fresh locks.
+void executor_after_fork(struct executor *exec);
+
+// When the executor fails. Any function may fail it, also below a link's or a task's `advance`:
+//
+//     1. executor_fail_with      keeps the first error and calls `failed` (core/engine/engine.c), which ends all operations that are not
+//                           being executed, tells the other ranks, and aborts NCCL's communicators
+//     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
+//     3. next engine_poll   tasks_abort ends every task that has `on_complete`: frees its schedule and memory (executor/plan.h), then ends its
+//                           operations with the failure. Links are not advanced any more, so their transfers may dangle.
+//     4. executor_wait          returns the failure; its caller frees the task that it started, and ends that execution
+//
+// So every execution is ended once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
+// without `on_complete` belong to the task or function that started them. A new loop over links or tasks must check exec->failure
+// before each element; a new owner of transfers may free them only after they have ended or the executor has failed.
+
+// Fails the executor because of another rank: nothing can be executed any more. The first failure is kept, since later ones are
+// consequences. Returns its status.
+bhvd_status executor_blame(struct executor *exec, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+// The same, without blaming a rank.
+#define executor_fail(exec, status, ...) executor_blame(exec, status, BHVD_CAUSE_NONE, -1, __VA_ARGS__)
+bhvd_status executor_fail_with(struct executor *exec, const struct bhvd_error *error);
+// A peer violated the protocol.
+bhvd_status executor_fail_protocol(struct executor *exec, int rank);
+// A rank said goodbye too early.
+bhvd_status executor_fail_left(struct executor *exec, int rank);
+// Allocates the result of a tensor posted with dst NULL and points dst at it. BHVD_ERR_SYSTEM: no memory; the executor has failed.
+bhvd_status executor_allocate_result(struct executor *exec, struct tensor *tensor, int64_t dim0);
+// For any thread.
+struct bhvd_error executor_failure(struct executor *exec);
+
+// Counts bytes in shared memory: `sent` that others read from this rank, `received` that it read from them.
+static inline void executor_count_shared(struct executor *exec, uint64_t sent, uint64_t received)
+{
+    exec->payload_sent += sent;
+    exec->payload_received += received;
+    if (exec->sent)
+        exec->sent->shm += sent;
+}
+// Counts a message for its execution; links count all that they send.
+static inline void executor_count_message(const struct executor *exec, const struct link *link, uint64_t nbytes)
+{
+    if (exec->sent)
+        *link_medium(link, &exec->sent->shm, &exec->sent->tcp, &exec->sent->mpi) += nbytes;
+}
+
+// links.c. Moves data over all links. True if something moved.
+bool executor_poll(struct executor *exec, bool poll_sockets);
+// Is data in flight over a link that no descriptor reports?
+bool executor_needs_poll(const struct executor *exec);
+// Is there work that can be detected without a system call?
+bool executor_has_work(struct executor *exec);
+// Do frames wait for space in a ring?
+bool executor_waits_for_room(const struct executor *exec);
+// Has a rank of this host died? A system call, for before and after sleeps.
+void executor_check_liveness(struct executor *exec);
+
+// wait.c. Waits until ready(arg) is > 0. Negative: ready has failed the executor. waiting_for: the awaited global rank, for
+// the error message; -1: several.
+typedef int (*executor_ready_fn)(struct executor *exec, void *arg);
+bhvd_status executor_wait(struct executor *exec, executor_ready_fn ready, void *arg, int waiting_for);
+// The same for work on a GPU, which the engine polls instead of sleeping. A GPU may be busy with earlier work, and NCCL's
+// first connections take long: the limit is GPU_TIMEOUTS times as long.
+bhvd_status executor_wait_gpu(struct executor *exec, executor_ready_fn ready, void *arg);
+enum { GPU_TIMEOUTS = 20 };
+int64_t executor_gpu_timeout_ns(const struct executor *exec);
+// Fails the executor if the running schedules have made no progress for too long.
+void executor_check_progress(struct executor *exec);

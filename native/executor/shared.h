@@ -1,0 +1,87 @@
+// Collectives in shared memory work in blocks, each in steps:
+//
+//     stage      write this member's piece of the block into its staging buffer
+//     reduce     read the others' staging buffers, write a reduced part into the own staging buffer     (allreduce only)
+//     collect    read the others' staging buffers, write the result
+//
+// A step of a block begins when the step before it is done on all members. There is no barrier: each member publishes the number of
+// blocks that it has staged, reduced and collected, and may be ahead of the others by HOST_STAGING_BUFFERS blocks.
+// So a member that is scheduled late does not delay the others as long as they have other blocks to process.
+//
+// One collective in shared memory is a *pipeline*. Pipelines of one lane run one after the other, in the same order on all members;
+// those of different lanes are independent. A collective that runs to completion uses lane 0, concurrent ones use the others.
+#pragma once
+
+#include "executor/span.h"
+#include "executor/group.h"
+#include "executor/reduction.h"
+
+enum { SHARED_L1_BYTES = 16384 };       // reduced at once, so that the sum stays in the L1 cache
+
+// block: from 0 in each collective; every member calls the same steps for the same blocks, each in ascending order.
+struct pipeline;
+typedef void (*shared_step_fn)(struct executor *exec, struct pipeline *pipeline, size_t block);
+
+struct shared_steps {
+    shared_step_fn stage;               // NULL: nothing to write
+    shared_step_fn reduce;              // NULL on all members: there is no such step
+    shared_step_fn collect;             // NULL: nothing to write
+    bool only_root;                     // only the member at `root` stages, and it collects nothing
+    int root;
+};
+
+// The function by which a member copies collected data, in a collective in which it writes `nbytes` in total.
+kernel_copy_fn shared_copy(const struct executor *exec, size_t nbytes);
+
+// A running collective: the first member of its steps' state. Blocks are counted as in the group: from the area's beginning.
+struct pipeline {
+    struct group *group;
+    int lane;
+    struct shared_steps steps;
+    uint64_t begin, end;
+    uint64_t done[HOST_COUNTS];         // by this member; `end` for steps that it skips
+    uint64_t others[HOST_COUNTS];       // the least of all other members, when last read
+    int slowest;                        // the member with the least progress then
+};
+
+// Only initializes. The previous pipeline in the lane must be over.
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps);
+// Does one step of a block, if possible.
+bool pipeline_advance(struct executor *exec, struct pipeline *pipeline);
+// > 0: a step is possible. < 0: none ever will be, since a member has left; the executor has failed.
+int pipeline_can_advance(struct executor *exec, struct pipeline *pipeline);
+bool pipeline_is_complete(const struct pipeline *pipeline);
+// All its steps are done: the lane is free for the next one.
+void pipeline_end(struct executor *exec, const struct pipeline *pipeline);
+// Does all its steps, and ends it unless an error occurs.
+bhvd_status pipeline_execute(struct executor *exec, struct pipeline *pipeline);
+
+// Waits until all members have called it and finished their earlier pipelines.
+bhvd_status shared_barrier(struct executor *exec, struct group *group);
+
+// The size of the piece of at most `most` bytes at `offset` of a vector of `total` bytes.
+static inline size_t shared_piece(size_t total, size_t offset, size_t most)
+{
+    return total <= offset ? 0 : total - offset < most ? total - offset : most;
+}
+
+// Number of blocks for a vector.
+static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_STAGING_BUFFER_BYTES - 1) / HOST_STAGING_BUFFER_BYTES; }
+
+// The staging buffer of a member (by its position) for a block of the pipeline whose step is running, HOST_STAGING_BUFFER_BYTES
+// long.
+unsigned char *shared_staging_buffer(struct executor *exec, const struct group *group, int index, size_t block);
+
+// Copies to `dst`, in this member's staging buffer, with the faster of two methods: a normal write must first take lines that other
+// cores have in their caches, one by one; a non-temporal write need not. Within a chip taking them costs nothing, between chips ten
+// times the copy. The distance of the other cores is unknown and changes, so both methods are timed now and then.
+void shared_put(struct executor *exec, unsigned char *dst, const void *src, size_t nbytes);
+
+// Copies the next `nbytes` from the cursor on to `dst`, in this member's staging buffer, prescaled.
+void shared_stage(struct executor *exec, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+                  size_t nbytes);
+
+// dst = postscale * reduction over all members' staging buffers of the block at `offset`, in rank order. own: this member's values,
+// if not in its staging buffer. dst may be own, or lie in the own staging buffer at the same offset.
+void shared_reduce(struct executor *exec, const struct group *group, const struct reduction *reduction, size_t block,
+                   size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes);

@@ -1,0 +1,99 @@
+#include "executor/span.h"
+
+#include "base/array.h"
+
+bool span_list_add(struct span_list *list, const struct tensor *tensor)
+{
+    if (!array_reserve(list->spans, list->count, list->capacity, 64))
+        return false;
+    list->spans[list->count++] = (struct span){tensor->src, tensor->dst, tensor->nbytes};
+    list->nbytes += tensor->nbytes;
+    return true;
+}
+
+void span_list_fini(struct span_list *list) { free(list->spans); }
+
+struct span_cursor span_cursor_at(const struct span_list *list, size_t offset)
+{
+    struct span_cursor cursor = {list, 0, offset};
+    while (cursor.span < list->count && cursor.offset >= list->spans[cursor.span].nbytes)
+        cursor.offset -= list->spans[cursor.span++].nbytes;
+    return cursor;
+}
+
+size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned char **src, unsigned char **dst)
+{
+    const struct span_list *list = cursor->list;
+    while (cursor->span < list->count && cursor->offset == list->spans[cursor->span].nbytes) {
+        cursor->span++;
+        cursor->offset = 0;
+    }
+    if (cursor->span == list->count || limit == 0)
+        return 0;
+    const struct span *span = &list->spans[cursor->span];
+    size_t left = span->nbytes - cursor->offset, n = left < limit ? left : limit;
+    *src = span->src + cursor->offset;
+    *dst = span->dst + cursor->offset;
+    cursor->offset += n;
+    return n;
+}
+
+void span_cursor_skip(struct span_cursor *cursor, size_t nbytes)
+{
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n)
+        ;
+}
+
+void span_pack(struct span_cursor *cursor, void *to, size_t nbytes)
+{
+    const unsigned char *src;
+    unsigned char *dst, *at = to;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, at += n)
+        memcpy(at, src, n);
+}
+
+void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes)
+{
+    const unsigned char *src, *at = from;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, at += n)
+        memcpy(dst, at, n);
+}
+
+// The span that holds the whole piece, or NULL. *at: the offset in it.
+static const struct span *whole_span(const struct span_list *list, size_t offset, size_t nbytes, size_t *at)
+{
+    struct span_cursor cursor = span_cursor_at(list, offset);
+    const struct span *span = &list->spans[cursor.span];
+    *at = cursor.offset;
+    return cursor.span < list->count && span->nbytes - cursor.offset >= nbytes ? span : NULL;
+}
+
+const void *span_source(const struct span_list *list, size_t offset, size_t nbytes, void *scratch)
+{
+    size_t at;
+    const struct span *span = whole_span(list, offset, nbytes, &at);
+    if (span)
+        return span->src + at;
+    struct span_cursor cursor = span_cursor_at(list, offset);
+    span_pack(&cursor, scratch, nbytes);
+    return scratch;
+}
+
+void *span_target(const struct span_list *list, size_t offset, size_t nbytes, void *scratch)
+{
+    size_t at;
+    const struct span *span = whole_span(list, offset, nbytes, &at);
+    return span ? span->dst + at : scratch;
+}
+
+void span_store(const struct span_list *list, size_t offset, size_t nbytes, const void *from)
+{
+    size_t at;
+    if (whole_span(list, offset, nbytes, &at))
+        return;
+    struct span_cursor cursor = span_cursor_at(list, offset);
+    span_unpack(&cursor, from, nbytes);
+}

@@ -1,0 +1,117 @@
+// Waiting inside an execution.
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "executor/plan.h"
+#include "executor/pause.h"
+
+enum { WAITS_PER_POLL = 64 };   // of waits that were ready at once
+
+static int64_t timeout_ns(const struct executor *exec) { return clock_ms_ns(exec->timeout_ms); }
+
+int64_t executor_gpu_timeout_ns(const struct executor *exec) { return GPU_TIMEOUTS * timeout_ns(exec); }
+
+// Changes when a rank of this host has moved data over a socket.
+static uint32_t host_activity(const struct executor *exec)
+{
+    uint32_t sum = 0;
+    for (int i = 0; i < exec->connections.host.ranks; i++)
+        sum += atomic_load_explicit(&host_memory_doorbell(&exec->connections.host, i)->activity, memory_order_relaxed);
+    return sum;
+}
+
+// Did the limit expire? Heartbeats and frames of other operations do not count as progress.
+static bool progress_timer_expired(struct executor *exec, struct progress_timer *timer, int64_t limit_ns)
+{
+    uint64_t moved = exec->messages_moved + host_activity(exec);
+    int64_t now_ns = clock_now_ns();
+    bool begins = !timer->since_ns || moved != timer->moved || exec->returned_ns > timer->since_ns;
+    if (begins || (now_ns >= timer->since_ns + limit_ns && exec->callbacks->others_are_earlier(exec->owner)))
+        *timer = (struct progress_timer){now_ns, moved};
+    return now_ns >= timer->since_ns + limit_ns;
+}
+
+// Before every sleep, and regularly whatever moves: heartbeats and frames of other operations may arrive without
+// end, each before the last sleep is over.
+static bool checks_clock(struct executor *exec, int rounds, uint32_t polls)
+{
+    return pause_sleeps(exec, rounds + 1) || polls % POLLS_PER_CHECK == 0 ||
+           (rounds >= exec->spin_limit && rounds % SOCKET_ROUNDS == 0);
+}
+
+// Writes the ranks whose messages are missing, or the awaited one. Returns it; -1: several, or unknown.
+static int name_awaited(const struct executor *exec, int waiting_for, char *out, size_t size)
+{
+    size_t used = 0;
+    int awaited = 0, last = -1;
+    for (int rank = 0; rank < exec->connections.size; rank++) {
+        const struct link *link = &exec->connections.links[rank];
+        bool due = rank != exec->connections.rank && (traffic_is_pending(&link->receives) || traffic_is_pending(&link->sends));
+        if (!(waiting_for < 0 ? due : rank == waiting_for))
+            continue;
+        awaited++;
+        last = rank;
+        if (used < size)
+            used += (size_t)snprintf(out + used, size - used, "%s%d", used ? ", " : "rank ", rank);
+    }
+    if (!awaited)
+        snprintf(out, size, "another rank");
+    return awaited == 1 ? last : -1;
+}
+
+static bhvd_status fail_timeout(struct executor *exec, int waiting_for)
+{
+    char who[128];
+    if (exec->waits_for_gpu)
+        return executor_fail(exec, BHVD_ERR_TIMEOUT, "rank %d: the GPU has not finished for %.1f s; the limit is %d times "
+                             "HOROVOD_GLOO_TIMEOUT_SECONDS", exec->connections.rank,
+                             (double)executor_gpu_timeout_ns(exec) / 1e9, GPU_TIMEOUTS);
+    const int rank = name_awaited(exec, waiting_for, who, sizeof who);
+    return executor_blame(exec, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, rank,
+                          "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
+                          "HOROVOD_GLOO_TIMEOUT_SECONDS", exec->timeout_ms / 1000.0, who);
+}
+
+void executor_check_progress(struct executor *exec)
+{
+    if (!tasks_are_running(exec))
+        exec->timer = (struct progress_timer){0};
+    else if (!exec->failure.status && progress_timer_expired(exec, &exec->timer, timeout_ns(exec)))
+        fail_timeout(exec, tasks_awaited_rank(exec));
+}
+
+bhvd_status executor_wait(struct executor *exec, executor_ready_fn ready, void *arg, int waiting_for)
+{
+    int rounds = 0;
+    struct progress_timer timer = {0};
+    const int64_t limit_ns = exec->waits_for_gpu ? executor_gpu_timeout_ns(exec) : timeout_ns(exec);
+    for (uint32_t polls = 1;; polls++) {
+        int is_ready = ready(exec, arg);
+        if (is_ready > 0) {
+            // A rank that never waits, because it is always last, must still send heartbeats.
+            if (rounds == 0 && ++exec->waits_for_nothing % WAITS_PER_POLL == 0) {
+                exec->callbacks->poll(exec->owner, true);
+                exec->callbacks->keep_alive(exec->owner);
+            }
+            return BHVD_OK;
+        }
+        if (exec->failure.status)
+            return exec->failure.status;
+        bool moved = exec->callbacks->poll(exec->owner, rounds % SOCKET_ROUNDS == 0);
+        if (moved)
+            rounds = 0;
+        if (checks_clock(exec, rounds, polls) && progress_timer_expired(exec, &timer, limit_ns) && ready(exec, arg) <= 0) {
+            return fail_timeout(exec, waiting_for);
+        }
+        if (!moved || (pause_blocks(exec) && !ready(exec, arg)))
+            pause_engine(exec, &rounds, timer.since_ns ? timer.since_ns + limit_ns : CLOCK_NEVER, ready, arg);
+    }
+}
+
+bhvd_status executor_wait_gpu(struct executor *exec, executor_ready_fn ready, void *arg)
+{
+    exec->waits_for_gpu = true;
+    bhvd_status status = executor_wait(exec, ready, arg, -1);
+    exec->waits_for_gpu = false;
+    return status;
+}
