@@ -1,4 +1,4 @@
-// An operation as its execution sees it: tensors and parameters. Owned by its creator (core/context/operation.h).
+// A collective to execute: tensors and parameters, all of an operation that the executor sees (core/context/operation.h).
 #pragma once
 
 #include <stdbool.h>
@@ -51,11 +51,6 @@ struct collective {
 struct parts {
     const size_t *sent, *received;
     size_t longest;
-};
-
-// Bytes sent to other ranks, by medium.
-struct sent {
-    uint64_t shm, tcp, mpi;
 };
 
 // Total over all tensors.

@@ -1,7 +1,8 @@
-// The executor: runs collectives that its owner chooses. It has links, memory shared with the host's other ranks, kernels, scratch
-// memory, and the first error. It knows positions in groups (group.h) and collectives (collective.h), but no names or requests.
+// The executor runs collectives that its owner, the engine (core/engine/engine.h), chooses. It has links, memory shared with the
+// host's other ranks, kernels, scratch memory, running tasks (task.h), and the first error. It knows positions in groups (group.h)
+// and collectives (collective.h), but no names or requests.
 //
-// While an execution waits, the owner's other work must continue: it supplies a few functions for that, the callbacks.
+// While an execution waits, the engine's other work must continue: it supplies a few functions for that, the callbacks.
 // Thread: the engine's, except where noted.
 #pragma once
 
@@ -72,7 +73,7 @@ struct executor {
     bool waits_for_gpu;                 // for a GPU, which no descriptor reports
     _Atomic int waiting;                // threads that block for an operation
     _Atomic uint64_t payload_sent, payload_received;    // in shared memory; links count their own
-    struct sent *sent;                  // of the execution that is being started or run to completion; NULL: none
+    struct bhvd_sent *sent;             // of the execution that is being started or run to completion; NULL: none
     _Atomic uint64_t nccl_payload;      // bytes of tensors given to NCCL
 };
 
@@ -84,14 +85,14 @@ void executor_after_fork(struct executor *exec);
 
 // When the executor fails. Any function may fail it, also below a link's or a task's `advance`:
 //
-//     1. executor_fail_with      keeps the first error and calls `failed` (core/engine/engine.c), which ends all operations that are not
-//                           being executed, tells the other ranks, and aborts NCCL's communicators
+//     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that are
+//                           not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
-//     3. next engine_poll   tasks_abort ends every task that has `on_complete`: frees its schedule and memory (executor/plan.h), then ends its
-//                           operations with the failure. Links are not advanced any more, so their transfers may dangle.
-//     4. executor_wait          returns the failure; its caller frees the task that it started, and ends that execution
+//     3. next engine_poll   tasks_abort destroys every task that has `on_complete`, with its schedule and memory (executor/plan.h),
+//                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.
+//     4. executor_wait      returns the failure; its caller destroys the task that it started, and completes that execution
 //
-// So every execution is ended once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
+// So every execution completes once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
 // without `on_complete` belong to the task or function that started them. A new loop over links or tasks must check exec->failure
 // before each element; a new owner of transfers may free them only after they have ended or the executor has failed.
 
@@ -117,13 +118,13 @@ static inline void executor_count_shared(struct executor *exec, uint64_t sent, u
     exec->payload_sent += sent;
     exec->payload_received += received;
     if (exec->sent)
-        exec->sent->shm += sent;
+        exec->sent->shm_bytes += sent;
 }
 // Counts a message for its execution; links count all that they send.
 static inline void executor_count_message(const struct executor *exec, const struct link *link, uint64_t nbytes)
 {
     if (exec->sent)
-        *link_medium(link, &exec->sent->shm, &exec->sent->tcp, &exec->sent->mpi) += nbytes;
+        *link_medium(link, &exec->sent->shm_bytes, &exec->sent->tcp_bytes, &exec->sent->mpi_bytes) += nbytes;
 }
 
 // links.c. Moves data over all links. True if something moved.

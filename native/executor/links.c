@@ -11,8 +11,7 @@ static void fail_link(struct executor *exec, const struct link *link, bhvd_statu
         executor_fail_left(exec, link->rank);
     else if (status == BHVD_ERR_PEER_LOST)
         executor_blame(exec, status, BHVD_CAUSE_ENDED, link->rank,
-                       "rank %d was lost: its process ended or became unreachable without "
-                       "leaving the job", link->rank);
+                       "rank %d was lost: its process ended or became unreachable without leaving the job", link->rank);
     else
         executor_fail_protocol(exec, link->rank);
 }
@@ -32,8 +31,8 @@ static void fail_opening(struct executor *exec, const struct link *link, const s
         executor_fail_left(exec, link->rank);
     else if (error->status == BHVD_ERR_PEER_LOST || error->status == BHVD_ERR_TIMEOUT)
         executor_blame(exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, link->rank,
-                       "%.700s. Rank %d has ended, or its host or the network between broke down: see whether a firewall closes the ports "
-                       "between the two hosts", error->message, link->rank);
+                       "%.700s. Rank %d has ended, or its host or the network between broke down: see whether a firewall "
+                       "closes the ports between the two hosts", error->message, link->rank);
     else
         executor_fail_with(exec, error);
 }

@@ -1,5 +1,5 @@
-// The list of running tasks: schedules (plan.h) and two-level collectives (two_level.h). All advance whenever links have
-// been polled. Only task_execute waits for one. Thread: the engine's.
+// A task is a collective that runs beside others: a schedule (plan.h) or a two-level collective (two_level.h). All tasks advance
+// whenever links have been polled. Only task_execute waits for one. Thread: the engine's.
 #pragma once
 
 #include "executor/executor.h"
@@ -21,7 +21,7 @@ struct task {
     int awaited;                            // the global rank of this host that it waits for; -1: none
 };
 
-// on_complete: called after the task is over, or the executor has failed, and it was destroyed. NULL: the caller polls is_over
+// on_complete: called after the task is over, or the executor has failed, and it was destroyed. NULL: the caller polls is_complete
 // and destroys it.
 void task_start(struct executor *exec, struct task *task, void (*on_complete)(void *arg, bhvd_status status), void *arg);
 // Destroys a task without `on_complete` that is over, or after the executor has failed.
@@ -33,7 +33,7 @@ bhvd_status task_execute(struct executor *exec, struct task *task);
 bool tasks_advance(struct executor *exec);
 // Can a task work now without a link event?
 bool tasks_can_advance(struct executor *exec);
-// After the executor has failed: ends the tasks that have `on_complete`. Tasks without it are destroyed by their creators.
+// After the executor has failed: completes the tasks that have `on_complete`. Tasks without it are destroyed by their creators.
 void tasks_abort(struct executor *exec);
 // Is a task with this exclusive memory running? NULL: false.
 bool tasks_use_memory(const struct executor *exec, const void *memory);

@@ -124,7 +124,7 @@ static bool advance(struct executor *exec, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;
     const struct wire wire_before = exec->wire;
-    struct sent *sent_before = exec->sent;
+    struct bhvd_sent *sent_before = exec->sent;
     exec->wire = l->wire;
     exec->sent = l->sent;
     const bool progress = advance_pieces(exec, l);

@@ -30,7 +30,7 @@ struct two_level_ops {
 // The first member of every two-level collective.
 struct two_level {
     struct task task;
-    struct sent *sent;                  // of its execution
+    struct bhvd_sent *sent;             // of its execution
     struct wire wire;                   // and the network figures of that execution
     const struct two_level_ops *ops;
     struct group *local;

@@ -18,7 +18,7 @@ struct nccl_execution {
     struct bhvd_device *device;
     const struct nccl *nccl;
     struct collective *const *colls;
-    int count;                          // of colls
+    int count;                          // of collectives
     void *stream;
     struct device_scratch scratch;      // in use until the execution's work on the stream is done
     bool host_waits;

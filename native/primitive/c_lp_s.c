@@ -186,8 +186,9 @@ static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, 
     const struct collective *coll = stage->coll;
     const size_t begin = offset / bhvd_dtype_size(coll->tensors[0].dtype);
     struct span_list list = {0};
-    struct c_lp_s *x = primitive_shard(exec, shard, &list) ? NULL : plan_among(exec, h->cross, coll, shard->nbytes, NULL, &list,
-                                                                               plan);
+    struct c_lp_s *x = NULL;
+    if (!primitive_shard(exec, shard, &list))
+        x = plan_among(exec, h->cross, coll, shard->nbytes, NULL, &list, plan);
     span_list_fini(&list);
     if (!x)
         return exec->failure.status;

@@ -10,7 +10,7 @@ struct execution {
     uint64_t after;             // it starts when those up to this number are over
     struct wire wire;           // as measured by the coordinator: all ranks choose by the same values
     uint32_t process_set;       // looked up when it starts, since the set may be removed before
-    struct sent sent;           // bytes sent for it so far
+    struct bhvd_sent sent;      // bytes sent for it so far
     struct plan plan;           // of a concurrent execution
     int count;
     struct collective *colls[];  // of operations

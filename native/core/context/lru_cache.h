@@ -1,4 +1,4 @@
-// Agreements, found by name and by id, in least recently used order. Engine only.
+// A cache of agreements, found by name and by id, that evicts the least recently used. Engine only.
 #pragma once
 
 #include "core/message/operation_key.h"
@@ -24,7 +24,7 @@ void *lru_find_id(const struct lru_cache *cache, uint32_t id);
 // The caller has set its id and key; it becomes the newest. False: no memory.
 bool lru_insert(struct lru_cache *cache, struct lru_entry *entry);
 void lru_touch(struct lru_cache *cache, struct lru_entry *entry);            // it becomes the newest
-// Removes the entry of this name and, if the list is full, the least recently used one. False: all are in use.
+// Removes the entry of this name and, if the cache is full, the least recently used one. False: all are in use.
 bool lru_make_room(struct lru_cache *cache, size_t capacity, const struct operation_key *key);
 void lru_remove(struct lru_cache *cache, struct lru_entry *entry);           // removes and frees it
 void lru_fini(struct lru_cache *cache);

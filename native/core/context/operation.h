@@ -1,5 +1,5 @@
-// An operation: the arguments and state of a bhvd_post, until it ends. It is the public bhvd_handle.
-// Held by the caller's handle and, while it runs, by the engine.
+// An operation: the arguments and state of a bhvd_post. Its collective (executor/collective.h) is the part that the executor needs.
+// Its references are the caller's bhvd_handle and, until it completes, the engine's.
 #pragma once
 
 #include <stdatomic.h>
@@ -12,7 +12,7 @@
 #include "core/message/operation_key.h"
 #include "executor/collective.h"
 
-// Whether it has ended, and if not, whether a thread sleeps until then: a wake-up is a system call.
+// Whether it is complete, and if not, whether a thread sleeps until then: a wake-up is a system call.
 enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_COMPLETE };
 
 struct completion;
@@ -63,7 +63,7 @@ static inline struct bhvd_operation *operation_of(struct collective *coll)
     return (struct bhvd_operation *)(void *)((char *)coll - offsetof(struct bhvd_operation, coll));
 }
 
-// Ends it: from now on bhvd_wait returns. Drops the engine's reference; the name may be used again.
+// With a result, or an error: from now on bhvd_wait returns. Releases the engine's reference; the name may be used again.
 void operation_complete(struct bhvd_operation *op, const struct bhvd_error *error);
 void operation_complete_list(struct bhvd_operation *list, const struct bhvd_error *error);  // all of a list linked by `next`
 void operation_release(struct bhvd_operation *op);
@@ -72,9 +72,9 @@ static inline bool operation_is_complete(const struct bhvd_operation *op)
 {
     return atomic_load(&op->state) == OPERATION_COMPLETE;
 }
-// Sleeps until another thread has ended it, with spurious wake-ups; CLOCK_NEVER: no deadline.
+// Sleeps until another thread has completed it, with spurious wake-ups; CLOCK_NEVER: no deadline.
 void operation_sleep(struct bhvd_operation *op, int64_t deadline_ns);
-// Ends all operations in progress on a process set that is being removed.
+// Completes, with an error, all operations in progress on a process set that is being removed.
 void operation_abort_set(bhvd_context *ctx, uint32_t process_set);
 
 // Is there an operation that was requested from the coordinator and has no response?

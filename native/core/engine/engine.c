@@ -80,7 +80,7 @@ bool engine_needs_poll(bhvd_context *ctx)
 // Counts bytes for the operations of an execution, in proportion to their sizes.
 static void count_sent(bhvd_context *ctx, const struct execution *execution)
 {
-    const uint64_t sent[] = {execution->sent.shm, execution->sent.tcp, execution->sent.mpi};
+    const uint64_t sent[] = {execution->sent.shm_bytes, execution->sent.tcp_bytes, execution->sent.mpi_bytes};
     uint64_t total = 0, until = 0, counted[3] = {0};
     for (int i = 0; i < execution->count; i++)
         total += collective_nbytes(execution->colls[i]);
@@ -159,7 +159,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_operation *op, uint3
 {
     struct execution *execution = malloc(sizeof *execution + sizeof execution->colls[0]);
     const struct wire wire_before = ctx->exec.wire;
-    struct sent *sent_before = ctx->exec.sent;
+    struct bhvd_sent *sent_before = ctx->exec.sent;
     struct bhvd_error error = {0};
     if (!execution) {
         executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to start an operation");
@@ -201,8 +201,8 @@ static bool start_pairwise(bhvd_context *ctx)
     bool progress = false;
     uint32_t id;
     struct wire wire;
-    for (struct bhvd_operation *op; ctx->pairwise->changed && !ctx->exec.failure.status &&
-         (op = pairwise_next(ctx, &id, &wire)); progress = true) {
+    struct bhvd_operation *op;
+    for (; ctx->pairwise->changed && !ctx->exec.failure.status && (op = pairwise_next(ctx, &id, &wire)); progress = true) {
         if (!operation_is_complete(op))
             execute_pairwise(ctx, op, id, &wire);
         operation_release(op);

@@ -1,5 +1,5 @@
-// The engine: moves data and executes agreed operations. The caller of these functions holds ctx->engine_lock
-// (progress.h).
+// The engine makes progress: it polls links, negotiates, and starts agreed executions, which the executor runs
+// (executor/executor.h). The caller of these functions holds ctx->engine_lock (progress.h).
 #pragma once
 
 #include "core/context/context.h"

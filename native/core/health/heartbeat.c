@@ -95,8 +95,8 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
         peer->acknowledged = sent;
     } else if (silence_ns >= h->silence_ns && now_ns - ctx->exec.returned_ns >= h->silence_ns) {
         executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
-                       "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the network "
-                       "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                       "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the "
+                       "network between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
                        (double)silence_ns / 1e9, ctx->options.rank, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }

@@ -315,15 +315,15 @@ bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct byte
     const uint32_t started = persistent->number - (persistent->op != NULL);
     if (started > last && left != NOBODY_LEFT)
         return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left,
-                              "rank %d left the job before rank %d could begin "
-                              "'%.*s', which rank %d has begun", left, link->rank, (int)persistent->cached.key.name_size,
-                              persistent->cached.key.name, ctx->options.rank);
+                              "rank %d left the job before rank %d could begin '%.*s', which rank %d has begun", left,
+                              link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name,
+                              ctx->options.rank);
     if (started > last)
         return executor_fail(&ctx->exec, BHVD_ERR_MISMATCH,
-                             "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
-                             "with it: a rank has joined, or its process set is removed before all have requested it, or ranks "
-                             "request it with different arguments. Give each variant its own name.",
-                             link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
+                             "rank %d takes no part in '%.*s', for which rank %d has begun to exchange with it: a rank has "
+                             "joined, or its process set is removed before all have requested it, or ranks request it with "
+                             "different arguments. Give each variant its own name.", link->rank,
+                             (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->left = left;
     neighbor->announced = last;
