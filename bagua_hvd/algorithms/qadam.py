@@ -27,7 +27,7 @@ from bagua_hvd.algorithms.full_steps import mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import ErrorState, c_lp_s, minmax_uint8
+from bagua_hvd.primitives import c_lp_s, minmax_uint8
 from bagua_hvd.training import adam
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -83,44 +83,23 @@ class QAdam(Algorithm):
         return self.codec.takes(dtype)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        if not self.frozen(bucket.model):
-            return mean_of_gradients(bucket, group)
-        if self.error_feedback:
-            self._take_back(bucket)
-        return self._begin(bucket, bucket.views)
-
-    def _take_back(self, bucket: Bucket) -> None:
-        """In a further window of a step: restores the errors, for the codes of the window before are not applied.
-
-        They are copied beforehand once a step has had several windows; in the first such step they become zeros.
-        """
-        model, key = bucket.model, f"errors.{bucket.model.gradients.index(bucket)}"
-        if model.window:
-            model.several_windows = True
-            before = model.pending.get(key)
-            bucket.state.forget("error")
-            if before is not None:
-                bucket.state.keep("error", before.copy)
-        elif model.several_windows:
-            model.pending[key] = self._error(bucket).copy()
-
-    def _error(self, bucket: Bucket) -> ErrorState:
-        return error_state(bucket, bucket.model.group, self.hierarchical, scaled=False)
+        return self._begin(bucket, bucket.views) if self.frozen(bucket.model) else mean_of_gradients(bucket, group)
 
     def _begin(self, bucket: Bucket, gradients: Sequence[TensorView]) -> Pending:
         """Begins m <- C_LP_S(m_i) of a bucket."""
         m = adam.momentum(bucket, gradients, self._frozen_for(bucket.model), self.in_steps, self.bounded)
         bucket.model.pending[bucket.name] = m
-        error = self._error(bucket) if self.error_feedback else None
-        return c_lp_s(m, bucket.model.group, self.codec, error, name=bucket.name, hierarchical=self.hierarchical,
+        group, hierarchical = bucket.model.group, self.hierarchical
+        error = error_state(bucket, group, hierarchical, scaled=False) if self.error_feedback else None
+        return c_lp_s(m, group, self.codec, error, name=bucket.name, hierarchical=hierarchical,
                       seed=bucket.seed(bucket.step))
 
     def step(self, model: Model) -> bool:
         if not self.frozen(model):
             return False
-        for operation in [self._begin(bucket, bucket.gradients) for bucket in model.gradients
-                          if bucket.name not in model.pending]:
-            operation.wait()
+        if not model.pending:
+            for operation in [self._begin(bucket, bucket.gradients) for bucket in model.gradients]:
+                operation.wait()
         for bucket in model.gradients:
             adam.step(bucket, model.pending[bucket.name], self._frozen_for(model), self.in_steps, self.bounded)
         return True

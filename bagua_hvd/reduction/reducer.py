@@ -569,8 +569,9 @@ class Reducer:
         if not self.model.scaled:
             self.model.scaled = True
             made = [self.model.pending.pop(bucket.name, None) for bucket in self.buckets]
-            if any(entry is not None for entry in made):
-                self.model.roll_back()
+            if any(entry is not None for entry in made) and not self.model.roll_back():
+                for bucket in self.buckets:     # once: its errors are of values that are not applied
+                    bucket.state.drop(shared=False)
 
     def agree_on_overflow(self, local: Any) -> bool:
         """Whether any rank has gradients that are not finite, in steps that do not communicate them; collective.

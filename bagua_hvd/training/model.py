@@ -59,8 +59,7 @@ class Model:
         delay: the number of steps from sending a gradient to applying it, 0 or 1.
         late: with delay=1: by index of each bucket of gradients, its DelayedGradients, in flight or arrived.
         pending: work that an algorithm has begun in this step; {} at the beginning of the next.
-        window: how often gradients were communicated earlier in this step. several_windows: whether that was ever twice
-            in one step, as far as the algorithm asks.
+        window: how often gradients were communicated earlier in this step.
         continues: whether the gradients being communicated are those of an earlier window of this step, plus what
             another backward pass has added to them.
         hook: the running method of the algorithm, None outside of steps. "communicate": until synchronize() returns.
@@ -85,7 +84,6 @@ class Model:
         self.pending: dict[str, Any] = {}
         self.hook: str | None = None
         self.window = 0
-        self.several_windows = False
         self.continues = False
         self.cut_by_user = False
         self.timing: Timing | None = None
@@ -241,10 +239,12 @@ class Model:
             self._restore()
         self._snapshots = None
 
-    def roll_back(self) -> None:
-        """The step is skipped: restores the state of gradient buckets from before it, as far as that is known."""
+    def roll_back(self) -> bool:
+        """The step is skipped: restores the state of gradient buckets from before it. False: that is not known."""
+        known = self._snapshots is not None
         self._restore()
         self.step_pending = False
+        return known
 
     def _restore(self) -> None:
         for state, snapshot in self._snapshots or ():
