@@ -267,6 +267,9 @@ static void has_no_memory_for_a_signal(struct job *job, int rank, bhvd_context *
     for (int i = 0; i < 3; i++)
         finish(average(ctx, "x", x, 4), BHVD_OK);
     finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+    atomic_fetch_add(&job->ready, rank != 0);
+    while (rank == 0 && atomic_load(&job->ready) < RANKS - 1)
+        usleep(1000);
     if (rank == 0) {
         pthread_mutex_lock(&ctx->engine_lock);
         ctx->exec.connections.links[1].control_out.failed = true;
@@ -278,9 +281,9 @@ static void has_no_memory_for_a_signal(struct job *job, int rank, bhvd_context *
             ended = ctx->exec.failure.status == BHVD_ERR_SYSTEM && ctx->outstanding == 0;
             pthread_mutex_unlock(&ctx->engine_lock);
         }
-        job->ready = 1;
+        atomic_fetch_add(&job->ready, 1);
     }
-    while (!job->ready)
+    while (atomic_load(&job->ready) < RANKS)
         usleep(1000);
     if (rank) {
         bhvd_handle *handle;
