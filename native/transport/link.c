@@ -232,7 +232,7 @@ static bool claim_unexpected_in_flight(struct link *link, struct transfer *trans
         if (unexpected && unexpected->header.execution == transfer->header.execution && unexpected->header.number == transfer->header.number) {
             if (unexpected->size != transfer->size)
                 break_link(link);
-            if (transfer->size && !link->is_broken)
+            else if (unexpected->moved)
                 memcpy(transfer->buffer, unexpected->buffer, unexpected->moved);
             transfer->moved = unexpected->moved;
             link->streams[i].receiving = transfer;
@@ -257,12 +257,14 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
         link_mark_ready(link);
     struct transfer *unexpected = queue->unexpected.head ? take_numbered(&queue->unexpected, transfer->header.number) : NULL;
     if (unexpected) {
-        if (unexpected->size != size)
-            break_link(link);
-        if (size && !link->is_broken)
+        const bool fits = unexpected->size == size;
+        if (fits && size)
             memcpy(buffer, unexpected->buffer, size);
         free(unexpected);
-        finish(transfer, &link->receives);
+        if (fits)
+            finish(transfer, &link->receives);
+        else
+            break_link(link);           // not finished: nothing may read the buffer
     } else if (!claim_unexpected_in_flight(link, transfer)) {
         fifo_put(&queue->receives, transfer, next);
     }
@@ -542,6 +544,8 @@ bhvd_status link_flush(struct link *link)
 
 bool link_ready(const struct link *link)
 {
+    if (link->is_broken)
+        return true;
     if (link->control.ops->readable && link->state == LINK_OPEN && link->control.ops->readable(&link->control))
         return true;
     if (link->control_out.size && link->control.ops->writable && link->control.ops->writable(&link->control))

@@ -172,7 +172,7 @@ static inline bool stream_has_output(const struct stream *stream)
 // Is there more to read now: is something expected, and is the current message not an unexpected one?
 bool stream_wants_input(const struct link *link, const struct stream *stream);
 
-// True if link_advance would move something, as far as can be known without a system call.
+// True if link_advance would move something or report an error, as far as can be known without a system call.
 bool link_ready(const struct link *link);
 
 // How long the peer's host has acknowledged no data in flight on one of the connections, as far as earlier

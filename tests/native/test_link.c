@@ -227,7 +227,9 @@ TEST(sizes_that_differ_are_an_error)
             CHECK_STATUS(look(&pair), BHVD_OK);
         }
         post_recv(&pair.b.link, 4, &receive, in[0], LENGTH - 1);
+        CHECK(!receive.done && link_ready(&pair.b.link) == is_early);
         CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
+        CHECK(!receive.done);
         pair_fini(&pair);
     }
 }
