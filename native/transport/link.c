@@ -352,7 +352,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     }
     // Work between two polls may post the receive: wait for the second. After the peer has left, a poll without progress is final.
     const bool seen_before = stream->is_early || link->state != LINK_OPEN;
-    stream->is_early = !seen_before;
+    stream->is_early = true;
     if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, queue))
         return BHVD_OK;
     struct transfer *unexpected = malloc(sizeof *unexpected + header->size);
@@ -360,6 +360,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
         return BHVD_ERR_SYSTEM;
     *unexpected = (struct transfer){.buffer = (unsigned char *)(unexpected + 1), .size = header->size, .header = *header};
     stream->receiving = stream->unexpected = unexpected;
+    stream->is_early = false;
     return BHVD_OK;
 }
 

@@ -65,7 +65,7 @@ struct stream {
     size_t incoming_moved;                      // of the header that is being read
     struct transfer *receiving;                 // the transfer of the complete header; NULL: nobody expects it yet
     struct transfer *unexpected;                // `receiving`, if it is the stream's own message; else NULL
-    bool is_early;                              // the header was already unexpected at the last poll
+    bool is_early;                              // a poll has seen the complete header, and nobody expected the message
 };
 
 // The messages of one execution. When it is over another execution takes over the queue; a pairwise operation has its own.
