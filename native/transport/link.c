@@ -456,7 +456,8 @@ static bhvd_status advance_all_receives(struct link *link, bool *progress)
     return is_over && traffic_is_pending(&link->receives) ? BHVD_ERR_PEER_LOST : BHVD_OK;
 }
 
-static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
+// *is_of_frame: the error is on_frame's.
+static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, void *arg, bool *progress, bool *is_of_frame)
 {
     for (;;) {
         unsigned char chunk[4096];
@@ -481,6 +482,7 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
             used += FRAME_HEADER + (size_t)size;
             link->frames_received++;
             status = on_frame(arg, link, frame[4], (struct bytes_reader){payload, payload + size, false});
+            *is_of_frame = status != BHVD_OK;
             if (status)
                 return status;
         }
@@ -500,6 +502,7 @@ static bool may_explain(struct link *link)
 bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
 {
     bhvd_status status = BHVD_OK;
+    bool is_of_frame = false;
     if (link->is_broken)
         return BHVD_ERR_SYSTEM;
     if (link->state == LINK_UNOPENED)
@@ -518,12 +521,13 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
     // the goodbye may explain it.
     if ((!status || status == BHVD_ERR_PEER_LOST) &&
         (!link->control.ops->readable || link->control.ops->readable(&link->control))) {
-        bhvd_status control = advance_control(link, on_frame, arg, progress);
+        bhvd_status control = advance_control(link, on_frame, arg, progress, &is_of_frame);
         if (status == BHVD_ERR_PEER_LOST && !control && link->state == LINK_OPEN && may_explain(link))
             return BHVD_OK;
+        is_of_frame = is_of_frame && !status;
         status = status ? status : control;
     }
-    if (status == BHVD_ERR_PEER_LOST) {
+    if (status == BHVD_ERR_PEER_LOST && !is_of_frame) {
         if (link->state == LINK_LEFT)
             return BHVD_OK;
         link->state = LINK_LOST;

@@ -274,6 +274,27 @@ TEST(numbers_go_on_beyond_32_bits)
     pair_fini(&pair);
 }
 
+static bhvd_status on_bad_news(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    (void)arg, (void)link, (void)type, (void)payload;
+    return BHVD_ERR_PEER_LOST;
+}
+
+// It may still be needed for a goodbye that says so.
+TEST(a_frame_about_the_loss_of_another_rank_does_not_lose_its_sender)
+{
+    struct pair pair;
+    bool progress = false;
+    pair_init(&pair, 1, 1);
+    CHECK_STATUS(link_send_frame(&pair.a.link, 0, &(struct bytes){0}, false), BHVD_OK);
+    CHECK_STATUS(link_advance(&pair.b.link, on_bad_news, NULL, &progress), BHVD_ERR_PEER_LOST);
+    CHECK_EQ(pair.b.link.state, LINK_OPEN);
+    link_close(&pair.a.link);
+    CHECK_STATUS(link_advance(&pair.b.link, on_bad_news, NULL, &progress), BHVD_ERR_PEER_LOST);
+    CHECK_EQ(pair.b.link.state, LINK_LOST);
+    pair_fini(&pair);
+}
+
 // After a failure the executor frees its transfers before the link, which has a half-received message, expected or not.
 TEST(a_link_is_freed_after_the_transfers_of_its_owner)
 {
