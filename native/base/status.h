@@ -5,6 +5,10 @@
 
 #include "bagua_hvd.h"
 
+// Internal: a peer broke the protocol; BHVD_ERR_SYSTEM always means this process. executor_fail_protocol turns it into
+// BHVD_ERR_SYSTEM with BHVD_CAUSE_PROTOCOL before anybody outside of the core sees it.
+#define BHVD_ERR_PROTOCOL ((bhvd_status)(BHVD_ERR_SYSTEM + 1))
+
 // Fills *error (NULL is fine) with the status and the formatted message, sets no cause, and returns the status:
 //     return error_set(error, BHVD_ERR_ARGUMENT, "root rank %d is not in process set %d", root, id);
 bhvd_status error_set(struct bhvd_error *error, bhvd_status status, const char *format, ...)

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/status.h"
 #include "executor/plan.h"
 #include "transport/socket.h"
 
@@ -12,8 +13,10 @@ static void fail_link(struct executor *exec, const struct link *link, bhvd_statu
     else if (status == BHVD_ERR_PEER_LOST)
         executor_blame(exec, status, BHVD_CAUSE_ENDED, link->rank,
                        "rank %d was lost: its process ended or became unreachable without leaving the job", link->rank);
-    else
+    else if (status == BHVD_ERR_PROTOCOL)
         executor_fail_protocol(exec, link->rank);
+    else                // or a frame has failed the executor already
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a message from rank %d", link->rank);
 }
 
 // Call after every change that may affect the events to wait for.

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/status.h"
 
 enum {
     FRAME_HEADER = 5,                           // u32 payload size, u8 type
@@ -167,17 +168,20 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
 }
 
 // link_advance reports the error.
-static void break_link(struct link *link)
+static void break_link(struct link *link, bhvd_status error)
 {
-    link->is_broken = true;
+    link->broken = error;
     link_mark_ready(link);
 }
+
+// A pairwise operation's queue lacks memory; that of an execution is in use by another.
+static bhvd_status why_no_queue(bool is_of_pairwise) { return is_of_pairwise ? BHVD_ERR_SYSTEM : BHVD_ERR_PROTOCOL; }
 
 static struct match_queue *queue_or_break(struct link *link, uint64_t execution)
 {
     struct match_queue *queue = take_queue(link, execution);
     if (!queue)
-        break_link(link);
+        break_link(link, why_no_queue(execution & LINK_PAIRWISE));
     return queue;
 }
 
@@ -231,7 +235,7 @@ static bool claim_unexpected_in_flight(struct link *link, struct transfer *trans
         struct transfer *unexpected = link->streams[i].unexpected;
         if (unexpected && unexpected->header.execution == transfer->header.execution && unexpected->header.number == transfer->header.number) {
             if (unexpected->size != transfer->size)
-                break_link(link);
+                break_link(link, BHVD_ERR_PROTOCOL);
             else if (unexpected->moved)
                 memcpy(transfer->buffer, unexpected->buffer, unexpected->moved);
             transfer->moved = unexpected->moved;
@@ -264,7 +268,7 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
         if (fits)
             finish(transfer, &link->receives);
         else
-            break_link(link);           // not finished: nothing may read the buffer
+            break_link(link, BHVD_ERR_PROTOCOL);    // not finished: nothing may read the buffer
     } else if (!claim_unexpected_in_flight(link, transfer)) {
         fifo_put(&queue->receives, transfer, next);
     }
@@ -344,11 +348,11 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
         return BHVD_OK;
     struct match_queue *queue = queue_for(link, header);
     if (!queue)
-        return BHVD_ERR_SYSTEM;
+        return why_no_queue(is_of_pairwise(header));
     stream->receiving = take_numbered(&queue->receives, header->number);
     if (stream->receiving) {
         stream->is_early = false;
-        return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_SYSTEM;
+        return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_PROTOCOL;
     }
     // Work between two polls may post the receive: wait for the second. After the peer has left, a poll without progress is final.
     const bool seen_before = stream->is_early || link->state != LINK_OPEN;
@@ -432,8 +436,9 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
         stream->unexpected = NULL;
         struct match_queue *queue = queue_for(link, &t->header);
         if (!queue) {
+            const bhvd_status why = why_no_queue(is_of_pairwise(&t->header));
             free(t);
-            return BHVD_ERR_SYSTEM;
+            return why;
         }
         fifo_put(&queue->unexpected, t, next);
     }
@@ -475,7 +480,7 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
             uint32_t size;
             memcpy(&size, frame, sizeof size);
             if (size > LINK_FRAME_MAX)
-                return BHVD_ERR_SYSTEM;
+                return BHVD_ERR_PROTOCOL;
             if (link->control_in.size - used < FRAME_HEADER + (size_t)size)
                 break;
             const unsigned char *payload = frame + FRAME_HEADER;
@@ -503,8 +508,8 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
 {
     bhvd_status status = BHVD_OK;
     bool is_of_frame = false;
-    if (link->is_broken)
-        return BHVD_ERR_SYSTEM;
+    if (link->broken)
+        return link->broken;
     if (link->state == LINK_UNOPENED)
         return BHVD_OK;
     if (link->state != LINK_OPEN) {
@@ -549,7 +554,7 @@ bhvd_status link_flush(struct link *link)
 
 bool link_ready(const struct link *link)
 {
-    if (link->is_broken)
+    if (link->broken)
         return true;
     if (link->control.ops->readable && link->state == LINK_OPEN && link->control.ops->readable(&link->control))
         return true;

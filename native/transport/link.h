@@ -99,7 +99,8 @@ struct link {
     bool lacks_streams;                         // not all of them are connected: messages wait
     int opening;                                // channels being connected by this rank
     struct match_queue queues[LINK_MATCH_QUEUES], *pairwise;
-    bool is_broken;                             // the two sides disagree about their messages, or there was no memory for one
+    bhvd_status broken;                         // BHVD_ERR_PROTOCOL: the two sides disagree about their messages;
+                                                // BHVD_ERR_SYSTEM: no memory for one; else BHVD_OK
     int64_t unexplained_since_ns;               // since when a stream has ended but the control channel has not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
     struct link_queue *ready_links;             // the queue for link_mark_ready (poller.h); NULL: none
@@ -145,7 +146,7 @@ static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint
 // Posts an execution's next message in two steps, because a schedule knows its messages long before it can post them: first its
 // number, in an order that both sides know; then the message, which moves in link_advance. Size 0 sends a header only. The two
 // sides' sizes must agree. finished: the queue that the transfer joins when done. urgent: goes before others; the same for all
-// messages of an execution. link_advance reports BHVD_ERR_SYSTEM: the queue is in use by another, or an unexpected size differs.
+// messages of an execution. link_advance reports BHVD_ERR_PROTOCOL: the queue is in use by another, or an unexpected size differs.
 uint32_t link_number_send(struct link *link, uint64_t execution);
 uint32_t link_number_recv(struct link *link, uint64_t execution);
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
@@ -156,8 +157,8 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
 void link_end_pairwise(struct link *link, uint64_t pairwise);
 
 // Moves all data that it can without blocking, passes complete control frames to on_frame, sets *progress if anything moved.
-// BHVD_ERR_PEER_LOST: the peer is gone, see state; BHVD_ERR_SYSTEM: it broke the protocol; or on_frame's error, which does not change
-// the state, since it may be about another rank.
+// BHVD_ERR_PEER_LOST: the peer is gone, see state; BHVD_ERR_PROTOCOL: it broke the protocol; BHVD_ERR_SYSTEM: no memory; or on_frame's
+// error, which does not change the state, since it may be about another rank.
 bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
 
 // The liveness socket broke: reads the remaining data, then marks the peer lost unless it said goodbye.

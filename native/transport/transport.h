@@ -29,6 +29,7 @@ static inline void fd_close(int *fd)
 struct channel_ops {
     const char *name;
     // Moves bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: the pipe is broken or, for recv, at its end.
+    // BHVD_ERR_SYSTEM: no memory.
     bhvd_status (*send)(struct channel *channel, const struct iovec *parts, int count, size_t *moved);
     bhvd_status (*recv)(struct channel *channel, void *dst, size_t size, size_t *moved);
     // Is there something to read? True on a broken pipe too. Cheap: no system call. NULL: only poll() can tell.

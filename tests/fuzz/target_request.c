@@ -27,7 +27,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct supply s = {data, data + size};
     size_t first_size = supply_u16(&s);
     const uint8_t *first = supply_bytes(&s, &first_size);
-    struct request *one = request_parse(first, first_size), *other = request_parse(s.at, (size_t)(s.end - s.at));
+    struct request *one, *other;
+    request_parse(first, first_size, &one);
+    request_parse(s.at, (size_t)(s.end - s.at), &other);
     struct bhvd_error error;
     if (one)
         look_at(one);

@@ -56,6 +56,7 @@ static const char *check_status_name(bhvd_status status)
     static const char *const names[] = {
         "BHVD_OK", "BHVD_IN_PROGRESS", "BHVD_ERR_ARGUMENT", "BHVD_ERR_MISMATCH", "BHVD_ERR_UNSUPPORTED",
         "BHVD_ERR_PEER_LOST", "BHVD_ERR_SHUTDOWN", "BHVD_ERR_TIMEOUT", "BHVD_ERR_AUTH", "BHVD_ERR_SYSTEM",
+        "BHVD_ERR_PROTOCOL",
     };
     return (unsigned)status < sizeof names / sizeof names[0] ? names[status] : "no status";
 }

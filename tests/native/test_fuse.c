@@ -22,7 +22,7 @@ static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
     struct pending *pending = calloc(1, sizeof *pending + sizeof pending->requests[0]);
     struct bytes bytes = {0};
     request_write(&bytes, 1, &args);
-    pending->requests[0] = request_parse(bytes.data, bytes.size);
+    CHECK_STATUS(request_parse(bytes.data, bytes.size, &pending->requests[0]), BHVD_OK);
     pending->size = pending->ready_count = 1;
     bytes_fini(&bytes);
     fifo_put(&c.ready, pending, next_ready);

@@ -5,7 +5,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "transport/link.h"
+static bool lacks_memory;
+#define malloc(size) (lacks_memory ? NULL : malloc(size))
+#include "transport/link.c"
+#undef malloc
 
 enum { LENGTH = 1000, LOOKS = 20 };
 
@@ -231,7 +234,7 @@ TEST(sizes_that_differ_are_an_error)
         }
         post_recv(&pair.b.link, 4, &receive, in[0], LENGTH - 1);
         CHECK(!receive.done && link_ready(&pair.b.link) == is_early);
-        CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
+        CHECK_STATUS(look(&pair), BHVD_ERR_PROTOCOL);
         CHECK(!receive.done);
         pair_fini(&pair);
     }
@@ -249,7 +252,27 @@ TEST(executions_beyond_the_window_and_those_long_over_are_errors)
         pair_init(&pair, 1 + LINK_MATCH_QUEUES, 1 + LINK_MATCH_QUEUES);
         post_recv(&pair.b.link, cases[i].expected, &receive, in, LENGTH);
         post_send(&pair.a.link, cases[i].sent, &send, out, LENGTH);
+        CHECK_STATUS(look(&pair), BHVD_ERR_PROTOCOL);
+        pair_fini(&pair);
+    }
+}
+
+TEST(no_memory_for_a_message_is_not_the_peers_fault)
+{
+    for (int is_of_pairwise = 0; is_of_pairwise < 2; is_of_pairwise++) {
+        struct pair pair;
+        struct transfer send, other;
+        unsigned char out[LENGTH] = {0}, in[LENGTH];
+        const uint64_t execution = is_of_pairwise ? LINK_PAIRWISE | 7 : 4;
+        pair_init(&pair, 4, 4);
+        link_send_numbered(&pair.a.link, execution, link_number_send(&pair.a.link, execution), &send, out, LENGTH, NULL, false);
+        post_recv(&pair.b.link, 3, &other, in, LENGTH);
+        lacks_memory = true;
         CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
+        if (is_of_pairwise)
+            link_number_recv(&pair.b.link, execution);
+        CHECK_EQ(pair.b.link.broken, is_of_pairwise ? BHVD_ERR_SYSTEM : BHVD_OK);
+        lacks_memory = false;
         pair_fini(&pair);
     }
 }
@@ -344,7 +367,7 @@ TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < LOOKS && !status; i++)
         status = look(&pair);
-    CHECK_STATUS(status, BHVD_ERR_SYSTEM);
+    CHECK_STATUS(status, BHVD_ERR_PROTOCOL);
     free(out);
     pair_fini(&pair);
 }

@@ -5,6 +5,11 @@
 #include "core/message/reason.h"
 #include "job.h"
 
+static _Atomic bool lacks_memory;
+#define calloc(count, size) (lacks_memory ? NULL : calloc(count, size))
+#include "core/negotiation/pending.c"
+#undef calloc
+
 static bool arrives(bhvd_status status, bhvd_cause cause, int rank, size_t cut)
 {
     struct bhvd_error sent, received;
@@ -116,6 +121,25 @@ static void one_fails(struct job *job, int rank, bhvd_context *ctx)
     expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
 }
 
+// The coordinator has no memory for the others' request, which is its own failure, not that of the rank that sent it.
+static void coordinator_lacks_memory(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    begin(job, ctx);
+    if (rank) {
+        while (atomic_load(&job->ready) <= RANKS)
+            usleep(1000);
+        expect_of_subject(job, ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, RANKS);
+        return;
+    }
+    lacks_memory = true;
+    atomic_fetch_add(&job->ready, 1);
+    while (bhvd_context_status(ctx, &error) == BHVD_OK)
+        usleep(1000);
+    lacks_memory = false;
+    expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
+}
+
 static void impatient(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
@@ -177,6 +201,8 @@ TEST(a_rank_that_leaves_in_the_middle_of_an_operation_has_left)
     struct job job = {.transport = "tcp", .path = "ring", .body = one_leaves_in_the_middle};
     run_this_job(&job);
 }
+
+TEST(a_lack_of_memory_is_not_a_peers_fault) { run_job("tcp", "", NULL, coordinator_lacks_memory); }
 
 TEST(every_rank_hears_whose_failure_it_is)
 {

@@ -26,8 +26,8 @@ static struct request *make_request(int rank)
         .prescale_factor = 1.0, .postscale_factor = 1.0, .splits = splits, .split_count = MANY};
     struct bytes bytes = {0};
     request_write(&bytes, 1, &args);
-    struct request *request = request_parse(bytes.data, bytes.size);
-    CHECK(request);
+    struct request *request;
+    CHECK_STATUS(request_parse(bytes.data, bytes.size, &request), BHVD_OK);
     bytes_fini(&bytes);
     return request;
 }
@@ -118,8 +118,8 @@ TEST(a_group_that_is_too_large_to_agree_on)
     struct bytes bytes = {0};
     struct bhvd_error error;
     request_write(&bytes, 1, &args);
-    struct request *request = request_parse(bytes.data, bytes.size);
-    CHECK(request);
+    struct request *request;
+    CHECK_STATUS(request_parse(bytes.data, bytes.size, &request), BHVD_OK);
     struct pending *pending = pending_create(&table, &set, 0, request);
     for (int rank = 0; rank < RANKS; rank++) {
         ranks[rank] = rank;

@@ -238,7 +238,7 @@ static bhvd_status on_down(bhvd_context *ctx, enum frame_type type, struct bytes
 {
     return type == FRAME_RESPONSE ? member_on_response(ctx, payload)
            : type == FRAME_STALE  ? member_on_stale(ctx, payload)
-                                  : BHVD_ERR_SYSTEM;
+                                  : BHVD_ERR_PROTOCOL;
 }
 
 const struct relay_receivers engine_receivers = {.up = coordinator_on_requests, .down = on_down};
@@ -251,7 +251,7 @@ static bhvd_status on_negotiation(bhvd_context *ctx, struct link *link, uint8_t 
         return relay_on_up(ctx, link, payload);
     if (type == FRAME_DOWN)
         return relay_on_down(ctx, link, payload);
-    return type == FRAME_CLOSING ? departure_on_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
+    return type == FRAME_CLOSING ? departure_on_closing(ctx, link, payload) : BHVD_ERR_PROTOCOL;
 }
 
 // Dispatches the control frames of peers.

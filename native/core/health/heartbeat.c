@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "executor/plan.h"
@@ -140,7 +141,7 @@ bhvd_status heartbeat_on_frame(bhvd_context *ctx, struct link *link, struct byte
 {
     uint64_t execution = (uint64_t)bytes_take_i64(&payload);
     if (payload.failed || (link->rank != COORDINATOR && ctx->options.rank != COORDINATOR))
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     ctx->heartbeat->ranks[link->rank].execution = execution;
     return BHVD_OK;
 }

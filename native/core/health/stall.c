@@ -122,7 +122,7 @@ static void log_stalled(bhvd_context *ctx, const void *names, size_t size)
 bhvd_status stall_on_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     if (link->rank != COORDINATOR)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     log_stalled(ctx, payload.at, (size_t)(payload.end - payload.at));
     return BHVD_OK;
 }

@@ -94,24 +94,30 @@ static bool take_tensors(struct bytes_reader *r, struct request *request)
     return !r->failed && r->at == r->end;
 }
 
-struct request *request_parse(const unsigned char *bytes, size_t size)
+bhvd_status request_parse(const unsigned char *bytes, size_t size, struct request **out)
 {
     struct request head = {.references = 1, .size = size};
-    if (size > REQUEST_BYTES_MAX || !(head.bytes = malloc(size + 1)))
-        return NULL;
+    *out = NULL;
+    if (size > REQUEST_BYTES_MAX)
+        return BHVD_ERR_PROTOCOL;
+    if (!(head.bytes = malloc(size + 1)))
+        return BHVD_ERR_SYSTEM;
     if (size)
         memcpy(head.bytes, bytes, size);
     struct bytes_reader r = {head.bytes, head.bytes + size, false};
     // A tensor takes at least two bytes.
-    struct request *request = take_head(&r, &head) && head.tensor_count <= size / 2
-                                  ? malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]) : NULL;
+    const bool is_possible = take_head(&r, &head) && head.tensor_count <= size / 2;
+    struct request *request = is_possible ? malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]) : NULL;
     if (request)
         memcpy(request, &head, sizeof head);
-    if (request && take_tensors(&r, request))
-        return request;
+    if (request && take_tensors(&r, request)) {
+        *out = request;
+        return BHVD_OK;
+    }
+    const bool lacks_memory = is_possible && !request;
     free(request);
     free(head.bytes);
-    return NULL;
+    return lacks_memory ? BHVD_ERR_SYSTEM : BHVD_ERR_PROTOCOL;
 }
 
 void request_retain(struct request *request) { request->references++; }

@@ -45,8 +45,8 @@ struct request {
 };
 
 void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args);
-// NULL: malformed, or no memory. The bytes are copied.
-struct request *request_parse(const unsigned char *bytes, size_t size);
+// Copies the bytes. BHVD_ERR_PROTOCOL: malformed; BHVD_ERR_SYSTEM: no memory. Then *out is NULL.
+bhvd_status request_parse(const unsigned char *bytes, size_t size, struct request **out);
 // Reads only the key, whose name points into the bytes. False: malformed.
 bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key);
 void request_retain(struct request *request);

@@ -176,7 +176,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     int index = process_set_index(set, rank);
     bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
     if (index < 0 || (for_all && set->group.id != 0) || (request_is_of_members(request) && !request_lists(request, rank)))
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (request->kind == BHVD_JOIN)
         return on_join(ctx, rank);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
@@ -193,7 +193,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
         lru_unpin(&pending->entry);
     }
     if (pending->requests[index])
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     pending->requests[index] = request;
     request_retain(request);
     pending->ready_count++;
@@ -245,7 +245,7 @@ static bhvd_status check_revoked(bhvd_context *ctx, const struct operation_key *
 
 // Most ranks send exactly the same request as another rank: they share it, which saves the time to parse and
 // compare it, and n - 1 copies of it in the cache.
-static struct request *read_request(struct coordinator *c, const unsigned char *bytes, size_t size)
+static bhvd_status read_request(struct coordinator *c, const unsigned char *bytes, size_t size, struct request **out)
 {
     struct operation_key key;
     if (request_read_key(bytes, size, &key)) {
@@ -253,10 +253,11 @@ static struct request *read_request(struct coordinator *c, const unsigned char *
         struct request *first = pending ? pending->requests[pending->first] : NULL;
         if (first && first->size == size && memcmp(first->bytes, bytes, size) == 0) {
             request_retain(first);
-            return first;
+            *out = first;
+            return BHVD_OK;
         }
     }
-    return request_parse(bytes, size);
+    return request_parse(bytes, size, out);
 }
 
 static bhvd_status on_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size,
@@ -264,11 +265,12 @@ static bhvd_status on_full_request(bhvd_context *ctx, const int *ranks, int coun
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
-        struct request *request = read_request(ctx->coordinator, bytes, size);
+        struct request *request;
+        status = read_request(ctx->coordinator, bytes, size, &request);
         const struct process_set *set = request && is_revoked ? process_set_find(&ctx->sets, request->key.process_set) : NULL;
         ctx->coordinator->asking = ranks[i];
         if (!set || !refuse_late_request(ctx, set, ranks[i], request, &status)) {
-            status = request ? on_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
+            status = status ? status : on_request(ctx, ranks[i], request, NULL);
             if (!status && is_revoked)
                 status = check_revoked(ctx, &request->key);
         }
@@ -282,15 +284,13 @@ static bhvd_status on_inline(bhvd_context *ctx, const int *ranks, int count, str
 {
     const struct inline_payload item = inline_payload_take(r);
     if (!item.values || count != 1)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     bhvd_status status = on_cached_request(ctx, ranks[0], item.id);
     const struct coordinator_entry *entry = status ? NULL : lru_find_id(&ctx->cache->coordinator, item.id);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
-    if (member >= 0 && pending->requests[member] && !inline_payload_add(pending, member, &item))
-        return BHVD_ERR_SYSTEM;
-    return status;
+    return member >= 0 && pending->requests[member] ? inline_payload_add(pending, member, &item) : status;
 }
 
 // The reply to a STALE: the full request, or nothing if the operation is over.
@@ -300,7 +300,7 @@ static bhvd_status on_renewed(bhvd_context *ctx, const int *ranks, int count, co
     bool any_joined = false;
     for (int i = 0; i < count; i++) {
         if (!c->requesters[ranks[i]].stale)
-            return BHVD_ERR_SYSTEM;
+            return BHVD_ERR_PROTOCOL;
         c->requesters[ranks[i]].stale--;
         any_joined |= c->requesters[ranks[i]].joined;
     }
@@ -323,7 +323,7 @@ static bhvd_status on_items(bhvd_context *ctx, const int *ranks, int count, stru
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
             if (!bytes)
-                return BHVD_ERR_SYSTEM;
+                return BHVD_ERR_PROTOCOL;
             status = tag == ITEM_RENEWED ? on_renewed(ctx, ranks, count, bytes, size)
                                          : on_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
         } else if (tag == ITEM_INLINE) {
@@ -332,10 +332,10 @@ static bhvd_status on_items(bhvd_context *ctx, const int *ranks, int count, stru
             for (int i = 0; i < count; i++)
                 coordinator_on_goodbye(ctx, ranks[i]);
         } else {
-            return BHVD_ERR_SYSTEM;
+            return BHVD_ERR_PROTOCOL;
         }
         if (r.failed)
-            return BHVD_ERR_SYSTEM;
+            return BHVD_ERR_PROTOCOL;
     }
     return status;
 }
@@ -349,7 +349,7 @@ bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int cou
         ctx->coordinator->requesters[ranks[i]].at_ns = now_ns;
     bhvd_status status = on_items(ctx, ranks, count, items);
     coordinator_time_end(ctx, begin_ns);
-    if (status == BHVD_ERR_SYSTEM && !ctx->exec.failure.status && ranks[0] != COORDINATOR)
+    if (status == BHVD_ERR_PROTOCOL && ranks[0] != COORDINATOR)
         return executor_fail_protocol(&ctx->exec, ctx->coordinator->asking);
     return status;
 }
@@ -409,8 +409,11 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
     bhvd_status status = BHVD_OK;
     for (struct unexpected_request *early = fifo_take_all(&c->unexpected), *next; early; early = next) {
         next = early->next;
-        if (!status && on_request(ctx, early->rank, early->request, NULL))
-            status = ctx->exec.failure.status ? ctx->exec.failure.status : executor_fail_protocol(&ctx->exec, early->rank);
+        status = status ? status : on_request(ctx, early->rank, early->request, NULL);
+        if (status == BHVD_ERR_PROTOCOL)
+            status = executor_fail_protocol(&ctx->exec, early->rank);
+        else if (status)
+            status = executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory for a request of rank %d", early->rank);
         request_release(early->request);
         free(early);
     }

@@ -78,7 +78,7 @@ static bhvd_status on_end(bhvd_context *ctx, struct bytes_reader r)
     if (r.at == r.end)
         reason_left(&reason, COORDINATOR);
     else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     ctx->failed_elsewhere = !ctx->exec.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
     if (reason.rank == ctx->options.rank && (reason.cause == BHVD_CAUSE_ENDED || reason.cause == BHVD_CAUSE_SILENT)) {
         const struct bhvd_error theirs = reason;
@@ -119,7 +119,7 @@ bhvd_status departure_on_closing(bhvd_context *ctx, struct link *link, struct by
 {
     const struct relay *relay = ctx->relay;
     if (link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     return close_all(ctx, reason);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "base/status.h"
 #include "core/context/context.h"
 #include "core/context/lru_cache.h"
 #include "core/message/frame.h"
@@ -39,19 +40,19 @@ struct inline_payload inline_payload_take(struct bytes_reader *r)
 
 static size_t stride_of(size_t nbytes) { return size_round_up(nbytes, CACHE_LINE); }
 
-bool inline_payload_add(struct pending *pending, int member, const struct inline_payload *item)
+bhvd_status inline_payload_add(struct pending *pending, int member, const struct inline_payload *item)
 {
     const struct request *request = pending->requests[member];
     const size_t nbytes = item->nbytes;
     if (nbytes != request_nbytes(request) || !inline_payload_fits(request->kind, request->op, request->tensor_count, nbytes))
-        return false;
+        return BHVD_ERR_PROTOCOL;
     if (!pending->inline_values)
         pending->inline_values = aligned_alloc(64, (size_t)pending->size * stride_of(nbytes));
     if (!pending->inline_values)
-        return false;
+        return BHVD_ERR_SYSTEM;
     memcpy(pending->inline_values + (size_t)member * stride_of(nbytes), item->values, nbytes);
     pending->inline_count++;
-    return true;
+    return BHVD_OK;
 }
 
 void inline_payload_put_sum(const struct executor *exec, const struct pending *pending, struct bytes *out)
@@ -74,12 +75,13 @@ void inline_payload_put_sum(const struct executor *exec, const struct pending *p
     inline_payload_put(out, pending->entry->id, sum, nbytes);
 }
 
-bool inline_payload_keep_sum(struct bhvd_operation *op, const struct inline_payload *item)
+bhvd_status inline_payload_keep_sum(struct bhvd_operation *op, const struct inline_payload *item)
 {
     if (!collective_is_small(&op->coll) || item->nbytes != collective_nbytes(&op->coll) || op->inline_sum)
-        return false;
+        return BHVD_ERR_PROTOCOL;
     op->inline_sum = malloc(item->nbytes);
-    if (op->inline_sum)
-        memcpy(op->inline_sum, item->values, item->nbytes);
-    return op->inline_sum;
+    if (!op->inline_sum)
+        return BHVD_ERR_SYSTEM;
+    memcpy(op->inline_sum, item->values, item->nbytes);
+    return BHVD_OK;
 }

@@ -37,11 +37,12 @@ void inline_payload_put(struct bytes *out, uint32_t id, const void *values, size
 // Reads it after the tag.
 struct inline_payload inline_payload_take(struct bytes_reader *r);
 
-// Coordinator: adds the values of the member at this position, whose request is already stored. False: wrong size, or no memory.
-bool inline_payload_add(struct pending *pending, int member, const struct inline_payload *item);
+// Coordinator: adds the values of the member at this position, whose request is already stored. BHVD_ERR_PROTOCOL: wrong size.
+// BHVD_ERR_SYSTEM: no memory.
+bhvd_status inline_payload_add(struct pending *pending, int member, const struct inline_payload *item);
 // Have all members sent their values?
 static inline bool inline_payload_is_whole(const struct pending *pending) { return pending->inline_count == pending->size; }
 // Writes the sum of all.
 void inline_payload_put_sum(const struct executor *exec, const struct pending *pending, struct bytes *out);
-// Member: keeps the sum of the response. False: it does not fit the operation, or no memory.
-bool inline_payload_keep_sum(struct bhvd_operation *op, const struct inline_payload *item);
+// Member: keeps the sum of the response. BHVD_ERR_PROTOCOL: it does not fit the operation. BHVD_ERR_SYSTEM: no memory.
+bhvd_status inline_payload_keep_sum(struct bhvd_operation *op, const struct inline_payload *item);

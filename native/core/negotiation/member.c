@@ -82,7 +82,7 @@ bhvd_status member_on_stale(bhvd_context *ctx, struct bytes_reader r)
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
     if (r.failed || (op && op->phase >= OPERATION_AGREED))      // a response used this very id
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (op) {
         lru_remove(&ctx->cache->own, &entry->cached);
         relay_put_request(ctx, &out, ITEM_RENEWED, op);
@@ -162,7 +162,7 @@ static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_operation *op
 {
     struct bhvd_error error;
     if (!reason_take(r, status, ctx->options.size, &error))
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (op && op->phase > OPERATION_POSTED)
         operation_complete(op, &error);
     return BHVD_OK;
@@ -190,22 +190,30 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     const unsigned char *bytes = bytes_take(r, request_size);
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
     if (!bytes)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (!op && set && request_size) {
-        struct request *request = request_parse(bytes, request_size);
-        const bool is_needed = request && (request_is_of_members(request) || (response_has_zeros(request) && ctx->has_joined));
-        op = is_needed ? proxy_create(ctx, request) : NULL;
+        struct request *request;
+        status = request_parse(bytes, request_size, &request);
+        if (!status && !request_is_of_members(request) && !(response_has_zeros(request) && ctx->has_joined))
+            status = BHVD_ERR_PROTOCOL;
+        if (!status && !(op = proxy_create(ctx, request)))
+            status = BHVD_ERR_SYSTEM;
         request_release(request);
-        if (!op)
-            return BHVD_ERR_SYSTEM;
+        if (status)
+            return status;
     }
     if (!op)
         return BHVD_OK;
-    if (op->phase != (op->coll.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set || !keep_agreed(op, agreed, count) ||
-        !response_agrees(set, op, op->agreed, count)) {
+    if (op->phase != (op->coll.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set)
+        status = BHVD_ERR_PROTOCOL;
+    else if (!keep_agreed(op, agreed, count))
+        status = BHVD_ERR_SYSTEM;
+    else if (!response_agrees(set, op, op->agreed, count))
+        status = BHVD_ERR_PROTOCOL;
+    if (status) {
         if (op->coll.is_proxy)
             operation_release(op);
-        return BHVD_ERR_SYSTEM;
+        return status;
     }
     if (id && !op->coll.is_proxy)
         response_cache_store(ctx->cache, id, op, op->agreed, count);
@@ -243,29 +251,32 @@ static bhvd_status on_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t 
     for (uint32_t said; count; count -= said) {
         struct bhvd_operation *op = NULL;
         const uint8_t tag = bytes_take_u8(r);
-        bool fits = true;
+        bhvd_status status = BHVD_OK;
         said = 1;
         if (tag == ITEM_INLINE) {
             const struct inline_payload item = inline_payload_take(r);
             op = take_cached(ctx, item.id);
-            fits = item.values && (!op || inline_payload_keep_sum(op, &item));
+            status = !item.values ? BHVD_ERR_PROTOCOL : op ? inline_payload_keep_sum(op, &item) : BHVD_OK;
         } else if (tag == ITEM_PERSISTENT) {
             const uint32_t id = bytes_take_u32(r);
             op = take_cached(ctx, id);
-            fits = !r->failed && (!op || !pairwise_begin(ctx, op, id, &execution->wire));
+            status = r->failed ? BHVD_ERR_PROTOCOL : op ? pairwise_begin(ctx, op, id, &execution->wire) : BHVD_OK;
         } else if (tag == ITEM_CACHED) {
             const struct id_range range = id_range_take(r);
             said = range.count;
-            fits = !r->failed && said <= count;
+            bool fits = !r->failed && said <= count;
             for (uint32_t i = 0; fits && i < said; i++)
                 fits = add_to_execution(execution, take_cached(ctx, range.id + i));
+            status = fits ? BHVD_OK : BHVD_ERR_PROTOCOL;
         } else {
-            fits = !on_full_item(ctx, execution->process_set, r, &op);
+            status = on_full_item(ctx, execution->process_set, r, &op);
         }
-        if (!fits || !add_to_execution(execution, op)) {
+        if (!status && !add_to_execution(execution, op))
+            status = BHVD_ERR_PROTOCOL;
+        if (status) {
             if (op && op->coll.is_proxy)
                 operation_release(op);
-            return BHVD_ERR_SYSTEM;
+            return status;
         }
     }
     return BHVD_OK;
@@ -281,7 +292,7 @@ bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
     // Each item takes some bytes, or is an id that this rank knows.
     if (r.failed || window == 0 || window > LINK_MATCH_QUEUES || number < window ||
         count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->colls[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;

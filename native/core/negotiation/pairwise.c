@@ -263,11 +263,11 @@ bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes
     struct persistent *persistent = lru_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (!persistent)
         return BHVD_OK;                     // this rank has revoked it, and has sent that
     if (number != neighbor->announced + 1 || neighbor->is_revoked)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     neighbor->announced = number;
     ctx->pairwise->changed = true;
     return BHVD_OK;
@@ -309,7 +309,7 @@ bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct byte
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor) || left < NOBODY_LEFT ||
         left >= ctx->options.size)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (!persistent)
         return BHVD_OK;
     const uint32_t started = persistent->number - (persistent->op != NULL);

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/status.h"
 #include "core/context/context.h"
 #include "core/negotiation/coordinator_state.h"
 
@@ -83,7 +84,7 @@ static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struc
     if (ctx->relay->tree.child_count == 0)
         bundle_put_whole(bundle, from, items);
     else if (!bundle_put(bundle, from, items))
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     if (bundle->out.failed)
         return no_memory(ctx);
     bool is_full = bundle->out.size >= REQUEST_FRAME_BYTES || bundle->run_count >= BUNDLE_RUNS_MAX;
@@ -124,7 +125,7 @@ static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct 
         uint32_t size = bytes_take_u32(&r);
         const unsigned char *items = bytes_take(&r, size);
         if (!items || !child || rank_set_is_empty(from) || !rank_set_contains(&child->below, from))
-            return BHVD_ERR_SYSTEM;
+            return BHVD_ERR_PROTOCOL;
         struct bytes_reader group = {items, items + size, false};
         bhvd_status status = ctx->options.rank == COORDINATOR ? coordinate(ctx, from, group) : collect(ctx, from, group);
         if (status)
@@ -238,7 +239,7 @@ static bhvd_status on_item(bhvd_context *ctx, struct bytes_reader *r)
     const unsigned char *payload = bytes_take(r, size);
     const bool for_all = rank_set_is_empty(receivers), for_this = for_all || rank_set_has(receivers, ctx->options.rank);
     if (!payload || !rank_set_contains(&relay->subtree, receivers))
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload, size);
     return status || !for_this ? status : relay->receivers->down(ctx, type, (struct bytes_reader){payload, payload + size, false});
 }
@@ -246,7 +247,7 @@ static bhvd_status on_item(bhvd_context *ctx, struct bytes_reader *r)
 bhvd_status relay_on_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
     if (link->rank != ctx->relay->parent)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_ERR_PROTOCOL;
     bhvd_status status = BHVD_OK;
     while (r.at < r.end && !status)
         status = on_item(ctx, &r);

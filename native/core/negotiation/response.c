@@ -1,5 +1,6 @@
 #include "core/negotiation/response.h"
 
+#include "base/status.h"
 #include "core/context/context.h"
 #include "core/negotiation/relay.h"
 #include "core/negotiation/window.h"
@@ -86,7 +87,7 @@ bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
     if (ctx->coordinator->requesters[rank].stale >= STALE_MAX + ctx->options.cache_capacity)
-        return BHVD_ERR_SYSTEM;             // it does not reply
+        return BHVD_ERR_PROTOCOL;           // it does not reply
     bytes_put_u32(&out, id);
     ctx->coordinator->requesters[rank].stale++;
     bhvd_status status = relay_send_to(ctx, rank, FRAME_STALE, &out);

@@ -18,5 +18,5 @@ bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set
                                 const struct bhvd_error *error);
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error);
 
-// Asks for the full request of an unknown id. BHVD_ERR_SYSTEM: the rank has left too many such questions without a reply.
+// Asks for the full request of an unknown id. BHVD_ERR_PROTOCOL: the rank has left too many such questions without a reply.
 bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id);

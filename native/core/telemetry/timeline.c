@@ -190,7 +190,8 @@ void timeline_operation_end(struct timeline *t, const struct operation_key *key,
         return;
     char shape[256] = "";
     const char *dtype = "";
-    struct request *request = request_parse(request_bytes->data, request_bytes->size);
+    struct request *request;
+    request_parse(request_bytes->data, request_bytes->size, &request);
     if (request && request->tensor_count) {
         dtype = bhvd_dtype_name(request->tensors[0].dtype);
         request_format_shape(shape, sizeof shape, &request->tensors[0]);
