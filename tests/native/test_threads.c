@@ -5,7 +5,21 @@
 #include <sys/wait.h>
 
 #include "core/context/context.h"
+#include "executor/pause.h"
 #include "job.h"
+
+enum { NAP_MS = 3000 };
+
+static _Atomic bool naps_long;      // the progress thread naps for so long that a test notices it
+
+static void nap(const struct connections *c, bool links_too, int timeout_ms, bool must_poll)
+{
+    pause_in_poll(c, links_too, !links_too && naps_long ? NAP_MS : timeout_ms, must_poll);
+}
+
+#define pause_in_poll nap
+#include "core/api/progress.c"
+#undef pause_in_poll
 
 // The signals that a thread blocks; false if it has ended since it was listed, as connecting threads do.
 static bool read_blocked(const char *thread, unsigned long long *blocked)
@@ -183,3 +197,57 @@ static void block_for_many(struct job *job, int rank, bhvd_context *ctx)
 }
 
 TEST(a_blocking_operation_does_not_wake_the_progress_thread) { run_job("tcp", "", NULL, block_for_many); }
+
+// ---------------------------------------------------------------------------------------------------------- two that wait
+
+static bhvd_handle *post_barrier(bhvd_context *ctx, const char *name)
+{
+    const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = name, .device = -1, .prescale_factor = 1, .postscale_factor = 1,
+                                   .blocking = 1};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    return handle;
+}
+
+static void *wait_for_second(void *handle)
+{
+    usleep(5000);               // the other thread runs the engine by now
+    finish(handle, BHVD_OK);
+    return NULL;
+}
+
+static void await_count(struct job *job, int count)
+{
+    while (atomic_load(&job->ready) < count)
+        usleep(500);
+}
+
+// Two threads of rank 0 wait for two operations, which the other ranks post one after the other.
+static void wait_for_two(struct job *job, int rank, bhvd_context *ctx)
+{
+    naps_long = true;
+    for (int round = 0; round < 30; round++) {
+        if (rank) {
+            await_count(job, 2 * round + 1);
+            usleep(10000);
+            finish(post_barrier(ctx, "first"), BHVD_OK);
+            await_count(job, 2 * round + 2);
+            usleep(2000);
+            finish(post_barrier(ctx, "second"), BHVD_OK);
+            continue;
+        }
+        pthread_t other;
+        bhvd_handle *first = post_barrier(ctx, "first");
+        pthread_create(&other, NULL, wait_for_second, post_barrier(ctx, "second"));
+        atomic_fetch_add(&job->ready, 1);
+        finish(first, BHVD_OK);
+        const int64_t begin_ms = check_now_ms();
+        atomic_fetch_add(&job->ready, 1);
+        pthread_join(other, NULL);
+        CHECK(check_now_ms() - begin_ms < NAP_MS / 2);
+    }
+    naps_long = false;
+}
+
+TEST(a_thread_that_waits_goes_on_when_another_leaves_the_engine) { run_job("tcp", "", NULL, wait_for_two); }
