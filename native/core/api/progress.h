@@ -1,5 +1,6 @@
 // The engine makes operations progress. One thread at a time holds ctx->engine_lock and runs it: the progress thread, or,
-// when that sleeps, a thread that waits for its operation (so a blocking call needs no switch between threads).
+// when that sleeps, a thread that waits for its operation (so a blocking call needs no switch between threads). A waiting thread
+// that finds the lock taken sleeps until its own operation has ended: the progress thread takes over from the thread that has it.
 #pragma once
 
 #include "core/context/context.h"
