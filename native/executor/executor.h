@@ -55,7 +55,7 @@ struct executor {
     struct connections connections;
     struct kernel_table kernels;
     enum allreduce_path allreduce_path;
-    struct wire wire;                   // of the execution started last
+    struct wire wire;                   // of the execution being planned now
     int timeout_ms;                     // limit without progress inside an execution
     const struct executor_callbacks *callbacks;
     bhvd_context *owner;
@@ -90,7 +90,8 @@ void executor_after_fork(struct executor *exec);
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
 //     3. next engine_poll   tasks_abort destroys every task that has `on_complete`, with its schedule and memory (executor/plan.h),
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.
-//     4. executor_wait      returns the failure; its caller destroys the task that it started, and completes that execution
+//     4. executor_wait      returns the failure, or BHVD_OK if ready(arg) is > 0 nevertheless; its caller destroys the task it
+//                           started, and completes that execution, always with the failure (start_or_complete in engine.c)
 //
 // So every execution completes once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
 // without `on_complete` belong to the task or function that started them. A new loop over links or tasks must check exec->failure
@@ -138,8 +139,8 @@ bool executor_waits_for_room(const struct executor *exec);
 // Has a rank of this host died? A system call, for before and after sleeps.
 void executor_check_liveness(struct executor *exec);
 
-// wait.c. Waits until ready(arg) is > 0. Negative: ready has failed the executor. waiting_for: the awaited global rank, for
-// the error message; -1: several.
+// wait.c. Waits until ready(arg) is > 0: then BHVD_OK, even after a failure. Negative: ready has failed the executor.
+// waiting_for: the awaited global rank, for the error message; -1: several.
 typedef int (*executor_ready_fn)(struct executor *exec, void *arg);
 bhvd_status executor_wait(struct executor *exec, executor_ready_fn ready, void *arg, int waiting_for);
 // The same for work on a GPU, which the engine polls instead of sleeping. A GPU may be busy with earlier work, and NCCL's
