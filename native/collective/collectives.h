@@ -3,7 +3,7 @@
 //
 //     ..._shared        all members on one host: blocks staged in shared memory (executor/shared.h)
 //     ..._hierarchical  two-level: members on several hosts, some with several members (executor/hierarchy.h)
-//     ..._links          over links: any transport; as schedules (schedules.h), several of which can run at once
+//     schedule_...      over links: any transport; as schedules (schedules.h, ..._links.c), several of which can run at once
 //
 // Every function returns the executor's failure if a rank is lost in the meantime; results are undefined then.
 #pragma once
