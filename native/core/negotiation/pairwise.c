@@ -264,8 +264,10 @@ bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes
     struct neighbor *neighbor = neighbor_of(persistent, link->rank);
     if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
         return BHVD_ERR_PROTOCOL;
+    // This rank has revoked it, and has sent that. A READY cannot come before the response that makes the operation persistent: the
+    // neighbor posts it again only after the execution of that response, in which it exchanged values with this rank.
     if (!persistent)
-        return BHVD_OK;                     // this rank has revoked it, and has sent that
+        return BHVD_OK;
     if (number != neighbor->announced + 1 || neighbor->is_revoked)
         return BHVD_ERR_PROTOCOL;
     neighbor->announced = number;
