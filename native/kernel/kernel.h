@@ -1,5 +1,6 @@
-// The table of compute kernels. The scalar version defines each kernel; all other versions give the same bits. Arguments are in the
-// order dst, sources, count; pointers may have any alignment; counts may be 0.
+// The table of compute kernels. The scalar version defines each kernel; the others must give the same bits, except in a NaN.
+// tests/native/test_kernels.c compares them; -ffp-contract=off (build.py) keeps the compiler from fusing a multiplication with an
+// addition in some of them. Arguments are in the order dst, sources, count; pointers may have any alignment; counts may be 0.
 //
 // The table is filled in rising order (scalar, then avx2, then avx512 where it is faster): the last one that the CPU can run stays.
 // No kernel allocates, blocks or keeps state. NaN: sum/product propagate; min/max return NaN when either is NaN.
