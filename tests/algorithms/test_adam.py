@@ -278,6 +278,7 @@ def frozen_later():
     never.sum().backward()
     with pytest.raises(ValueError, match=r"noname\.0\.2 has no momentum and variance, .*: unfreeze parameters"):
         optimizer.step()
+    hvd.barrier()       # a rank that left would end the operations that the other posts before its error
 
 
 @pytest.mark.parametrize("n", [1, 2])
