@@ -135,7 +135,7 @@ class PairRounds(AnyRounds):
         """How often each round must have begun on this rank, so that no other rank waits for it.
 
         As often as on the peer. But all ranks negotiate the first two times of every name, and each time of an
-        operation that is not persistent (native/core/negotiation/pairwise.h). So no rank is ahead by more than one.
+        operation that is not pairwise (native/core/negotiation/pairwise.h). So no rank is ahead by more than one.
         """
         group, name = self._model.group, f"{self._model.name}.begun"
         everyones: np.ndarray = np.zeros((group.size(), self._cycle), np.float32)

@@ -4,7 +4,7 @@
 //
 // taken for each tensor by itself, and over n = 2^k ranks recursively: in round d rank r exchanges its vectors with rank r ^ 2^d,
 // and both combine them, with the lower rank's as a. So all ranks end bit-equal. Dot products are in double.
-// Wire: k N elements each way per rank.
+// Cost: k N elements each way per rank.
 #include "collective/collectives.h"
 
 enum { PIECE = 1024 };
@@ -77,20 +77,20 @@ struct adasum {
 };
 
 // Combines each tensor of the two vectors.
-static void combine_vectors(void *arg, const struct step *step, unsigned char *const *spaces)
+static void combine_vectors(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     const struct adasum *x = arg;
     size_t at = 0;
     for (size_t t = 0; t < x->list->count; at += x->list->spans[t++].nbytes)
-        combine(x->exec, x->dtype, place_among(spaces, step->to) + at, place_among(spaces, step->from) + at,
-                place_among(spaces, step->other) + at, x->list->spans[t].nbytes / bhvd_dtype_size(x->dtype));
+        combine(x->exec, x->dtype, location_pointer(buffers, step->to) + at, location_pointer(buffers, step->from) + at,
+                location_pointer(buffers, step->other) + at, x->list->spans[t].nbytes / bhvd_dtype_size(x->dtype));
 }
 
 bhvd_status allreduce_adasum(struct executor *exec, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
-    const struct place mine = in_space(IN_VECTOR, 0), theirs = in_space(IN_SCRATCH, 0);
-    const struct part all = {0, list->nbytes};
+    const struct location mine = in_buffer(FUSION_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, 0);
+    const struct byte_range all = {0, list->nbytes};
     struct adasum x = {exec, reduction->dtype, list};
     struct plan plan = {0};
     struct schedule *schedule = plan_begin(&plan, group);
@@ -99,10 +99,10 @@ bhvd_status allreduce_adasum(struct executor *exec, struct group *group, const s
         const int peer = group->rank ^ distance, sent = schedule_send(schedule, peer, mine, list->nbytes, done),
                   came = schedule_receive(schedule, peer, theirs, list->nbytes, done);
         const bool lower = !(group->rank & distance);
-        done = schedule_recode(schedule, mine, list->nbytes, lower ? mine : theirs, lower ? theirs : mine, all,
-                               schedule_both(schedule, sent, came));
+        done = schedule_reencode(schedule, mine, list->nbytes, lower ? mine : theirs, lower ? theirs : mine, all,
+                                 schedule_both(schedule, sent, came));
     }
     schedule_store(schedule, all, schedule_scale(schedule, mine, list->nbytes, done));
-    plan.operands = (struct operands){.reduction = *reduction, .list = list, .act = combine_vectors, .arg = &x};
+    plan.operands = (struct operands){.reduction = *reduction, .list = list, .run_custom_step = combine_vectors, .arg = &x};
     return plan_execute(exec, &plan);
 }

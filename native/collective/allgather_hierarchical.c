@@ -1,7 +1,7 @@
 // Two-level allgather (executor/two_level.h). Each part crosses to every other host once: member j sends it to the host's member j
 // modulo the number of members there. Each host then distributes the received parts through shared memory. It begins with its own
 // parts, while the others' are still on the wire. Hosts may hold different numbers of members.
-// Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
+// Cost: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
 #include "collective/collectives.h"
@@ -33,10 +33,10 @@ struct allgather {
 static struct round round_of(const struct allgather *g, size_t piece) { return g->rounds[piece / g->slices]; }
 
 // A slice of the part of the member at this position in the group.
-static struct part slice_of(const struct allgather *g, size_t piece, int position)
+static struct byte_range slice_of(const struct allgather *g, size_t piece, int position)
 {
     const size_t offset = piece % g->slices * g->slice;
-    return (struct part){offset, shared_piece(g->two_level.part[position], offset, g->slice)};
+    return (struct byte_range){offset, shared_piece(g->two_level.part[position], offset, g->slice)};
 }
 
 // The position of the member whose part a local member distributes; -1: none.
@@ -55,17 +55,17 @@ static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, si
     const struct hierarchy *h = g->h;
     const struct round round = round_of(g, piece);
     const int from = source_of(g, round, h->index), to = (2 * h->host + h->hosts - round.host) % h->hosts;
-    struct part cut;
+    struct byte_range cut;
     (void)exec;
     if (round.host == h->host)
         return BHVD_OK;
     struct schedule *schedule = plan_begin(plan, g->group);
     const int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-    const struct part own = slice_of(g, piece, g->group->rank);
-    for (size_t s = 0; round.first == 0 && (cut = part_segment(own, s)).nbytes; s++)
-        schedule_send(schedule, peer, in_space(IN_INPUT, cut.begin), cut.nbytes, STEP_NONE);
-    for (size_t s = 0; from >= 0 && (cut = part_segment(slice_of(g, piece, from), s)).nbytes; s++)
-        schedule_receive(schedule, from, in_space(IN_OUTPUT, g->place[from] + cut.begin), cut.nbytes, STEP_NONE);
+    const struct byte_range own = slice_of(g, piece, g->group->rank);
+    for (size_t s = 0; round.first == 0 && (cut = byte_range_segment(own, s)).nbytes; s++)
+        schedule_send(schedule, peer, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
+    for (size_t s = 0; from >= 0 && (cut = byte_range_segment(slice_of(g, piece, from), s)).nbytes; s++)
+        schedule_receive(schedule, from, in_buffer(OUTPUT_BUFFER, g->place[from] + cut.begin), cut.nbytes, STEP_NONE);
     plan->operands = (struct operands){.input = g->src, .output = g->dst};
     return BHVD_OK;
 }
@@ -78,7 +78,7 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
     l->list.nbytes = 0;
     for (int i = 0; i < l->local->size; i++) {
         const int source = source_of(g, round, i);
-        const struct part slice = source >= 0 ? slice_of(g, piece, source) : (struct part){0, 0};
+        const struct byte_range slice = source >= 0 ? slice_of(g, piece, source) : (struct byte_range){0, 0};
         unsigned char *place = source >= 0 ? g->dst + g->place[source] + slice.begin : NULL;
         g->local_part[i] = slice.nbytes;
         l->list.spans[i] = (struct span){NULL, place, slice.nbytes};
@@ -86,7 +86,7 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
         if (i == l->local->rank && slice.nbytes)
             mine = source == g->group->rank ? g->src + slice.begin : place;
     }
-    allgather_begin(&g->distributing, exec, l->local, l->lane, mine, &l->list, g->local_part);
+    allgather_begin(&g->distributing, exec, l->local, l->slot, mine, &l->list, g->local_part);
     return &g->distributing.pipeline;
 }
 

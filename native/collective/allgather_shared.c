@@ -42,7 +42,7 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int lane, const void *src,
+void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int slot, const void *src,
                      const struct span_list *dst, const size_t *part)
 {
     size_t longest = 0, total = 0, my_place = 0;
@@ -57,7 +57,7 @@ void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct
     g->copy = shared_copy(exec, total);
     put(g->copy, dst, my_place, src, part[group->rank]);
     executor_count_shared(exec, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
-    pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
+    pipeline_begin(&g->pipeline, group, slot, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
 }
 
 bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src, const struct span_list *dst,

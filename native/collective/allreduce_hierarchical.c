@@ -4,8 +4,8 @@
 //     allreduce of shard s among its owners, over links:   every owner drives its own sockets
 //     allgather within each host, in shared memory
 //
-// Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all n ranks sends 2 N (n-1)/n
-// over a host's link, and that in 2 (n-1) hops instead of 2 (h-1).
+// Cost: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all n ranks sends 2 N (n-1)/n
+// over a host's link, and that in 2 (n-1) latencies instead of 2 (h-1).
 #include <stdlib.h>
 
 #include "base/size.h"
@@ -62,7 +62,7 @@ static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_
     struct piece *piece = piece_at(x, number);
     (void)exec;
     cut(x->h, piece, &x->cursor, piece_nbytes(x));
-    reducescatter_begin(&x->reducing, l->local, l->lane, &x->within, &piece->list, piece->shard.dst, piece->part);
+    reducescatter_begin(&x->reducing, l->local, l->slot, &x->within, &piece->list, piece->shard.dst, piece->part);
     return &x->reducing.pipeline;
 }
 
@@ -80,7 +80,7 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
-    allgather_begin(&x->distributing, exec, l->local, l->lane, piece->shard.dst, &piece->list, piece->part);
+    allgather_begin(&x->distributing, exec, l->local, l->slot, piece->shard.dst, &piece->list, piece->part);
     return &x->distributing.pipeline;
 }
 

@@ -16,47 +16,49 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
                      PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4], PATH_NAMES[5]);
 }
 
-// Cost of an allreduce between hosts, in nanoseconds. A hop and a byte on the wire are measured when ranks connect; a hop costs at
-// least the ranks' own overhead. For the cost of adding a byte see `python -m tests.laboratory --hosts` and docs/performance.md.
+// Cost of an allreduce between hosts, in nanoseconds: alpha (latency) for each message that waits for the one before, beta for
+// each byte sent, gamma for each byte added. Alpha and beta are measured when ranks connect; alpha is at least the ranks' own
+// overhead. For gamma see `python -m tests.laboratory --hosts` and docs/performance.md.
 // The wire idles at the start of each round that waits for the whole previous round: hosts have different delays, and another
 // connection has to speed up. Only the ratios matter, and these only slightly.
-enum { ADD_PS = 40, IDLE_PERCENT = 10 };
+enum { GAMMA_PS = 40, IDLE_PERCENT = 10 };
 
 struct cost {
-    double hops, sent, added;
-    double later;                   // part of `sent` in rounds that wait for the round before
+    double alphas, sent, added;
+    double serialized;              // bytes of `sent` in rounds that wait for the round before
 };
 
-static double cost_ns(const struct wire *wire, struct cost cost)
+static double cost_ns(const struct network_cost *network, struct cost cost)
 {
-    const double sent = cost.sent + IDLE_PERCENT / 100.0 * cost.later;
-    return wire_hop_ns(wire) * cost.hops + (wire_byte_ps(wire) * sent + ADD_PS * cost.added) / 1000.0;
+    const double sent = cost.sent + IDLE_PERCENT / 100.0 * cost.serialized;
+    return network_alpha_ns(network) * cost.alphas + (network_beta_ps(network) * sent + GAMMA_PS * cost.added) / 1000.0;
 }
 
-static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struct wire *wire)
+static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struct network_cost *network)
 {
     int p = 1, rounds = 0;
     for (; 2 * p <= n; p *= 2)
         rounds++;
     const int folds = p < n, steps = 2 * (n - 1);
     const double N = (double)nbytes, part = 1.0 * (p - 1) / p, chunk = N / n, segment = chunk < SCHEDULE_SEGMENT ? chunk : SCHEDULE_SEGMENT;
-    struct cost doubling = {.hops = rounds + 2 * folds, .sent = (rounds + 2 * folds) * N, .added = (rounds + folds) * N};
-    struct cost halving = {.hops = 2 * rounds + 2 * folds, .sent = (2 * part + 2 * folds) * N, .added = (part + folds) * N};
-    doubling.later = doubling.sent - N;
-    halving.later = halving.sent - (folds ? N : N / 2);
-    // The ring adds while the wire is busy. Long chunks hide the hops, since a segment is forwarded at once.
-    const double wire_bound = cost_ns(wire, (struct cost){.hops = 1, .sent = steps * chunk});
-    const double hop_bound = cost_ns(wire, (struct cost){.hops = steps, .sent = steps * segment});
-    const double ring = wire_bound > hop_bound ? wire_bound : hop_bound;
-    const double by_doubling = cost_ns(wire, doubling), by_halving = cost_ns(wire, halving);
+    struct cost doubling = {.alphas = rounds + 2 * folds, .sent = (rounds + 2 * folds) * N, .added = (rounds + folds) * N};
+    struct cost halving = {.alphas = 2 * rounds + 2 * folds, .sent = (2 * part + 2 * folds) * N, .added = (part + folds) * N};
+    doubling.serialized = doubling.sent - N;
+    halving.serialized = halving.sent - (folds ? N : N / 2);
+    // The ring adds while the wire is busy. Long chunks hide the latency, since a segment is forwarded at once.
+    const double bandwidth_bound = cost_ns(network, (struct cost){.alphas = 1, .sent = steps * chunk});
+    const double latency_bound = cost_ns(network, (struct cost){.alphas = steps, .sent = steps * segment});
+    const double ring = bandwidth_bound > latency_bound ? bandwidth_bound : latency_bound;
+    const double by_doubling = cost_ns(network, doubling), by_halving = cost_ns(network, halving);
     const enum allreduce_path best = by_doubling <= by_halving ? ALLREDUCE_DOUBLING : ALLREDUCE_HALVING;
     return (by_doubling <= by_halving ? by_doubling : by_halving) <= ring ? best : ALLREDUCE_RING;
 }
 
-void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element)
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
+                        size_t element)
 {
     if (!allreduce_is_over_links(path))
-        path = cheapest_over_links(schedule->size, nbytes, wire);
+        path = cheapest_over_links(schedule->size, nbytes, network);
     if (path == ALLREDUCE_DOUBLING)
         schedule_allreduce_doubling(schedule, nbytes, element);
     else if (path == ALLREDUCE_HALVING)
@@ -68,6 +70,7 @@ void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, con
 void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list)
 {
-    allreduce_schedule(plan_begin(plan, group), exec->allreduce_path, &exec->wire, list->nbytes, bhvd_dtype_size(reduction->dtype));
+    allreduce_schedule(plan_begin(plan, group), exec->allreduce_path, &exec->network, list->nbytes,
+                       bhvd_dtype_size(reduction->dtype));
     plan->operands = (struct operands){.reduction = *reduction, .list = list};
 }

@@ -113,7 +113,7 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
 static const struct shared_steps AT_ONCE = {.stage = stage, .collect = reduce_all};
 static const struct shared_steps BY_CHUNKS = {.stage = stage_chunks, .reduce = reduce_chunk, .collect = collect};
 
-void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct group *group, int lane,
+void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct group *group, int slot,
                      const struct reduction *reduction, const struct span_list *list)
 {
     a->reduction = reduction;
@@ -121,11 +121,11 @@ void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct
     a->nbytes = list->nbytes;
     a->copy = shared_copy(exec, list->nbytes);
     if (list->nbytes > SMALL_BYTES) {
-        pipeline_begin(&a->pipeline, group, lane, shared_blocks(list->nbytes), &BY_CHUNKS);
+        pipeline_begin(&a->pipeline, group, slot, shared_blocks(list->nbytes), &BY_CHUNKS);
         return;
     }
     executor_count_shared(exec, ((size_t)group->size - 1) * list->nbytes, ((size_t)group->size - 1) * list->nbytes);
-    pipeline_begin(&a->pipeline, group, lane, list->nbytes > 0, &AT_ONCE);
+    pipeline_begin(&a->pipeline, group, slot, list->nbytes > 0, &AT_ONCE);
 }
 
 bhvd_status allreduce_shared(struct executor *exec, struct group *group, const struct reduction *reduction,

@@ -18,20 +18,20 @@ struct broadcast {
     struct broadcast_pipeline distributing;
 };
 
-static struct part piece_of(const struct broadcast *b, size_t number)
+static struct byte_range piece_of(const struct broadcast *b, size_t number)
 {
-    return (struct part){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
+    return (struct byte_range){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
 }
 
 static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
 {
     const struct broadcast *b = (struct broadcast *)l;
-    const struct part piece = piece_of(b, number);
+    const struct byte_range piece = piece_of(b, number);
     (void)exec;
     if (b->h->index != b->index)
         return BHVD_OK;
     const void *src = b->h->host == b->host ? b->src + piece.begin : NULL;
-    const bool chain = broadcast_by_chain(b->h->cross->size, &l->wire, l->nbytes);
+    const bool chain = broadcast_by_chain(b->h->cross->size, &l->network, l->nbytes);
     broadcast_plan(plan, b->h->cross, b->host, src, b->dst + piece.begin, piece.nbytes, chain);
     return BHVD_OK;
 }
@@ -39,8 +39,8 @@ static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, si
 static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t number)
 {
     struct broadcast *b = (struct broadcast *)l;
-    const struct part piece = piece_of(b, number);
-    broadcast_begin(&b->distributing, exec, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
+    const struct byte_range piece = piece_of(b, number);
+    broadcast_begin(&b->distributing, exec, l->local, l->slot, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
     return &b->distributing.pipeline;
 }
 

@@ -24,7 +24,7 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
     b->copy(b->dst + block * HOST_STAGING_BUFFER_BYTES, buffer_of_root(exec, pipeline, block), block_bytes(b, block));
 }
 
-void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int lane, int root, const void *src,
+void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int slot, int root, const void *src,
                      void *dst, size_t nbytes)
 {
     b->src = src;
@@ -32,7 +32,7 @@ void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct
     b->nbytes = nbytes;
     b->copy = shared_copy(exec, nbytes);
     executor_count_shared(exec, group->rank == root ? nbytes * (size_t)(group->size - 1) : 0, group->rank == root ? 0 : nbytes);
-    pipeline_begin(&b->pipeline, group, lane, group->size > 1 ? shared_blocks(nbytes) : 0,
+    pipeline_begin(&b->pipeline, group, slot, group->size > 1 ? shared_blocks(nbytes) : 0,
                   &(struct shared_steps){stage, NULL, collect, true, root});
 }
 

@@ -27,7 +27,8 @@ bhvd_status allreduce_shared(struct executor *exec, struct group *group, const s
 void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list);
 // path: the requested one over links; any other value: the cheapest of the three.
-void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
+                        size_t element);
 // Two-level, in a group that has a hierarchy (executor/hierarchy.h): reduces within each host, lets the owners of each shard of the
 // vector work on it, and distributes the result within each host.
 struct inter_host_stage;

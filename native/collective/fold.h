@@ -34,29 +34,29 @@ static inline int fold_position(const struct fold *fold, int rank)
 }
 
 // For a rank outside the p: sends this part, and receives the result.
-static inline void fold_extra(struct schedule *schedule, const struct fold *fold, struct part part)
+static inline void fold_extra(struct schedule *schedule, const struct fold *fold, struct byte_range range)
 {
-    const struct place own = in_space(IN_VECTOR, part.begin);
-    const int sent = schedule_send(schedule, fold->neighbor, own, part.nbytes, schedule_load(schedule, part, STEP_NONE));
-    schedule_store(schedule, part, schedule_receive(schedule, fold->neighbor, own, part.nbytes, sent));
+    const struct location own = in_buffer(FUSION_BUFFER, range.begin);
+    const int sent = schedule_send(schedule, fold->neighbor, own, range.nbytes, schedule_load(schedule, range, STEP_NONE));
+    schedule_store(schedule, range, schedule_receive(schedule, fold->neighbor, own, range.nbytes, sent));
 }
 
 // For the others: loads this part, and adds the neighbor's, which is received into `received` after step `after`.
-static inline int fold_begin(struct schedule *schedule, const struct fold *fold, struct part part, struct place received,
+static inline int fold_begin(struct schedule *schedule, const struct fold *fold, struct byte_range range, struct location received,
                              int after)
 {
-    const struct place own = in_space(IN_VECTOR, part.begin);
-    const int loaded = schedule_load(schedule, part, STEP_NONE);
+    const struct location own = in_buffer(FUSION_BUFFER, range.begin);
+    const int loaded = schedule_load(schedule, range, STEP_NONE);
     if (fold->neighbor < 0)
         return loaded;
-    const int came = schedule_receive(schedule, fold->neighbor, received, part.nbytes, after);
-    return schedule_reduce(schedule, own, received, own, part.nbytes, schedule_both(schedule, loaded, came));
+    const int came = schedule_receive(schedule, fold->neighbor, received, range.nbytes, after);
+    return schedule_reduce(schedule, own, received, own, range.nbytes, schedule_both(schedule, loaded, came));
 }
 
 // Sends the result of this part to the neighbor, and stores it in the tensors.
-static inline void fold_end(struct schedule *schedule, const struct fold *fold, struct part part, int done)
+static inline void fold_end(struct schedule *schedule, const struct fold *fold, struct byte_range range, int done)
 {
     if (fold->neighbor >= 0)
-        schedule_send(schedule, fold->neighbor, in_space(IN_VECTOR, part.begin), part.nbytes, done);
-    schedule_store(schedule, part, done);
+        schedule_send(schedule, fold->neighbor, in_buffer(FUSION_BUFFER, range.begin), range.nbytes, done);
+    schedule_store(schedule, range, done);
 }

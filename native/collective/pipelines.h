@@ -12,7 +12,7 @@ struct allreduce_pipeline {
     kernel_copy_fn copy;
 };
 
-void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct group *group, int lane,
+void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct group *group, int slot,
                      const struct reduction *reduction, const struct span_list *list);
 
 struct reducescatter_pipeline {
@@ -24,7 +24,7 @@ struct reducescatter_pipeline {
     size_t piece;               // bytes of every member's part in a block
 };
 
-void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int lane, const struct reduction *reduction,
+void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int slot, const struct reduction *reduction,
                          const struct span_list *src, void *dst, const size_t *part);
 
 struct allgather_pipeline {
@@ -36,7 +36,7 @@ struct allgather_pipeline {
 };
 
 // Also copies this member's own part to its destination.
-void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int lane, const void *src,
+void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int slot, const void *src,
                      const struct span_list *dst, const size_t *part);
 
 struct broadcast_pipeline {
@@ -48,5 +48,5 @@ struct broadcast_pipeline {
 };
 
 // Copies from the root's src to the others' dst.
-void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int lane, int root, const void *src,
+void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int slot, int root, const void *src,
                      void *dst, size_t nbytes);

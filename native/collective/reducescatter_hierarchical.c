@@ -1,7 +1,7 @@
 // Two-level reducescatter (executor/two_level.h), for hosts that hold equally many members. Within each host, member i gets the
 // host's sums of the parts of the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice
 // of every part.
-// Wire: N (h-1)/h elements each way per host of h, instead of N for each of its members.
+// Cost: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
 #include "base/size.h"
@@ -30,10 +30,10 @@ struct reducescatter {
 };
 
 // A slice of this member's part.
-static struct part slice_of(const struct reducescatter *r, size_t piece, int member)
+static struct byte_range slice_of(const struct reducescatter *r, size_t piece, int member)
 {
     const size_t offset = piece * r->slice;
-    return (struct part){r->place[member] + offset, shared_piece(r->two_level.part[member], offset, r->slice)};
+    return (struct byte_range){r->place[member] + offset, shared_piece(r->two_level.part[member], offset, r->slice)};
 }
 
 static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
@@ -51,13 +51,13 @@ static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_
     for (int index = 0; index < l->local->size; index++) {
         r->local_part[index] = 0;
         for (int host = 0; host < h->hosts; host++) {
-            const struct part slice = slice_of(r, piece, hierarchy_member(h, host, index));
+            const struct byte_range slice = slice_of(r, piece, hierarchy_member(h, host, index));
             list->spans[list->count++] = (struct span){r->src + slice.begin, NULL, slice.nbytes};
             list->nbytes += slice.nbytes;
             r->local_part[index] += slice.nbytes;
         }
     }
-    reducescatter_begin(&r->reducing, l->local, l->lane, &r->within, list, sums_of(r, piece), r->local_part);
+    reducescatter_begin(&r->reducing, l->local, l->slot, &r->within, list, sums_of(r, piece), r->local_part);
     return &r->reducing.pipeline;
 }
 

@@ -29,7 +29,7 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int lane, const struct reduction *reduction,
+void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int slot, const struct reduction *reduction,
                          const struct span_list *src, void *dst, const size_t *part)
 {
     size_t longest = 0;
@@ -40,7 +40,7 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, 
     r->piece = HOST_STAGING_BUFFER_BYTES / (size_t)group->size / 64 * 64;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    pipeline_begin(&r->pipeline, group, lane, (longest + r->piece - 1) / r->piece, &STEPS);
+    pipeline_begin(&r->pipeline, group, slot, (longest + r->piece - 1) / r->piece, &STEPS);
 }
 
 bhvd_status reducescatter_shared(struct executor *exec, struct group *group, const struct reduction *reduction,

@@ -4,9 +4,12 @@
 
 #include "executor/schedule.h"
 
-enum { HOP_NS = 27000 };        // per message: the ranks' own overhead, a lower bound however close the hosts are
+enum { ALPHA_MIN_NS = 27000 };  // per message: the ranks' own overhead, a lower bound however close the hosts are
 
-static inline double wire_hop_ns(const struct wire *wire) { return wire->hop_ns > HOP_NS ? wire->hop_ns : HOP_NS; }
+static inline double network_alpha_ns(const struct network_cost *network)
+{
+    return network->alpha_ns > ALPHA_MIN_NS ? network->alpha_ns : ALPHA_MIN_NS;
+}
 
 // From the tensors, loaded into the vector, to the tensors: postscale * sum over ranks. element: its size in bytes.
 void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t element);
@@ -23,8 +26,8 @@ static inline size_t vector_chunk(size_t nbytes, size_t element, int index, int 
 // From input (part[rank] bytes) to output (all parts in rank order).
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part);
 void schedule_allgather_doubling(struct schedule *schedule, const size_t *part);
-// Picks the cheaper of the two. wire and part must be equal on all ranks.
-void allgather_schedule(struct schedule *schedule, const struct wire *wire, const size_t *part);
+// Picks the cheaper of the two. network and part must be equal on all ranks.
+void allgather_schedule(struct schedule *schedule, const struct network_cost *network, const size_t *part);
 // Parts are in rank order: in input by receiver, in output by sender.
 void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received);
 // From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values are loaded into the
@@ -41,5 +44,5 @@ static inline int doubling_rounds(int n)
 
 // From the root's input to every output, along a chain or a tree.
 void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool chain);
-// Whether a chain is cheaper. wire must be equal on all ranks.
-bool broadcast_by_chain(int n, const struct wire *wire, size_t nbytes);
+// Whether a chain is cheaper. network must be equal on all ranks.
+bool broadcast_by_chain(int n, const struct network_cost *network, size_t nbytes);

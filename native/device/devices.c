@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "device/buffer.h"
-#include "device/nccl.h"
+#include "device/nccl_library.h"
 
 int device_init(struct bhvd_device *device, const struct device_ops *ops, int index)
 {

@@ -3,7 +3,7 @@
 
 enum {
     ROTATED_SCRATCH = 4 * ROTATED_LARGEST_BLOCK,  // floats of shared memory per block of threads: two vectors for each warp
-    ROTATED_STEPS = ROTATED_UNIT / WARP           // elements of a unit per lane
+    ROTATED_STEPS = ROTATED_PACK / WARP           // elements of a pack per lane
 };
 #define ALL_LANES 0xffffffffu
 
@@ -42,8 +42,8 @@ __device__ static uint8_t *rotated_codes(const struct rotated &r, const uint8_t 
     return (uint8_t *)code + CODEC_HEADER + rotated_scales_size(r.count, r.size) + begin / 8 * r.bits;
 }
 
-// The signs of the lane's elements of a unit, which begins at element `begin` of the segment, in the lowest bits of flip[k].
-__device__ static void unit_signs(const struct rotated &r, uint64_t key, uint64_t begin, uint32_t *flip)
+// The signs of the lane's elements of a pack, which begins at element `begin` of the segment, in the lowest bits of flip[k].
+__device__ static void pack_signs(const struct rotated &r, uint64_t key, uint64_t begin, uint32_t *flip)
 {
     const uint32_t word = codec_word(codec_key(key, 0), (uint32_t)(begin / WARP) + r.lane % ROTATED_STEPS);
     for (int k = 0; k < ROTATED_STEPS; k++)
@@ -52,10 +52,10 @@ __device__ static void unit_signs(const struct rotated &r, uint64_t key, uint64_
 
 __device__ static float flipped(float x, uint32_t flip) { return float_from_bits(bits_from_float(x) ^ flip << 31); }
 
-// In place: butterflies of distances below 32 between lanes, those within a unit in registers, longer ones in the vector.
+// In place: butterflies of distances below 32 between lanes, those within a pack in registers, longer ones in the vector.
 __device__ static void transform(const struct rotated &r, float *a, uint64_t d)
 {
-    for (uint64_t begin = r.lane; begin < d; begin += ROTATED_UNIT) {
+    for (uint64_t begin = r.lane; begin < d; begin += ROTATED_PACK) {
         float x[ROTATED_STEPS];
         for (int k = 0; k < ROTATED_STEPS; k++)
             x[k] = a[begin + k * WARP];
@@ -77,7 +77,7 @@ __device__ static void transform(const struct rotated &r, float *a, uint64_t d)
         for (int k = 0; k < ROTATED_STEPS; k++)
             a[begin + k * WARP] = x[k];
     }
-    for (uint64_t h = ROTATED_UNIT; h < d; h *= 2) {
+    for (uint64_t h = ROTATED_PACK; h < d; h *= 2) {
         for (uint64_t i = r.lane; i < d; i += WARP) {
             if (i & h)
                 continue;
@@ -107,7 +107,7 @@ __device__ static float squares(const struct rotated &r, const float *a, uint64_
     return sums_total(low, high);
 }
 
-// Bit offsets in a unit's code, as one 64-bit number: of the lane's first number, and of its sign; the next ones follow at twice
+// Bit offsets in a pack's code, as one 64-bit number: of the lane's first number, and of its sign; the next ones follow at twice
 // the width of a number. Lanes i and i + 16 share a code and have alternate numbers of it.
 struct places {
     int number, sign, numbers, signs;   // the last two: distances to the next
@@ -130,7 +130,7 @@ __device__ static float quantize(const struct rotated &r, uint8_t *codes, const 
     float limit[7], sums[2] = {0, 0};
     for (int k = 0; k < 7; k++)
         limit[k] = k < (1 << (r.bits - 1)) - 1 ? ROTATED_LEVELS[r.bits - 1].threshold[k] * s : INFINITY;
-    for (uint64_t begin = 0; begin < d; begin += ROTATED_UNIT, codes += r.bits * ROTATED_PART) {
+    for (uint64_t begin = 0; begin < d; begin += ROTATED_PACK, codes += r.bits * ROTATED_PART) {
         struct places at = places_of(r);
         uint64_t code = 0;
         for (int k = 0; k < ROTATED_STEPS; k++, at.number += at.numbers, at.sign += at.signs) {
@@ -154,7 +154,7 @@ __device__ static float quantize(const struct rotated &r, uint8_t *codes, const 
 __device__ static void dequantize(const struct rotated &r, float *a, const uint8_t *codes, uint64_t d, float t, bool adds)
 {
     const unsigned levels = (1u << (r.bits - 1)) - 1;
-    for (uint64_t begin = r.lane; begin < d; begin += ROTATED_UNIT, codes += r.bits * ROTATED_PART) {
+    for (uint64_t begin = r.lane; begin < d; begin += ROTATED_PACK, codes += r.bits * ROTATED_PART) {
         struct places at = places_of(r);
         uint64_t code = 0;
         for (int p = 0; p < r.bits; p++)
@@ -190,8 +190,8 @@ __device__ static double normalize(const struct rotated &r, float *a, uint64_t d
     return factor;
 }
 
-// Writes the codes and t of the block with coefficients a / unit. Overwrites a.
-__device__ static void encode_block(const struct rotated &r, uint8_t *code, uint64_t begin, float *a, uint64_t d, double unit)
+// Writes the codes and t of the block with coefficients a / scale. Overwrites a.
+__device__ static void encode_block(const struct rotated &r, uint8_t *code, uint64_t begin, float *a, uint64_t d, double scale)
 {
     uint8_t *codes = rotated_codes(r, code, begin);
     float sum = squares(r, a, d), t;
@@ -202,7 +202,7 @@ __device__ static void encode_block(const struct rotated &r, uint8_t *code, uint
     }
     if (factor > 0) {
         const float levels = quantize(r, codes, a, d, sqrtf(sum / (float)d));
-        t = rotated_scale((double)sum / levels / (unit * factor));
+        t = rotated_scale((double)sum / levels / (scale * factor));
     } else {
         t = factor == 0 ? 0.0f : NAN;
         for (uint64_t i = r.lane; i < d / 16 * r.bits; i += WARP)
@@ -215,11 +215,11 @@ __device__ static void encode_block(const struct rotated &r, uint8_t *code, uint
 // The values as coefficients: a = H (signs a), with element i given by at(i).
 template <class At> __device__ void forward(const struct rotated &r, float *a, uint64_t key, uint64_t begin, uint64_t d, At at)
 {
-    for (uint64_t unit = 0; unit < d; unit += ROTATED_UNIT) {
+    for (uint64_t pack = 0; pack < d; pack += ROTATED_PACK) {
         uint32_t flip[ROTATED_STEPS];
-        unit_signs(r, key, begin + unit, flip);
+        pack_signs(r, key, begin + pack, flip);
         for (int k = 0; k < ROTATED_STEPS; k++) {
-            const uint64_t i = unit + k * WARP + r.lane;
+            const uint64_t i = pack + k * WARP + r.lane;
             a[i] = flipped(at(begin + i), flip[k]);
         }
     }
@@ -232,11 +232,11 @@ __device__ void inverse(const struct rotated &r, float *a, uint64_t key, uint64_
 {
     const double largest = T::largest;
     transform(r, a, d);
-    for (uint64_t unit = 0; unit < d; unit += ROTATED_UNIT) {
+    for (uint64_t pack = 0; pack < d; pack += ROTATED_PACK) {
         uint32_t flip[ROTATED_STEPS];
-        unit_signs(r, key, begin + unit, flip);
+        pack_signs(r, key, begin + pack, flip);
         for (int k = 0; k < ROTATED_STEPS; k++) {
-            const uint64_t i = unit + k * WARP + r.lane;
+            const uint64_t i = pack + k * WARP + r.lane;
             const float x = flipped(a[i], flip[k]);
             put(begin + i, rounded<T>((typename T::real)(x > largest ? largest : x < -largest ? -largest : x)));
         }
@@ -396,8 +396,8 @@ __device__ void rotated_decode_sum(const struct coded &coded, void *dst, uint64_
 
 // Encodes factor times the sum over ranks, whose codes at src are rank_stride apart. rotated_header runs afterwards.
 template <class T>
-__device__ void rotated_recode(const struct coded &to, const uint8_t *from, uint64_t rank_stride, uint64_t ranks, double factor,
-                               uint64_t option, uint64_t seed)
+__device__ void rotated_reencode(const struct coded &to, const uint8_t *from, uint64_t rank_stride, uint64_t ranks, double factor,
+                                 uint64_t option, uint64_t seed)
 {
     __shared__ float scratch[ROTATED_SCRATCH];
     const struct rotated r = rotated_of(to, scratch, option);
@@ -428,9 +428,9 @@ __device__ void rotated_recode(const struct coded &to, const uint8_t *from, uint
     {                                                                                                                 \
         rotated_decode_sum<type>(SUMMED, dst, rank_stride, ranks, factor, option);                                    \
     }                                                                                                                 \
-    KERNEL(rotated_recode_##type)(SUM_PARAMETERS, uint64_t seed, uint64_t first)                                      \
+    KERNEL(rotated_reencode_##type)(SUM_PARAMETERS, uint64_t seed, uint64_t first)                                    \
     {                                                                                                                 \
         const struct coded from = SUMMED, to = coded_of(dst, 0, segment_stride, count, 1, segment, per_segment);      \
-        rotated_recode<type>(to, from.code, rank_stride, ranks, factor, option, segments_mix(seed, first + to.part.begin)); \
+        rotated_reencode<type>(to, from.code, rank_stride, ranks, factor, option, segments_mix(seed, first + to.part.begin)); \
     }
 EACH_TYPE(ROTATED)

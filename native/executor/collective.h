@@ -25,7 +25,7 @@ struct collective {
     bhvd_kind kind;
     const char *name;                   // not 0-terminated
     uint16_t name_size;
-    bool is_proxy;                      // represents a joined rank: zeros in host memory, no output
+    bool is_proxy;                      // created for a rank that did not post it (member.c): sends zeros, no output
     bhvd_op op;
     int root_rank;
     double prescale_factor, postscale_factor;

@@ -4,10 +4,10 @@
 
 #include "base/status.h"
 
-void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *owner)
+void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *ctx)
 {
     exec->callbacks = callbacks;
-    exec->owner = owner;
+    exec->ctx = ctx;
     pthread_mutex_init(&exec->failure_lock, NULL);
     kernel_table_init(&exec->kernels, cpu_features());
 }
@@ -28,7 +28,7 @@ bhvd_status executor_fail_with(struct executor *exec, const struct bhvd_error *e
         exec->failure = *error;
     pthread_mutex_unlock(&exec->failure_lock);
     if (is_first)
-        exec->callbacks->failed(exec->owner, error);
+        exec->callbacks->failed(exec->ctx, error);
     return exec->failure.status;
 }
 

@@ -1,4 +1,4 @@
-// The executor runs collectives that its owner, the engine (core/engine/engine.h), chooses. It has links, memory shared with the
+// The executor runs collectives that the engine (core/engine/engine.h) chooses. It has links, memory shared with the
 // host's other ranks, kernels, scratch memory, running tasks (task.h), and the first error. It knows positions in groups (group.h)
 // and collectives (collective.h), but no names or requests.
 //
@@ -23,15 +23,15 @@ struct progress_timer {
     uint64_t moved;
 };
 
-// The owner's functions to call while something here waits. `owner` is opaque here.
+// The engine's functions to call while something here waits. The context is opaque here.
 struct executor_callbacks {
-    link_frame_fn on_frame;                                     // a peer's control frame; its first argument is the owner
-    bool (*poll)(bhvd_context *owner, bool poll_sockets);       // polls everything, links included; true: something moved
-    void (*keep_alive)(bhvd_context *owner);                    // call after polling: sends due heartbeats, checks for silent ranks
-    void (*check_timers)(bhvd_context *owner);                  // call when time has passed: that and all other timers
-    bool (*needs_poll)(bhvd_context *owner);                    // must a sleeping thread poll? MPI and GPUs have no descriptor
-    bool (*others_are_earlier)(const bhvd_context *owner);      // may the awaited ranks still be busy with an earlier execution?
-    void (*failed)(bhvd_context *owner, const struct bhvd_error *error);    // the first error, called once
+    link_frame_fn on_frame;                                     // a peer's control frame; its first argument is the context
+    bool (*poll)(bhvd_context *ctx, bool poll_sockets);         // polls everything, links included; true: something moved
+    void (*keep_alive)(bhvd_context *ctx);                      // call after polling: sends due heartbeats, checks for silent ranks
+    void (*check_timers)(bhvd_context *ctx);                    // call when time has passed: that and all other timers
+    bool (*needs_poll)(bhvd_context *ctx);                      // must a sleeping thread poll? MPI and GPUs have no descriptor
+    bool (*others_are_earlier)(const bhvd_context *ctx);        // may the awaited ranks still be busy with an earlier execution?
+    void (*failed)(bhvd_context *ctx, const struct bhvd_error *error);      // the first error, called once
 };
 
 // How this rank writes to shared memory that others read: through its caches, or with non-temporal stores (shared.c).
@@ -55,10 +55,10 @@ struct executor {
     struct connections connections;
     struct kernel_table kernels;
     enum allreduce_path allreduce_path;
-    struct wire wire;                   // of the execution being planned now
+    struct network_cost network;        // of the execution being planned now
     int timeout_ms;                     // limit without progress inside an execution
     const struct executor_callbacks *callbacks;
-    bhvd_context *owner;
+    bhvd_context *ctx;
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // the reason why nothing can be executed any more
     struct writes writes;
@@ -77,8 +77,8 @@ struct executor {
     _Atomic uint64_t nccl_payload;      // bytes of tensors given to NCCL
 };
 
-// For an executor that is all zeros. Does not open or close connections: the owner does.
-void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *owner);
+// For an executor that is all zeros. Does not open or close connections: the engine does.
+void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *ctx);
 void executor_fini(struct executor *exec);    // after tasks_fini
 // In a forked child: fresh locks.
 void executor_after_fork(struct executor *exec);

@@ -15,8 +15,8 @@ bool group_init(struct group *group, const struct executor *exec, const int32_t 
 {
     *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < HOST_AREAS,
                             .first_block = first_block};
-    for (int lane = 0; lane < HOST_LANES; lane++)
-        group->block[lane] = first_block;
+    for (int slot = 0; slot < HOST_STAGING_SLOTS; slot++)
+        group->block[slot] = first_block;
     group->ranks = malloc((size_t)size * sizeof *group->ranks);
     group->local_indices = malloc((size_t)size * sizeof *group->local_indices);
     if (!group->ranks || !group->local_indices) {

@@ -12,9 +12,9 @@ struct group {
     bool shared;
     int32_t *local_indices;     // by position
     uint64_t first_block;       // the group's first block in its area, after all blocks of an older group
-    uint64_t block[HOST_LANES]; // the next block of each lane, equal on all members between two pipelines (shared.h)
-    int lane;                   // of the pipeline whose step is running
-    const void *users[HOST_LANES];      // the concurrent task that uses each lane; NULL: none
+    uint64_t block[HOST_STAGING_SLOTS]; // the next block of each, equal on all members between two pipelines (shared.h)
+    int slot;                   // of the pipeline whose step is running
+    const void *users[HOST_STAGING_SLOTS];  // the concurrent task that uses each staging slot; NULL: none
     struct hierarchy *hierarchy;        // hierarchy.h; NULL: one host, or no host holds two members
 };
 

@@ -62,7 +62,7 @@ static bool advance(struct executor *exec, struct link *link, bool by_socket)
 {
     bool moved = false;
     uint64_t payload_before = link->payload_sent + link->payload_received;
-    bhvd_status status = link_advance(link, exec->callbacks->on_frame, exec->owner, &moved);
+    bhvd_status status = link_advance(link, exec->callbacks->on_frame, exec->ctx, &moved);
     uint64_t payload = link->payload_sent + link->payload_received - payload_before;
     exec->messages_moved += payload;
     if (status) {
@@ -130,7 +130,7 @@ static void check_sockets(struct executor *exec)
     for (int i = 0; i < count && !exec->failure.status; i++) {
         bool progress = false;
         if (gone[i]->state == LINK_OPEN)
-            link_hang_up(gone[i], exec->callbacks->on_frame, exec->owner, &progress);
+            link_hang_up(gone[i], exec->callbacks->on_frame, exec->ctx, &progress);
         if (gone[i]->state == LINK_LOST)
             fail_link(exec, gone[i], BHVD_ERR_PEER_LOST);
         update(exec, gone[i]);

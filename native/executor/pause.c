@@ -58,17 +58,17 @@ bool pause_blocks(struct executor *exec) { return computes(exec) && exec->connec
 static bool engine_sleep(struct executor *exec, int64_t deadline_ns, executor_ready_fn ready, void *arg)
 {
     pause_set_doorbell(exec, DOORBELL_ASLEEP);
-    bool progress = exec->callbacks->poll(exec->owner, true);
+    bool progress = exec->callbacks->poll(exec->ctx, true);
     const bool may_sleep = (!progress || pause_blocks(exec)) && !exec->connections.poller.ready_links.head;
     if (may_sleep && !exec->failure.status && !(ready && ready(exec, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > exec->sleep_ms)
             timeout = exec->sleep_ms;
-        pause_in_poll(&exec->connections, true, timeout, exec->callbacks->needs_poll(exec->owner));
+        pause_in_poll(&exec->connections, true, timeout, exec->callbacks->needs_poll(exec->ctx));
         doorbell_drain(&exec->connections.doorbell);
         executor_check_liveness(exec);
-        progress = exec->callbacks->poll(exec->owner, true);  // messages that arrived while this process was stopped are in time
-        exec->callbacks->check_timers(exec->owner);
+        progress = exec->callbacks->poll(exec->ctx, true);    // messages that arrived while this process was stopped are in time
+        exec->callbacks->check_timers(exec->ctx);
     }
     pause_set_doorbell(exec, DOORBELL_AWAKE);
     return progress;
@@ -88,7 +88,7 @@ static void yield(struct executor *exec, int rounds)
     sched_yield();
     if (rounds % SOCKET_ROUNDS == 1) {
         executor_check_liveness(exec);
-        exec->callbacks->keep_alive(exec->owner);
+        exec->callbacks->keep_alive(exec->ctx);
     }
 }
 

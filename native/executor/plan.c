@@ -5,7 +5,7 @@
 
 #include "base/size.h"
 
-enum { URGENT_BYTES = 64 << 10 };
+enum { PRIORITY_BYTES = 64 << 10 };
 
 // The state of a running step.
 struct step_state {
@@ -21,7 +21,7 @@ struct schedule_task {
     struct executor *exec;
     struct schedule schedule;
     struct operands operands;
-    unsigned char *spaces[SPACE_COUNT];
+    unsigned char *buffers[BUFFER_COUNT];
     bool packed;                            // the vector is in `memory`; else it is the result of the only tensor
     struct pool_buffer memory;              // of vector and scratch
     struct step_state *steps;
@@ -29,27 +29,30 @@ struct schedule_task {
     int ready_begin, ready_end;
     int left;                               // unfinished steps
     struct transfer_queue moved;            // finished transfers
-    bool is_urgent;                         // small enough to go before other executions' messages
+    bool has_priority;                      // small enough to go before other executions' messages
 };
 
-static unsigned char *at(const struct schedule_task *running, struct place place) { return place_among(running->spaces, place); }
+static unsigned char *at(const struct schedule_task *running, struct location location)
+{
+    return location_pointer(running->buffers, location);
+}
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
 // Allocates the vector, unless there is only one tensor, whose result it can be, and the scratch.
 static bool take_memory(struct schedule_task *running)
 {
-    const size_t *nbytes = running->schedule.space_nbytes;
+    const size_t *nbytes = running->schedule.buffer_nbytes;
     const struct span_list *list = running->operands.list;
     running->packed = list && (list->count != 1 || !list->spans[0].dst);
-    const size_t vector = !list || running->packed ? size_round_up(nbytes[IN_VECTOR], CACHE_LINE) : 0;
-    const size_t total = vector + size_round_up(nbytes[IN_SCRATCH], CACHE_LINE);
+    const size_t vector = !list || running->packed ? size_round_up(nbytes[FUSION_BUFFER], CACHE_LINE) : 0;
+    const size_t total = vector + size_round_up(nbytes[SCRATCH_BUFFER], CACHE_LINE);
     if (total && !buffer_pool_acquire(&running->exec->buffers, total, &running->memory))
         return false;
-    running->spaces[IN_INPUT] = (unsigned char *)running->operands.input;
-    running->spaces[IN_OUTPUT] = running->operands.output;
-    running->spaces[IN_VECTOR] = list && !running->packed ? list->spans[0].dst : running->memory.data;
-    running->spaces[IN_SCRATCH] = (unsigned char *)running->memory.data + vector;
+    running->buffers[INPUT_BUFFER] = (unsigned char *)running->operands.input;
+    running->buffers[OUTPUT_BUFFER] = running->operands.output;
+    running->buffers[FUSION_BUFFER] = list && !running->packed ? list->spans[0].dst : running->memory.data;
+    running->buffers[SCRATCH_BUFFER] = (unsigned char *)running->memory.data + vector;
     return true;
 }
 
@@ -81,7 +84,7 @@ static void post(struct schedule_task *running, int index)
     struct link *link = group_link(running->exec, running->task.group, step->peer);
     if (step->kind == STEP_SEND)
         link_send_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->from), step->nbytes,
-                           &running->moved, running->is_urgent);
+                           &running->moved, running->has_priority);
     else
         link_recv_numbered(link, running->task.execution, state->number, &state->transfer, at(running, step->to), step->nbytes,
                            &running->moved);
@@ -113,7 +116,7 @@ static void load(const struct schedule_task *running, size_t begin, size_t nbyte
 {
     const struct reduction *reduction = &running->operands.reduction;
     struct span_cursor cursor = span_cursor_at(running->operands.list, begin);
-    unsigned char *to = running->spaces[IN_VECTOR] + begin;
+    unsigned char *to = running->buffers[FUSION_BUFFER] + begin;
     const unsigned char *src;
     unsigned char *dst;
     for (size_t n; (n = span_cursor_next(&cursor, nbytes, &src, &dst)); nbytes -= n, to += n) {
@@ -129,16 +132,16 @@ static void store(const struct schedule_task *running, size_t begin, size_t nbyt
 {
     struct span_cursor cursor = span_cursor_at(running->operands.list, begin);
     if (running->packed)
-        span_unpack(&cursor, running->spaces[IN_VECTOR] + begin, nbytes);
+        span_unpack(&cursor, running->buffers[FUSION_BUFFER] + begin, nbytes);
 }
 
-static void act(const struct schedule_task *running, const struct step *step)
+static void run_step(const struct schedule_task *running, const struct step *step)
 {
     const struct reduction *reduction = &running->operands.reduction;
     const size_t element = bhvd_dtype_size(reduction->dtype), count = element ? step->nbytes / element : 0;
     switch (step->kind) {
     case STEP_LOAD:
-        load(running, step->to.at, step->nbytes);
+        load(running, step->to.offset, step->nbytes);
         break;
     case STEP_REDUCE:
         reduction->reduce(at(running, step->to), at(running, step->from), at(running, step->other), count);
@@ -148,17 +151,17 @@ static void act(const struct schedule_task *running, const struct step *step)
             reduction->scale(at(running, step->to), at(running, step->to), reduction->postscale, count);
         break;
     case STEP_STORE:
-        store(running, step->from.at, step->nbytes);
+        store(running, step->from.offset, step->nbytes);
         break;
     case STEP_COPY:
         if (at(running, step->to) != at(running, step->from))
             span_copy(at(running, step->to), at(running, step->from), step->nbytes);
         break;
     case STEP_ENCODE:
-    case STEP_RECODE:
+    case STEP_REENCODE:
     case STEP_DECODE:
     case STEP_COMBINE:
-        running->operands.act(running->operands.arg, step, running->spaces);
+        running->operands.run_custom_step(running->operands.arg, step, running->buffers);
         break;
     default:
         break;
@@ -175,7 +178,7 @@ static bool advance(struct executor *exec, struct task *task)
          !exec->failure.status; progress = true) {
         const int index = running->ready[running->ready_begin++];
         const struct step *step = &running->schedule.steps[index];
-        act(running, step);
+        run_step(running, step);
         end(running, index);
         nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
     }
@@ -190,9 +193,9 @@ static bool advance(struct executor *exec, struct task *task)
 static bool moves_little(const struct schedule *schedule)
 {
     size_t total = 0;
-    for (int i = 0; i < schedule->count && total <= URGENT_BYTES; i++)
+    for (int i = 0; i < schedule->count && total <= PRIORITY_BYTES; i++)
         total += schedule->steps[i].kind == STEP_SEND ? schedule->steps[i].nbytes : 0;
-    return total <= URGENT_BYTES;
+    return total <= PRIORITY_BYTES;
 }
 
 // Links each step to the steps that wait for it, and numbers the messages.
@@ -244,12 +247,12 @@ static struct task *task_of(struct executor *exec, const struct group *group, st
     running->steps = malloc((count + 1) * sizeof *running->steps);
     running->ready = malloc((count + 1) * sizeof *running->ready);
     if (running->schedule.failed || !running->steps || !running->ready || !take_memory(running)) {
-        const size_t *spaces = running->schedule.space_nbytes, nbytes = spaces[IN_VECTOR] + spaces[IN_SCRATCH];
+        const size_t *buffers = running->schedule.buffer_nbytes, nbytes = buffers[FUSION_BUFFER] + buffers[SCRATCH_BUFFER];
         destroy(exec, &running->task);
         executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
         return NULL;
     }
-    running->is_urgent = moves_little(&running->schedule);
+    running->has_priority = moves_little(&running->schedule);
     number_and_link_steps(running);
     for (int i = 0; i < running->schedule.count; i++) {
         const struct step *step = &running->schedule.steps[i];
@@ -263,7 +266,7 @@ static struct task *task_of(struct executor *exec, const struct group *group, st
 
 struct schedule *plan_begin(struct plan *plan, const struct group *group)
 {
-    plan->made = true;
+    plan->is_planned = true;
     plan->group = group;
     schedule_init(&plan->schedule, group->size, group->rank);
     return &plan->schedule;

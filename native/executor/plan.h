@@ -21,7 +21,10 @@
 
 enum { LOCAL_BYTES = 256 << 10 };       // of local work per task before links are polled again
 
-static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
+static inline unsigned char *location_pointer(unsigned char *const *buffers, struct location location)
+{
+    return buffers[location.buffer] + location.offset;
+}
 
 // A schedule's operands. Unused members may be 0.
 struct operands {
@@ -29,7 +32,7 @@ struct operands {
     const struct span_list *list;           // the vector's pieces; the caller keeps it until the schedule is over
     const void *input;
     void *output;
-    void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
+    void (*run_custom_step)(void *arg, const struct step *step, unsigned char *const *buffers);  // STEP_ENCODE and below
     void *arg;
     const void *exclusive_memory;           // memory that outlives the schedule; schedules that share it never run at the same time
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id; 0: the execution started last
@@ -37,7 +40,7 @@ struct operands {
 
 // A schedule, or a task, that has not been started and can run concurrently with others.
 struct plan {
-    bool made;
+    bool is_planned;
     const struct group *group;
     struct schedule schedule;
     struct operands operands;               // operands.list is `list`, or NULL

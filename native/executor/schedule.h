@@ -15,43 +15,44 @@
 
 enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes per message: reduction of one overlaps with transfer of another
 
-// Cost of communication between hosts, equal on all ranks of an execution: a hop; a byte in picoseconds; 0: unknown.
-struct wire {
-    uint32_t hop_ns, byte_ps;
+// Cost of a message of n bytes between hosts, alpha + beta n (Hockney's model), equal on all ranks of an execution. alpha: latency;
+// beta: picoseconds per byte; 0: unknown.
+struct network_cost {
+    uint32_t alpha_ns, beta_ps;
 };
 
-// Cost of a byte; if unknown, that of 10 Gbit/s.
-static inline double wire_byte_ps(const struct wire *wire) { return wire->byte_ps ? wire->byte_ps : 900; }
+// If unknown, that of 10 Gbit/s.
+static inline double network_beta_ps(const struct network_cost *network) { return network->beta_ps ? network->beta_ps : 900; }
 
-// The memory that a place is in.
-enum space {
-    IN_INPUT,           // the operation's tensor; not written
-    IN_OUTPUT,          // its result
-    IN_VECTOR,          // the fused tensors of an allreduce, as one
-    IN_SCRATCH,
-    SPACE_COUNT
+// The memory of a location.
+enum buffer_kind {
+    INPUT_BUFFER,       // the operation's tensor; not written
+    OUTPUT_BUFFER,      // its result
+    FUSION_BUFFER,      // the vector: the fused tensors of an allreduce, as one
+    SCRATCH_BUFFER,
+    BUFFER_COUNT
 };
 
-struct place {
-    enum space space;
-    size_t at;          // bytes
+struct location {
+    enum buffer_kind buffer;
+    size_t offset;      // bytes
 };
 
-static inline struct place in_space(enum space space, size_t at) { return (struct place){space, at}; }
+static inline struct location in_buffer(enum buffer_kind buffer, size_t offset) { return (struct location){buffer, offset}; }
 
 // A range of bytes, and its division into segments.
-struct part {
+struct byte_range {
     size_t begin, nbytes;
 };
 
-// Segment `index` of the part; nbytes 0: it has no such segment.
-static inline struct part part_segment(struct part part, size_t index)
+// Segment `index` of the range; nbytes 0: it has no such segment.
+static inline struct byte_range byte_range_segment(struct byte_range range, size_t index)
 {
     const size_t offset = index * SCHEDULE_SEGMENT;
-    if (offset >= part.nbytes)
-        return (struct part){part.begin + part.nbytes, 0};
-    const size_t left = part.nbytes - offset;
-    return (struct part){part.begin + offset, left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT};
+    if (offset >= range.nbytes)
+        return (struct byte_range){range.begin + range.nbytes, 0};
+    const size_t left = range.nbytes - offset;
+    return (struct byte_range){range.begin + offset, left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT};
 }
 
 enum step_kind {
@@ -63,9 +64,10 @@ enum step_kind {
     STEP_STORE,         // final: this part of the vector to the tensors
     STEP_COPY,          // to = from
     STEP_NOTHING,       // does nothing: joins two dependencies into one
-    // On codes, executed by the schedule's creator (primitive/schedules.h); a code represents a range of values of the vector.
+    // On codes, executed by the schedule's creator (primitive/coded_schedules.h); a code represents a range of values of the
+    // vector.
     STEP_ENCODE,        // to = the code of the values
-    STEP_RECODE,        // to = the code of the combined values: COMBINE, then ENCODE
+    STEP_REENCODE,      // to = the code of the combined values: COMBINE, then ENCODE (quantizes again)
     STEP_DECODE,        // final: the values from the code `from`
     STEP_COMBINE        // final: the values from several codes: those from `from` on and the own one, `other`
 };
@@ -76,16 +78,16 @@ struct step {
     enum step_kind kind;
     int peer;                       // position in the group
     int after[STEP_WAITS];          // STEP_NONE: nothing
-    struct place to, from, other;
-    size_t nbytes;                  // of each of these places
-    struct part values;             // range of the vector; for codes only
+    struct location to, from, other;
+    size_t nbytes;                  // at each of these locations
+    struct byte_range values;       // range of the vector; for codes only
 };
 
 struct schedule {
     int size, rank;                 // of the group
     struct step *steps;
     int count, capacity;
-    size_t space_nbytes[SPACE_COUNT];   // the end of the furthest access in each space
+    size_t buffer_nbytes[BUFFER_COUNT];  // the end of the furthest access in each buffer
     bool failed;                    // no memory: steps are missing
 };
 
@@ -93,18 +95,20 @@ void schedule_init(struct schedule *schedule, int size, int rank);
 void schedule_fini(struct schedule *schedule);
 
 // Each appends a step that waits for one other (STEP_NONE: none), and returns its index.
-int schedule_send(struct schedule *schedule, int peer, struct place from, size_t nbytes, int after);
-int schedule_receive(struct schedule *schedule, int peer, struct place to, size_t nbytes, int after);
-int schedule_load(struct schedule *schedule, struct part part, int after);
-int schedule_reduce(struct schedule *schedule, struct place to, struct place from, struct place other, size_t nbytes, int after);
-int schedule_scale(struct schedule *schedule, struct place to, size_t nbytes, int after);
-int schedule_store(struct schedule *schedule, struct part part, int after);
-int schedule_copy(struct schedule *schedule, struct place to, struct place from, size_t nbytes, int after);
+int schedule_send(struct schedule *schedule, int peer, struct location from, size_t nbytes, int after);
+int schedule_receive(struct schedule *schedule, int peer, struct location to, size_t nbytes, int after);
+int schedule_load(struct schedule *schedule, struct byte_range range, int after);
+int schedule_reduce(struct schedule *schedule, struct location to, struct location from, struct location other, size_t nbytes,
+                    int after);
+int schedule_scale(struct schedule *schedule, struct location to, size_t nbytes, int after);
+int schedule_store(struct schedule *schedule, struct byte_range range, int after);
+int schedule_copy(struct schedule *schedule, struct location to, struct location from, size_t nbytes, int after);
 // nbytes: of one code.
-int schedule_encode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after);
-int schedule_recode(struct schedule *schedule, struct place code, size_t nbytes, struct place from, struct place own,
-                    struct part values, int after);
-int schedule_decode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after);
-int schedule_combine(struct schedule *schedule, struct place from, struct place own, size_t nbytes, struct part values, int after);
+int schedule_encode(struct schedule *schedule, struct location code, size_t nbytes, struct byte_range values, int after);
+int schedule_reencode(struct schedule *schedule, struct location code, size_t nbytes, struct location from, struct location own,
+                      struct byte_range values, int after);
+int schedule_decode(struct schedule *schedule, struct location code, size_t nbytes, struct byte_range values, int after);
+int schedule_combine(struct schedule *schedule, struct location from, struct location own, size_t nbytes,
+                     struct byte_range values, int after);
 // A step that waits for both. If either is STEP_NONE: returns the other.
 int schedule_both(struct schedule *schedule, int one, int other);

@@ -13,7 +13,7 @@ enum {
 
 static struct host_counts *counts_of(struct executor *exec, const struct pipeline *pipeline, int index)
 {
-    return host_memory_counts(&exec->connections.host, pipeline->group->id, pipeline->lane, pipeline->group->local_indices[index]);
+    return host_memory_counts(&exec->connections.host, pipeline->group->id, pipeline->slot, pipeline->group->local_indices[index]);
 }
 
 static uint64_t count_of(struct executor *exec, const struct pipeline *pipeline, int index, enum host_count count)
@@ -24,8 +24,8 @@ static uint64_t count_of(struct executor *exec, const struct pipeline *pipeline,
 
 unsigned char *shared_staging_buffer(struct executor *exec, const struct group *group, int index, size_t block)
 {
-    return host_memory_staging_buffer(&exec->connections.host, group->id, group->lane, group->local_indices[index],
-                            (int)((group->block[group->lane] + block) % HOST_STAGING_BUFFERS));
+    return host_memory_staging_buffer(&exec->connections.host, group->id, group->slot, group->local_indices[index],
+                            (int)((group->block[group->slot] + block) % HOST_STAGING_BUFFERS));
 }
 
 // The step that all members must have finished before one may begin `step` with the same block; staging reuses
@@ -128,10 +128,10 @@ bool pipeline_is_complete(const struct pipeline *pipeline)
            pipeline->done[HOST_COLLECTED] == pipeline->end;
 }
 
-void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps)
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int slot, size_t blocks, const struct shared_steps *steps)
 {
-    const uint64_t begin = group->block[lane], end = begin + blocks;
-    *pipeline = (struct pipeline){.group = group, .lane = lane, .steps = *steps, .begin = begin, .end = end,
+    const uint64_t begin = group->block[slot], end = begin + blocks;
+    *pipeline = (struct pipeline){.group = group, .slot = slot, .steps = *steps, .begin = begin, .end = end,
                                 .done = {begin, steps->reduce ? begin : end, begin}};
     if (steps->only_root)
         pipeline->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
@@ -145,7 +145,7 @@ bool pipeline_advance(struct executor *exec, struct pipeline *pipeline)
         step--;
     if (step < 0)
         return false;
-    pipeline->group->lane = pipeline->lane;
+    pipeline->group->slot = pipeline->slot;
     if (functions[step])
         functions[step](exec, pipeline, (size_t)(pipeline->done[step] - pipeline->begin));
     publish(exec, pipeline, (enum host_count)step);
@@ -163,7 +163,7 @@ void pipeline_end(struct executor *exec, const struct pipeline *pipeline)
         if (i != group->rank)
             doorbell_ring(&group_link(exec, group, i)->doorbell, 0);
     }
-    group->block[pipeline->lane] = pipeline->end;
+    group->block[pipeline->slot] = pipeline->end;
 }
 
 static int can_advance(struct executor *exec, void *pipeline) { return pipeline_can_advance(exec, pipeline); }

@@ -8,8 +8,9 @@
 // blocks that it has staged, reduced and collected, and may be ahead of the others by HOST_STAGING_BUFFERS blocks.
 // So a member that is scheduled late does not delay the others as long as they have other blocks to process.
 //
-// One collective in shared memory is a *pipeline*. Pipelines of one lane run one after the other, in the same order on all members;
-// those of different lanes are independent. A collective that runs to completion uses lane 0, concurrent ones use the others.
+// One collective in shared memory is a *pipeline*. Pipelines of one staging slot run one after the other, in the same order on
+// all members; those of different staging slots are independent. A collective that runs to completion uses staging slot 0,
+// concurrent ones use the others.
 #pragma once
 
 #include "executor/span.h"
@@ -36,7 +37,7 @@ kernel_copy_fn shared_copy(const struct executor *exec, size_t nbytes);
 // A running collective: the first member of its steps' state. Blocks are counted as in the group: from the area's beginning.
 struct pipeline {
     struct group *group;
-    int lane;
+    int slot;
     struct shared_steps steps;
     uint64_t begin, end;
     uint64_t done[HOST_COUNTS];         // by this member; `end` for steps that it skips
@@ -44,14 +45,14 @@ struct pipeline {
     int slowest;                        // the member with the least progress then
 };
 
-// Only initializes. The previous pipeline in the lane must be over.
-void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps);
+// Only initializes. The previous pipeline in the staging slot must be over.
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int slot, size_t blocks, const struct shared_steps *steps);
 // Does one step of a block, if possible.
 bool pipeline_advance(struct executor *exec, struct pipeline *pipeline);
 // > 0: a step is possible. < 0: none ever will be, since a member has left; the executor has failed.
 int pipeline_can_advance(struct executor *exec, struct pipeline *pipeline);
 bool pipeline_is_complete(const struct pipeline *pipeline);
-// All its steps are done: the lane is free for the next one.
+// All its steps are done: the staging slot is free for the next one.
 void pipeline_end(struct executor *exec, const struct pipeline *pipeline);
 // Does all its steps, and ends it unless an error occurs.
 bhvd_status pipeline_execute(struct executor *exec, struct pipeline *pipeline);

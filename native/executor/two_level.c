@@ -14,7 +14,7 @@ static void start_inter_host(struct executor *exec, struct two_level *l)
     struct inter_host *inter_host = inter_host_of(l, l->begun);
     struct plan *plan = &inter_host->plan;
     const bhvd_status status = l->ops->inter_exchange(exec, l, l->begun++, plan);
-    if (status || !plan->made)
+    if (status || !plan->is_planned)
         return;
     plan->operands.execution = l->task.execution;
     plan_start(exec, plan, NULL, NULL, &inter_host->running);
@@ -37,14 +37,14 @@ static bool exchange_is_complete(const struct two_level *l)
     return l->ended < l->begun && (!running || running->is_complete);
 }
 
-// Pipelines of one lane run one after the other, those of an earlier execution first: tasks take a free lane in this order because
-// they are advanced in it.
-static bool may_take_lane(const struct two_level *l) { return !l->local->users[l->lane] || l->local->users[l->lane] == l; }
+// Pipelines of one staging slot run one after the other, those of an earlier execution first: tasks take a free staging slot in
+// this order because they are advanced in it.
+static bool may_take_slot(const struct two_level *l) { return !l->local->users[l->slot] || l->local->users[l->slot] == l; }
 
-static void leave_lane(struct two_level *l)
+static void leave_slot(struct two_level *l)
 {
-    if (l->local->users[l->lane] == l)
-        l->local->users[l->lane] = NULL;
+    if (l->local->users[l->slot] == l)
+        l->local->users[l->slot] = NULL;
 }
 
 static void end_piece(struct executor *exec, struct two_level *l)
@@ -68,8 +68,8 @@ static void end_pipeline(struct executor *exec, struct two_level *l)
 static bool may_begin_stage(const struct two_level *l)
 {
     if (begins_next(l))
-        return !l->ops->reduce || may_take_lane(l);
-    return exchange_is_complete(l) && (!l->ops->distribute || may_take_lane(l));
+        return !l->ops->reduce || may_take_slot(l);
+    return exchange_is_complete(l) && (!l->ops->distribute || may_take_slot(l));
 }
 
 static void begin_stage(struct executor *exec, struct two_level *l)
@@ -95,8 +95,8 @@ static bool advance_pieces(struct executor *exec, struct two_level *l)
     const size_t step = l->nbytes < HOST_STAGING_BUFFER_BYTES ? l->nbytes : HOST_STAGING_BUFFER_BYTES;
     bool progress = false;
     task->awaited = -1;
-    if (may_take_lane(l))
-        l->local->users[l->lane] = l;
+    if (may_take_slot(l))
+        l->local->users[l->slot] = l;
     for (size_t nbytes = 0; l->ended < l->count && nbytes < LOCAL_BYTES && !exec->failure.status; progress = true) {
         if (!l->pipeline) {
             if (!may_begin_stage(l))
@@ -115,7 +115,7 @@ static bool advance_pieces(struct executor *exec, struct two_level *l)
     }
     task->is_complete = l->ended == l->count && !exec->failure.status;
     if (task->is_complete)
-        leave_lane(l);
+        leave_slot(l);
     return progress;
 }
 
@@ -123,12 +123,12 @@ static bool advance_pieces(struct executor *exec, struct two_level *l)
 static bool advance(struct executor *exec, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;
-    const struct wire wire_before = exec->wire;
+    const struct network_cost network_before = exec->network;
     struct bhvd_sent *sent_before = exec->sent;
-    exec->wire = l->wire;
+    exec->network = l->network;
     exec->sent = l->sent;
     const bool progress = advance_pieces(exec, l);
-    exec->wire = wire_before;
+    exec->network = network_before;
     exec->sent = sent_before;
     return progress;
 }
@@ -144,7 +144,7 @@ static bool can_advance(struct executor *exec, struct task *task)
 static void destroy(struct executor *exec, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;
-    leave_lane(l);
+    leave_slot(l);
     for (size_t i = 0; i < l->depth; i++)
         end_inter_host(exec, &l->inter_hosts[i]);
     buffer_pool_release(&exec->buffers, &l->memory);
@@ -168,8 +168,8 @@ void *two_level_create(struct executor *exec, size_t size, const struct two_leve
     }
     *l = (struct two_level){
         .task = {.execution = exec->connections.started, .advance = advance, .can_advance = can_advance, .destroy = destroy},
-        .sent = exec->sent, .wire = exec->wire,
-        .ops = ops, .local = local, .lane = 1 + (int)(exec->connections.started % (HOST_LANES - 1)),
+        .sent = exec->sent, .network = exec->network,
+        .ops = ops, .local = local, .slot = 1 + (int)(exec->connections.started % (HOST_STAGING_SLOTS - 1)),
         .nbytes = nbytes, .count = count, .depth = depth, .inter_hosts = inter_hosts,
     };
     return l;
@@ -182,7 +182,7 @@ bhvd_status two_level_plan(struct executor *exec, struct two_level *l, bool has_
         destroy(exec, &l->task);
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for the pieces of %zu bytes", nbytes);
     }
-    plan->made = true;
+    plan->is_planned = true;
     plan->task = &l->task;
     return BHVD_OK;
 }

@@ -18,7 +18,7 @@ struct two_level;
 
 // A collective's functions for a piece, from 0.
 struct two_level_ops {
-    // Begins and returns the pipeline in l->lane. NULL: no such stage.
+    // Begins and returns the pipeline in l->slot. NULL: no such stage.
     struct pipeline *(*reduce)(struct executor *exec, struct two_level *l, size_t piece);
     struct pipeline *(*distribute)(struct executor *exec, struct two_level *l, size_t piece);
     // Plans this member's part between hosts, if any. BHVD_ERR_SYSTEM: the executor has failed.
@@ -31,10 +31,10 @@ struct two_level_ops {
 struct two_level {
     struct task task;
     struct bhvd_sent *sent;             // of its execution
-    struct wire wire;                   // and the network figures of that execution
+    struct network_cost network;        // and the network's cost, of that execution
     const struct two_level_ops *ops;
     struct group *local;
-    int lane;                           // of the group's area
+    int slot;                           // of the group's area
     size_t nbytes;                      // bytes being processed: determines how often links are polled
     size_t count, depth;                // pieces; most that may have begun and not ended
     size_t begun, ended;                // pieces that began the inter-host stage; that are over

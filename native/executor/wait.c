@@ -26,7 +26,7 @@ static bool progress_timer_expired(struct executor *exec, struct progress_timer 
     uint64_t moved = exec->messages_moved + host_activity(exec);
     int64_t now_ns = clock_now_ns();
     bool begins = !timer->since_ns || moved != timer->moved || exec->returned_ns > timer->since_ns;
-    if (begins || (now_ns >= timer->since_ns + limit_ns && exec->callbacks->others_are_earlier(exec->owner)))
+    if (begins || (now_ns >= timer->since_ns + limit_ns && exec->callbacks->others_are_earlier(exec->ctx)))
         *timer = (struct progress_timer){now_ns, moved};
     return now_ns >= timer->since_ns + limit_ns;
 }
@@ -90,14 +90,14 @@ bhvd_status executor_wait(struct executor *exec, executor_ready_fn ready, void *
         if (is_ready > 0) {
             // A rank that never waits, because it is always last, must still send heartbeats.
             if (rounds == 0 && ++exec->waits_for_nothing % WAITS_PER_POLL == 0) {
-                exec->callbacks->poll(exec->owner, true);
-                exec->callbacks->keep_alive(exec->owner);
+                exec->callbacks->poll(exec->ctx, true);
+                exec->callbacks->keep_alive(exec->ctx);
             }
             return BHVD_OK;
         }
         if (exec->failure.status)
             return exec->failure.status;
-        bool moved = exec->callbacks->poll(exec->owner, rounds % SOCKET_ROUNDS == 0);
+        bool moved = exec->callbacks->poll(exec->ctx, rounds % SOCKET_ROUNDS == 0);
         if (moved)
             rounds = 0;
         if (checks_clock(exec, rounds, polls) && progress_timer_expired(exec, &timer, limit_ns) && ready(exec, arg) <= 0) {

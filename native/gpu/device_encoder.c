@@ -14,7 +14,7 @@ enum {
 struct codec_kernels {
     int first, encode, last, decode, decode_sum, decode_add;    // first, last: launched before and after
     int per_block;                                              // elements that one block encodes
-    int recode, bits;                                           // for rotated
+    int reencode, bits;                                         // for rotated
 };
 
 #define SIGN_KERNELS                                                                                    \
@@ -23,7 +23,7 @@ struct codec_kernels {
 
 #define ROTATED_KERNELS(bits)                                                                           \
     {NONE, BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE,          \
-     BHVD_DEVICE_ROTATED_DECODE_SUM, BHVD_DEVICE_ROTATED_DECODE_ADD, PER_BLOCK, BHVD_DEVICE_ROTATED_RECODE, bits}
+     BHVD_DEVICE_ROTATED_DECODE_SUM, BHVD_DEVICE_ROTATED_DECODE_ADD, PER_BLOCK, BHVD_DEVICE_ROTATED_REENCODE, bits}
 
 static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
     [BHVD_CODEC_MINMAX_UINT8] = {BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_MINMAX_UINT8_ENCODE, NONE,
@@ -45,7 +45,7 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
 {
     const struct codec_kernels *kernels = &KERNELS[codec];
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          kernels->decode_add, kernels->recode, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL,
+                          kernels->decode_add, kernels->reencode, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL,
                           BHVD_DEVICE_SCALE, BHVD_DEVICE_MIX};
     bool has = device_encoder_supports(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
@@ -212,7 +212,7 @@ int device_encoder_mix(const struct device_encoder *e, void *dst, const void *va
     return launch_over(e, BHVD_DEVICE_MIX, count, params, stream);
 }
 
-// The arguments of decode_sum; recode takes a seed too.
+// The arguments of decode_sum; reencode takes a seed too.
 #define SUM_ARGUMENTS(to)                                                                                   \
     ARGUMENT(to), ARGUMENT(codes), ARGUMENT(stride), ARGUMENT(layout->segment_stride), ARGUMENT(ranks),     \
         ARGUMENT(layout->cut.count), ARGUMENT(layout->cut.segment), ARGUMENT(blocks), ARGUMENT(factor), ARGUMENT(e->option)
@@ -225,14 +225,14 @@ int device_encoder_mean(const struct device_encoder *e, const struct code_layout
     return launch(e, e->kernels->decode_sum, all_segments(layout) * blocks, params, stream);
 }
 
-bool device_encoder_recodes(const struct device_encoder *e) { return e->kernels->recode != NONE; }
+bool device_encoder_reencodes(const struct device_encoder *e) { return e->kernels->reencode != NONE; }
 
-int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
-                          uint64_t ranks, double factor, void *stream)
+int device_encoder_reencode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
+                            uint64_t ranks, double factor, void *stream)
 {
     const struct code_layout *layout = encoding->layout;
     const uint64_t blocks = per_segment(layout, PER_BLOCK), seed = encoder_own_seed(&e->host, encoding->pass);
     void *params[] = {SUM_ARGUMENTS(encoding->codes), ARGUMENT(seed), ARGUMENT(encoding->begin)};
-    int code = launch(e, e->kernels->recode, all_segments(layout) * blocks, params, stream);
+    int code = launch(e, e->kernels->reencode, all_segments(layout) * blocks, params, stream);
     return code ? code : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
 }

@@ -60,6 +60,6 @@ int device_encoder_mean(const struct device_encoder *e, const struct code_layout
                         uint64_t stride, uint64_t ranks, double factor, void *stream);
 // Whether the codec has a transform (kernel/kernel.h): then such a mean is encoded from its coefficients, without error feedback;
 // the values and errors of the encoding are not used.
-bool device_encoder_recodes(const struct device_encoder *e);
-int device_encoder_recode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
-                          uint64_t ranks, double factor, void *stream);
+bool device_encoder_reencodes(const struct device_encoder *e);
+int device_encoder_reencode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
+                            uint64_t ranks, double factor, void *stream);

@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "collective/collectives.h"
 #include "collective/schedules.h"
-#include "device/nccl.h"
+#include "device/nccl_library.h"
 #include "executor/hierarchy.h"
 #include "gpu/device_encoder.h"
 #include "gpu/staging.h"
@@ -159,10 +159,10 @@ static bhvd_status exchange(struct executor *exec, struct group *set, const void
     if (set->shared)
         status = allgather_shared(exec, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     else
-        allgather_schedule(plan_begin(&plan, set), &exec->wire, part);
+        allgather_schedule(plan_begin(&plan, set), &exec->network, part);
     free(part);
     plan.operands = (struct operands){.input = mine, .output = all};
-    return plan.made ? plan_execute(exec, &plan) : status;
+    return plan.is_planned ? plan_execute(exec, &plan) : status;
 }
 
 static bhvd_status share(struct executor *exec, struct group *set, void *bytes, size_t nbytes)

@@ -54,8 +54,8 @@ static int encode_mean(struct coded_execution *c, const struct segment_part *own
     struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .prescale = 1.0, .pass = ENCODER_MEAN,
                                 .begin = own->begin};
     void *mean;
-    if (device_encoder_recodes(&c->encoder) && !c->coll->server_copy)
-        return device_encoder_recode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
+    if (device_encoder_reencodes(&c->encoder) && !c->coll->server_copy)
+        return device_encoder_reencode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
     int code = device_scratch_acquire(&c->x->scratch, own->count * c->encoder.host.element, &mean);
     if (!code)
         code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "collective/collectives.h"
-#include "device/nccl.h"
+#include "device/nccl_library.h"
 #include "device/scratch.h"
 #include "executor/hierarchy.h"
 #include "gpu/nccl.h"

@@ -2,14 +2,14 @@
 //
 //     posted      an event of the framework's stream; stream to_host waits for it, copies the tensors out, records `ready`;
 //                 small ones are packed on the device and cross the link in one copy
-//     announced   after the engine sees `ready`; until then it is in ctx->staged (core/engine/engine.c)
+//     requested   after the engine sees `ready`; until then it is in ctx->staged (core/engine/engine.c)
 //     executed    as any operation, in pinned memory
 //     ended       stream from_host copies the results back in the same way, and records `done`
 //     waited for  the framework's stream waits for `done`; the host does not
 //
 // Results that the core allocates (allgather, alltoall) stay in the host's memory; those with a dst on the device are copied there.
 //
-// An operation for NCCL (gpu/nccl.h) is not staged: it is posted `direct` and announced at once, or (two-level) when the tensors
+// An operation for NCCL (gpu/nccl.h) is not staged: it is posted `direct` and requested at once, or (two-level) when the tensors
 // may be read, and NCCL reads and writes them in place. Until a process set has agreed on NCCL, its operations are staged.
 #pragma once
 
@@ -31,7 +31,7 @@ struct staging {
     struct device_buffer *buffer;       // pinned; `ready`: the tensors may be read, `done`: the results are complete
     bool direct, by_nccl;               // whether posted without staging; whether executed by NCCL
     struct staged_codes *codes;         // encoded on the device (gpu/staged_codes.h); NULL: not encoded there
-    bool host_waits;                    // direct, but the execution waits for the tensors: announced when they are ready
+    bool host_waits;                    // direct, but the execution waits for the tensors: requested when they are ready
     size_t small_count, small_nbytes;   // tensors that are packed on the device if it has the kernel; first in the buffer
     size_t count;
     struct staging_place places[];

@@ -89,13 +89,13 @@ CODEC_INLINE uint8_t blocks_float_code(float y)
     return (uint8_t)(sign | (narrow + (1u << (dropped - 1)) - 1 + (narrow >> dropped & 1)) >> dropped);
 }
 
-// The value of a code, divided by BLOCKS_FLOAT_UNIT; it fits in a float16. Codes that no encoder writes get the float16's value.
+// The value of a code, divided by BLOCKS_FLOAT_SCALE; it fits in a float16. Codes that no encoder writes get the float16's value.
 CODEC_INLINE float blocks_float_value(uint8_t code)
 {
     return float16_to_float((uint16_t)((code & 0x80) << 8 | (code & 0x7f) << (10 - E4M3_MANTISSA)));
 }
 
-#define BLOCKS_FLOAT_UNIT 256           // 2^(15 - bias)
+#define BLOCKS_FLOAT_SCALE 256          // 2^(15 - bias)
 
 #define BLOCKS_ARITHMETIC(real, rint_real, floor_real, smallest)                                                  \
     struct blocks_##real##_grid {                                                                                 \

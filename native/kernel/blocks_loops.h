@@ -75,7 +75,7 @@ INLINE REAL BLOCKS(decode_one)(const struct BLOCKS(decoder) *d, size_t i)
     memcpy(&t, d->scales + i / d->size * sizeof(REAL), sizeof(REAL));
     const int code = format->bits == 8 ? d->codes[i] : d->codes[i / BLOCKS_GROUP * 16 + j % 16] >> (j < 16 ? 0 : 4) & 15;
     if (format->is_float)
-        x = (REAL)blocks_float_value((uint8_t)code) * (t * BLOCKS_FLOAT_UNIT);
+        x = (REAL)blocks_float_value((uint8_t)code) * (t * BLOCKS_FLOAT_SCALE);
     else
         x = (REAL)(code >> (format->bits - 1) ? code - (1 << format->bits) : code) * t;
     return x == x ? ARITHMETIC(blocks, bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN;

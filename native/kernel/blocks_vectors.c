@@ -185,7 +185,7 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
     const float t = load_f32(grid->scales + (i >> grid->shift) * sizeof t);
     const __m128i bytes = code_bytes(grid, i, v);
-    const vec x = grid->format->is_float ? float8_values(bytes) * (t * BLOCKS_FLOAT_UNIT) : vec_from_i8(bytes) * t;
+    const vec x = grid->format->is_float ? float8_values(bytes) * (t * BLOCKS_FLOAT_SCALE) : vec_from_i8(bytes) * t;
     // If one operand is a NaN, vec_min and vec_max return the second.
     return vec_canonical(vec_min(grid->largest, vec_max(-grid->largest, x)));
 }

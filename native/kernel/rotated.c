@@ -46,7 +46,7 @@ struct place {
 
 INLINE struct place place_of(size_t i, int b)
 {
-    const size_t each = ROTATED_UNIT / (size_t)b, in_part = i % each;
+    const size_t each = ROTATED_PACK / (size_t)b, in_part = i % each;
     return (struct place){i / each * ROTATED_PART + in_part % 16 * 2, (int)(in_part / 16) * b};
 }
 
@@ -74,12 +74,12 @@ static float quantize(const struct rotated_levels *levels, uint8_t *codes, const
         for (int k = 0; k < steps; k++)
             q += magnitude > levels->threshold[k] * s;
         sums[i % ROTATED_SUMS] += magnitude * levels->level[q];
-        uint8_t *unit = codes + i / ROTATED_UNIT * ROTATED_PART * (size_t)bits;
+        uint8_t *pack = codes + i / ROTATED_PACK * ROTATED_PART * (size_t)bits;
         if (bits == 3) {
-            put(unit, i % ROTATED_UNIT, 2, q);
-            put(unit + 2 * ROTATED_PART, i % ROTATED_UNIT, 1, negative);
+            put(pack, i % ROTATED_PACK, 2, q);
+            put(pack + 2 * ROTATED_PART, i % ROTATED_PACK, 1, negative);
         } else {
-            put(unit, i % ROTATED_UNIT, bits, q | negative << (bits - 1));
+            put(pack, i % ROTATED_PACK, bits, q | negative << (bits - 1));
         }
     }
     return sums_total(sums);
@@ -89,9 +89,9 @@ static void dequantize(const struct rotated_levels *levels, float *a, const uint
 {
     const int bits = levels->bits;
     for (size_t i = 0; i < d; i++) {
-        const uint8_t *unit = codes + i / ROTATED_UNIT * ROTATED_PART * (size_t)bits;
-        const unsigned number = bits == 3 ? take(unit, i % ROTATED_UNIT, 2) | take(unit + 2 * ROTATED_PART, i % ROTATED_UNIT, 1) << 2
-                                          : take(unit, i % ROTATED_UNIT, bits);
+        const uint8_t *pack = codes + i / ROTATED_PACK * ROTATED_PART * (size_t)bits;
+        const unsigned number = bits == 3 ? take(pack, i % ROTATED_PACK, 2) | take(pack + 2 * ROTATED_PART, i % ROTATED_PACK, 1) << 2
+                                          : take(pack, i % ROTATED_PACK, bits);
         const float z = levels->level[number & ((1u << (bits - 1)) - 1)] * t, signed_z = number >> (bits - 1) ? -z : z;
         a[i] = adds ? a[i] + signed_z : signed_z;
     }

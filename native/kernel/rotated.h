@@ -46,7 +46,7 @@ enum {
     ROTATED_SMALLEST = 256,
     ROTATED_LARGEST_BLOCK = 2048,
     ROTATED_SUMS = 64,
-    ROTATED_UNIT = 256,                 // elements whose codes are stored together: `bits` parts
+    ROTATED_PACK = 256,                 // elements whose codes are packed together: `bits` parts
     ROTATED_PART = 32                   // bytes
 };
 

@@ -84,8 +84,8 @@ SHARED double normalize(float *a, size_t d)
     return factor;
 }
 
-// Returns t of a block with the coefficients a / unit.
-SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, size_t d, double unit)
+// Returns t of a block with the coefficients a / scale.
+SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, size_t d, double scale)
 {
     float sum = squares(a, d);
     if (!rotated_is_regular(sum)) {
@@ -94,10 +94,10 @@ SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, s
             memset(codes, 0, d / 8 * (size_t)coder->levels->bits);
             return (float)factor;
         }
-        unit *= factor;
+        scale *= factor;
         sum = squares(a, d);
     }
-    return rotated_scale((double)sum / coder->quantize(codes, a, d, sqrtf(sum / (float)d)) / unit);
+    return rotated_scale((double)sum / coder->quantize(codes, a, d, sqrtf(sum / (float)d)) / scale);
 }
 
 // Encodes coefficients, or src if they are NULL.

@@ -292,10 +292,10 @@ INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const
     vec sums[EACH];
     UNROLLED for (int p = 0; p < EACH; p++)
         sums[p] = vec_set1(0);
-    for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
+    for (size_t i = 0; i < d; i += ROTATED_PACK, codes += bits * ROTATED_PART) {
         words signs = {0};
         UNROLLED for (int p = 0; p < parts; p++)
-            quantize_part(levels, &with, codes + p * ROTATED_PART, a + i + (size_t)(p * ROTATED_UNIT / parts), sums, &signs);
+            quantize_part(levels, &with, codes + p * ROTATED_PART, a + i + (size_t)(p * ROTATED_PACK / parts), sums, &signs);
         if (bits == 3)
             words_store(codes + 2 * ROTATED_PART, signs);
     }
@@ -336,12 +336,12 @@ INLINE void dequantize(const struct rotated_levels *levels, float *a, const uint
 {
     const int bits = levels->bits, parts = bits == 3 ? 2 : bits;
     const vec table = levels_table(levels, t);
-    for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
+    for (size_t i = 0; i < d; i += ROTATED_PACK, codes += bits * ROTATED_PART) {
         whole signs[ROWS];
         if (bits == 3)
             words_load(codes + 2 * ROTATED_PART, signs);
         UNROLLED for (int p = 0; p < parts; p++)
-            dequantize_part(levels, table, a + i + (size_t)(p * ROTATED_UNIT / parts), codes + p * ROTATED_PART, signs,
+            dequantize_part(levels, table, a + i + (size_t)(p * ROTATED_PACK / parts), codes + p * ROTATED_PART, signs,
                             p * 16 / parts, adds);
     }
 }

@@ -9,7 +9,7 @@
 // Rank k adds its own chunk decoded, and decodes its own result, so that all ranks end bit-equal. The sum over i is taken in
 // float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
 // Chunks are encoded in segments (encoder.h): while one is encoded, another is sent to the owners, and the mean of a third is sent
-// back (schedules.h). In place is safe: a segment is written only after it has been sent.
+// back (coded_schedules.h). In place is safe: a segment is written only after it has been sent.
 // Wire: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; nothing is quantized again.
@@ -63,7 +63,7 @@ static bool make_scratch(struct c_lp_s *x, struct scratch *scratch)
 }
 
 // code = Q(prescale * x[values] + worker error)
-static void encode(struct c_lp_s *x, const struct part *values, unsigned char *code)
+static void encode(struct c_lp_s *x, const struct byte_range *values, unsigned char *code)
 {
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
@@ -107,7 +107,7 @@ static void end_sum(const struct c_lp_s *x, void *to, float *sum, struct sum_of 
 }
 
 // code = Q(mean + server error). Overwrites the sum.
-static void recode(struct c_lp_s *x, const struct part *values, float *sum, struct sum_of of, unsigned char *code)
+static void reencode(struct c_lp_s *x, const struct byte_range *values, float *sum, struct sum_of of, unsigned char *code)
 {
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
     const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
@@ -124,25 +124,25 @@ static void recode(struct c_lp_s *x, const struct part *values, float *sum, stru
                    x->begin + begin);
 }
 
-static void act(void *arg, const struct step *step, unsigned char *const *spaces)
+static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     struct c_lp_s *x = arg;
-    const struct part *values = &step->values;
+    const struct byte_range *values = &step->values;
     const size_t count = values->nbytes / x->encoder.element;
     struct sum_of of = {0};
     struct scratch scratch;
     if (!make_scratch(x, &scratch))
         return;
-    if (step->kind == STEP_RECODE || step->kind == STEP_COMBINE)
-        of = add(x, scratch.sum, place_among(spaces, step->other), place_among(spaces, step->from), count);
+    if (step->kind == STEP_REENCODE || step->kind == STEP_COMBINE)
+        of = add(x, scratch.sum, location_pointer(buffers, step->other), location_pointer(buffers, step->from), count);
     if (step->kind == STEP_ENCODE) {
-        encode(x, values, place_among(spaces, step->to));
-    } else if (step->kind == STEP_RECODE) {
-        recode(x, values, scratch.sum, of, place_among(spaces, step->to));
+        encode(x, values, location_pointer(buffers, step->to));
+    } else if (step->kind == STEP_REENCODE) {
+        reencode(x, values, scratch.sum, of, location_pointer(buffers, step->to));
     } else {
         void *to = span_target(&x->list, values->begin, values->nbytes, scratch.values);
         if (step->kind == STEP_DECODE)
-            x->encoder.codec->decode(to, place_among(spaces, step->from), count, &x->encoder.options);
+            x->encoder.codec->decode(to, location_pointer(buffers, step->from), count, &x->encoder.options);
         else
             end_sum(x, to, scratch.sum, of, count);
         span_store(&x->list, values->begin, values->nbytes, to);
@@ -170,8 +170,8 @@ static struct c_lp_s *plan_among(struct executor *exec, const struct group *grou
         .worker_error = coll->worker_error,
         .server_error = coll->server_error,
     };
-    plan->operands = (struct operands){.act = act, .arg = x};
-    coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &exec->wire, ready);
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x};
+    coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &exec->network, ready);
     if (scatters)
         schedule_scatter_gather(plan_begin(plan, group), &x->codes);
     else

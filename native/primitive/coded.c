@@ -2,16 +2,16 @@
 
 size_t coded_size(const void *encoder, size_t count) { return encoder_size(encoder, count); }
 
-void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *encoder, size_t own, size_t received, const struct wire *wire,
-                const struct ready_codes *ready)
+void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *encoder, size_t own, size_t received,
+                const struct network_cost *network, const struct ready_codes *ready)
 {
     codes->arg = encoder;
-    codes_in_scratch(codes, own, received, encoder_size(encoder, segments_part(&codes->cut, 0, 0).count), wire);
+    codes_in_scratch(codes, own, received, encoder_size(encoder, segments_part(&codes->cut, 0, 0).count), network);
     if (!ready)
         return;
     codes->encodes = codes->decodes = false;
-    codes->own = (struct code_lay){IN_INPUT, 0, ready->each, ready->segment, false};
-    codes->results = (struct code_lay){IN_OUTPUT, 0, ready->each, ready->segment, false};
+    codes->own = (struct code_lay){INPUT_BUFFER, 0, ready->each, ready->segment, false};
+    codes->results = (struct code_lay){OUTPUT_BUFFER, 0, ready->each, ready->segment, false};
     plan->operands.input = ready->own;
     plan->operands.output = ready->results;
 }

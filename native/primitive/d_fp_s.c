@@ -8,14 +8,14 @@
 // Values are added in the order written, in float32 (float64: in double), multiplied by the weight, and rounded to the dtype once.
 // Both sides of a pair compute the same bits. src is only read, so weights may be sent while a backward pass uses them.
 //
-// The vector is sent in segments; a few are on the wire while one is averaged (schedules.h). In place is safe: a segment is written
-// only after it has been sent.
+// The vector is sent in segments; a few are on the wire while one is averaged (coded_schedules.h). In place is safe: a segment
+// is written only after it has been sent.
 // Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
 #include "executor/hierarchy.h"
+#include "primitive/coded_schedules.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
-#include "primitive/schedules.h"
 
 struct d_fp_s {
     struct executor *exec;
@@ -80,7 +80,7 @@ static void average_weighted(const struct d_fp_s *a, const struct segment *segme
     store(a, segment, dst, segment->sum, count);
 }
 
-static void combine(struct d_fp_s *a, const struct step *step, unsigned char *const *spaces)
+static void combine(struct d_fp_s *a, const struct step *step, unsigned char *const *buffers)
 {
     enum { WIDE_BYTES = PLAIN_SEGMENT_NBYTES / 2 * sizeof(float) };
     const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
@@ -89,22 +89,22 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
         executor_fail(a->exec, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
         return;
     }
-    const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from),
+    const struct segment segment = {location_pointer(buffers, step->other), location_pointer(buffers, step->from),
                                     scratch + PLAIN_SEGMENT_NBYTES, scratch + PLAIN_SEGMENT_NBYTES + WIDE_BYTES};
     void *dst = span_target(&a->list, begin, nbytes, scratch);
     (a->is_weighted ? average_weighted : average)(a, &segment, dst, count);
     span_store(&a->list, begin, nbytes, dst);
 }
 
-static void act(void *arg, const struct step *step, unsigned char *const *spaces)
+static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     struct d_fp_s *a = arg;
     if (step->kind == STEP_COMBINE) {
-        combine(a, step, spaces);
+        combine(a, step, buffers);
         return;
     }
     struct span_cursor cursor = span_cursor_at(&a->list, step->values.begin);
-    span_pack(&cursor, place_among(spaces, step->to), step->values.nbytes);
+    span_pack(&cursor, location_pointer(buffers, step->to), step->values.nbytes);
 }
 
 static size_t size_of_values(const void *element, size_t count) { return count * *(const size_t *)element; }
@@ -155,11 +155,11 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     };
     weigh(a, group, hosts, coll->topology);
     a->codes.arg = &a->codes.element;
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &exec->wire);
-    plan->operands = (struct operands){.act = act, .arg = a};
+    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &exec->network);
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a};
     if (a->list.count == 1) {
         a->codes.encodes = false;
-        a->codes.own = (struct code_lay){IN_INPUT, 0, 0, PLAIN_SEGMENT_NBYTES, false};
+        a->codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
         plan->operands.input = a->list.spans[0].src;
     }
     schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);

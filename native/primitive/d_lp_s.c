@@ -15,7 +15,7 @@
 //
 // The brackets are computed in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
-// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (schedules.h).
+// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (coded_schedules.h).
 // Wire: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // If a GPU encodes v when it is posted, and decodes when this has ended (gpu/staged_codes.h), this file handles only codes.
@@ -95,12 +95,12 @@ static void mix(const struct d_lp_s *x, const struct scratch *scratch, void *dst
 }
 
 // Offset of values in the operation's vector, in elements.
-static size_t element_of(const struct d_lp_s *x, const struct part *values)
+static size_t element_of(const struct d_lp_s *x, const struct byte_range *values)
 {
     return x->begin + values->begin / x->encoder.element;
 }
 
-static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct part *values, unsigned char *code)
+static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values, unsigned char *code)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
@@ -111,7 +111,7 @@ static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct
     encoder_encode(&x->encoder, code, value, count, NULL, ENCODER_VALUES, begin);
 }
 
-static void store_result(const struct d_lp_s *x, const struct scratch *scratch, const struct part *values)
+static void store_result(const struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values)
 {
     const size_t begin = element_of(x, values), place = begin * x->encoder.element;
     void *to = span_target(&x->results, place, values->nbytes, scratch->result);
@@ -121,7 +121,7 @@ static void store_result(const struct d_lp_s *x, const struct scratch *scratch, 
 }
 
 // replicas += D(codes); peers NULL: there are none.
-static void combine(struct d_lp_s *x, const struct part *values, const unsigned char *own, const unsigned char *peers)
+static void combine(struct d_lp_s *x, const struct byte_range *values, const unsigned char *own, const unsigned char *peers)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
@@ -136,14 +136,14 @@ static void combine(struct d_lp_s *x, const struct part *values, const unsigned 
         store_result(x, &scratch, values);
 }
 
-static void act(void *arg, const struct step *step, unsigned char *const *spaces)
+static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     struct d_lp_s *x = arg;
     struct scratch scratch;
     if (step->kind == STEP_COMBINE)
-        combine(x, &step->values, place_among(spaces, step->other), place_among(spaces, step->from));
+        combine(x, &step->values, location_pointer(buffers, step->other), location_pointer(buffers, step->from));
     else if (make_scratch(x, &scratch))
-        encode(x, &scratch, &step->values, place_among(spaces, step->to));
+        encode(x, &scratch, &step->values, location_pointer(buffers, step->to));
 }
 
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
@@ -171,8 +171,9 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
         return exec->failure.status;
     *x = d_lp_s_of(exec, coll, group->size, group->rank);
     x->list = x->results = plan->list;
-    plan->operands = (struct operands){.act = act, .arg = x, .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &exec->wire, ready);
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
+                                       .exclusive_memory = collective_exclusive_memory(coll)};
+    coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &exec->network, ready);
     schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
     return BHVD_OK;
 }
@@ -239,7 +240,7 @@ static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_
     }
     ring->list.count = (size_t)(next - ring->list.spans);
     ring->list.nbytes = piece->mean.nbytes;
-    allreduce_begin(&ring->reducing, exec, l->local, l->lane, &ring->mean, &ring->list);
+    allreduce_begin(&ring->reducing, exec, l->local, l->slot, &ring->mean, &ring->list);
     return &ring->reducing.pipeline;
 }
 
@@ -251,7 +252,7 @@ static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, si
     if (l->local->rank)
         return BHVD_OK;
     schedule_exchange(plan_begin(plan, ring->group), &piece->x.codes, ring->leaders, piece->x.peers.count);
-    plan->operands = (struct operands){.output = piece->codes, .act = act, .arg = &piece->x};
+    plan->operands = (struct operands){.output = piece->codes, .run_custom_step = run_custom_step, .arg = &piece->x};
     return BHVD_OK;
 }
 
@@ -261,7 +262,7 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
     struct host_ring *ring = (struct host_ring *)l;
     unsigned char *codes = piece_at(ring, number)->codes;
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    broadcast_begin(&ring->distributing, exec, l->local, l->lane, 0, codes, codes, nbytes);
+    broadcast_begin(&ring->distributing, exec, l->local, l->slot, 0, codes, codes, nbytes);
     return &ring->distributing.pipeline;
 }
 
@@ -271,7 +272,7 @@ static void end(struct executor *exec, struct two_level *l, size_t number)
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
     (void)exec;
-    combine(&piece->x, &(struct part){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
+    combine(&piece->x, &(struct byte_range){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
 }
 
 static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange, .distribute = distribute, .end = end};
@@ -287,8 +288,8 @@ static bool lay_out(struct executor *exec, struct host_ring *ring)
     codes->encodes = true;
     codes->decodes = false;
     codes->slots = 1;
-    codes->own = (struct code_lay){IN_OUTPUT, 0, 0, 0, false};
-    codes->results = (struct code_lay){IN_OUTPUT, ring->code_nbytes, ring->code_nbytes, 0, false};
+    codes->own = (struct code_lay){OUTPUT_BUFFER, 0, 0, 0, false};
+    codes->results = (struct code_lay){OUTPUT_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
     codes->received.each = ring->code_nbytes;
     const size_t stride = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
     if (!buffer_pool_acquire(&exec->buffers, l->depth * stride + spans * sizeof(struct span), &l->memory))

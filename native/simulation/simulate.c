@@ -6,9 +6,9 @@
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/tree.h"
 #include "core/negotiation/window.h"
+#include "primitive/coded_schedules.h"
 #include "primitive/encoder.h"
 #include "primitive/peers.h"
-#include "primitive/schedules.h"
 #include "simulation/simulator.h"
 
 enum { AGREEING_NBYTES = 32 };      // approximate size of a control frame with known names
@@ -16,7 +16,7 @@ enum { AGREEING_NBYTES = 32 };      // approximate size of a control frame with 
 struct operations {
     enum allreduce_path path;
     const struct bhvd_simulated *all;
-    struct wire wire;
+    struct network_cost network;
     bool agrees;                // execution 0 is the negotiation
 };
 
@@ -26,17 +26,17 @@ static void agree(struct schedule *schedule)
 {
     const int n = schedule->size, fanout = n > TREE_STAR_RANKS ? TREE_FANOUT : n, rank = schedule->rank;
     const int64_t first = (int64_t)fanout * rank + 1;
-    const struct place place = in_space(IN_SCRATCH, 0);
+    const struct location location = in_buffer(SCRATCH_BUFFER, 0);
     int done = STEP_NONE;
     for (int64_t child = first; child < first + fanout && child < n; child++)
-        done = schedule_both(schedule, done, schedule_receive(schedule, (int)child, place, AGREEING_NBYTES, STEP_NONE));
+        done = schedule_both(schedule, done, schedule_receive(schedule, (int)child, location, AGREEING_NBYTES, STEP_NONE));
     if (rank) {
         const int parent = (rank - 1) / fanout;
-        done = schedule_send(schedule, parent, place, AGREEING_NBYTES, done);
-        done = schedule_receive(schedule, parent, place, AGREEING_NBYTES, done);
+        done = schedule_send(schedule, parent, location, AGREEING_NBYTES, done);
+        done = schedule_receive(schedule, parent, location, AGREEING_NBYTES, done);
     }
     for (int64_t child = first; child < first + fanout && child < n; child++)
-        schedule_send(schedule, (int)child, place, AGREEING_NBYTES, done);
+        schedule_send(schedule, (int)child, location, AGREEING_NBYTES, done);
 }
 
 // Whether the response carries the result as inline payload.
@@ -59,7 +59,7 @@ static size_t size_as_it_is(const void *operation, size_t count)
 }
 
 // Writes the same schedule as c_lp_s.c, d_fp_s.c or d_lp_s.c.
-static void write_primitive(const struct bhvd_simulated *what, const struct wire *wire, struct schedule *schedule)
+static void write_primitive(const struct bhvd_simulated *what, const struct network_cost *network, struct schedule *schedule)
 {
     const size_t n = (size_t)schedule->size, element = bhvd_dtype_size((bhvd_dtype)what->dtype);
     const bool is_coded = what->kind != BHVD_D_FP_S, is_central = what->kind == BHVD_C_LP_S;
@@ -71,7 +71,7 @@ static void write_primitive(const struct bhvd_simulated *what, const struct wire
     if (!codes.cut.count || (!is_central && !peers.count))
         return;
     codes_in_scratch(&codes, scatters ? n : 1, is_central ? n : PEERS_MAX, codes.size(what, segments_part(&codes.cut, 0, 0).count),
-                     wire);
+                     network);
     if (scatters)
         schedule_scatter_gather(schedule, &codes);
     else
@@ -87,9 +87,10 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
     }
     const struct bhvd_simulated *what = &operations->all[execution];
     if (what->kind != BHVD_ALLREDUCE)
-        write_primitive(what, &operations->wire, schedule);
+        write_primitive(what, &operations->network, schedule);
     else if (!is_inline(operations, schedule->size, what))
-        allreduce_schedule(schedule, operations->path, &operations->wire, what->nbytes, bhvd_dtype_size((bhvd_dtype)what->dtype));
+        allreduce_schedule(schedule, operations->path, &operations->network, what->nbytes,
+                           bhvd_dtype_size((bhvd_dtype)what->dtype));
 }
 
 static int window(const void *arg, int execution)
@@ -136,9 +137,9 @@ bhvd_status bhvd_simulate(int size, const char *path, const struct bhvd_simulate
         status = check(&operations[i], error);
     if (status)
         return status;
-    const double hop_ns = network->latency_s * 1e9, byte_ps = 1e12 / network->bytes_per_s;
-    what.wire = (struct wire){hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX,
-                              byte_ps < UINT32_MAX ? (uint32_t)byte_ps : UINT32_MAX};
+    const double alpha_ns = network->latency_s * 1e9, beta_ps = 1e12 / network->bytes_per_s;
+    what.network = (struct network_cost){alpha_ns < UINT32_MAX ? (uint32_t)alpha_ns : UINT32_MAX,
+                                         beta_ps < UINT32_MAX ? (uint32_t)beta_ps : UINT32_MAX};
     const struct simulated simulated = {size, (int)count + what.agrees, write_down, window, &what};
     status = simulate(&simulated, network, seconds);
     if (status == BHVD_ERR_UNSUPPORTED)

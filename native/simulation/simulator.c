@@ -245,7 +245,7 @@ static double on_core(const struct bhvd_network *network, const struct step *ste
     case STEP_STORE: return nbytes * network->store_s_per_byte;
     case STEP_COPY: return nbytes * network->copy_s_per_byte;
     case STEP_ENCODE: return values * encode;
-    case STEP_RECODE: return values * (part->schedule.size * decode + encode);
+    case STEP_REENCODE: return values * (part->schedule.size * decode + encode);
     case STEP_DECODE: return values * decode;
     case STEP_COMBINE: return values * decode * part->combined;
     default: return 0;

@@ -2,7 +2,7 @@
 //
 // A host has one link, on which its messages follow each other, separately out and in. It has one core, which does local steps and
 // handles messages in the order in which they become possible. Between two hosts there is a latency; no message is lost. A message
-// that arrives early waits in its socket. Not modelled: several streams, priority messages, congestion windows.
+// that arrives early waits in its socket. Not modelled: several data channels, priority messages, congestion windows.
 #pragma once
 
 #include "bagua_hvd.h"

@@ -1,7 +1,7 @@
 #include "tensorflow/bridge.h"
 
 #include "tensorflow/bridge_memory.h"
-#include "tensorflow/kernel.h"
+#include "tensorflow/op_kernel.h"
 
 #include <stdlib.h>
 #include <string.h>

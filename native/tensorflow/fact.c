@@ -1,7 +1,7 @@
 /* Op BaguaHvdFact: numbers of the job, read when the graph runs. In an elastic job they may change between runs. */
 #include "tensorflow/fact.h"
 
-#include "tensorflow/kernel.h"
+#include "tensorflow/op_kernel.h"
 
 #include <stdlib.h>
 #include <string.h>

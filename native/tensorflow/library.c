@@ -1,6 +1,6 @@
 /* Registers the ops when tf.load_op_library loads this library. */
 #include "tensorflow/bridge.h"
-#include "tensorflow/collective.h"
+#include "tensorflow/collective_ops.h"
 #include "tensorflow/fact.h"
 #include "tensorflow/tf_api.h"
 #include "tensorflow/xla.h"

@@ -15,9 +15,9 @@
 #include "tensorflow/completion.h"
 #include "tensorflow/core.h"
 #include "tensorflow/fact.h"
-#include "tensorflow/kernel.h"
-#include "tensorflow/staging.h"
+#include "tensorflow/op_kernel.h"
 #include "tensorflow/xla_api.h"
+#include "tensorflow/xla_memory.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

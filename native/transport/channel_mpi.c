@@ -228,7 +228,7 @@ bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_
             return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", c->size);
         pipe->communicator = c->communicator;
         pipe->peer = rank;
-        link->streams[0].channel = (struct channel){.ops = &channel_mpi_ops, .fd = -1, .pipe = pipe};
+        link->data_channels[0].channel = (struct channel){.ops = &channel_mpi_ops, .fd = -1, .pipe = pipe};
     }
     return BHVD_OK;
 }
@@ -258,10 +258,10 @@ void mpi_disconnect(struct connections *c)
     for (int rank = 0; rank < c->size && c->links; rank++) {
         struct link *link = &c->links[rank];
         released = released && link->state != LINK_LOST;
-        struct mpi_pipe *pipe = link->streams[0].channel.pipe;
+        struct mpi_pipe *pipe = link->data_channels[0].channel.pipe;
         if (!pipe)
             continue;
-        link->streams[0].channel.pipe = NULL;
+        link->data_channels[0].channel.pipe = NULL;
         // Memory that MPI may still access is not freed. After MPI is finalized there is none.
         if (!running || release(pipe)) {
             free(pipe->sends.memory);

@@ -8,7 +8,8 @@
 
 #include "transport/connections.h"
 
-// Turns the streams to all ranks of other hosts into MPI channels. Collective over the job; the control sockets must be connected.
+// Turns the data channels to all ranks of other hosts into MPI channels. Collective over the job; the control sockets must be
+// connected.
 bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_error *error);
 // Frees the channels, except memory that MPI holds for a lost rank. Local. Does nothing without mpi_connect.
 void mpi_disconnect(struct connections *c);

@@ -11,7 +11,7 @@ static bhvd_status channel_ring_send(struct channel *channel, const struct iovec
             break;
     }
     if (*moved)
-        doorbell_ring(channel->peer_doorbell, channel->lazy);
+        doorbell_ring(channel->peer_doorbell, channel->no_wakeup);
     return BHVD_OK;
 }
 

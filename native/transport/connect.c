@@ -2,8 +2,8 @@
 // their addresses at the rendezvous; (3) of each pair that communicates from the beginning, the higher rank connects to the lower
 // one and both authenticate. On one host these are all pairs, which then use shared memory (the host's first rank sends the memfd,
 // every rank its doorbell); between hosts the pairs of the negotiation, in small jobs all, with control channels only; (4)
-// transport "mpi": all pairs, and streams to other hosts are MPI's. The remaining channels of a link are connected when a message
-// is first posted over it, in small jobs at once.
+// transport "mpi": all pairs, and data channels to other hosts are MPI's. The remaining channels of a link are connected when a
+// message is first posted over it, in small jobs at once.
 #include "transport/connect.h"
 
 #include <errno.h>
@@ -71,7 +71,7 @@ static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info
         return status;
     info->port = port;
     info->uses_mpi = uses_mpi(options);
-    info->streams = options->streams;
+    info->data_channels = options->streams;
     snprintf(info->host, sizeof info->host, "%s", options->listen_host);
     snprintf(info->allreduce_path, sizeof info->allreduce_path, "%s",
              options->allreduce_path ? options->allreduce_path : "");
@@ -112,7 +112,7 @@ static bhvd_status check_endpoint_info(const struct connecting *k, int rank, siz
     if (strcmp(info->version, first->version) != 0 || info->protocol != first->protocol)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank 0 runs bagua_hvd %s (protocol %u), but rank %d runs %s (protocol %u): install "
                          "the same version on every host", first->version, first->protocol, rank, info->version, info->protocol);
-    if (nbytes != sizeof *info || info->rank != rank || info->streams < 0 || info->streams > LINK_STREAMS_MAX)
+    if (nbytes != sizeof *info || info->rank != rank || info->data_channels < 0 || info->data_channels > LINK_DATA_CHANNELS_MAX)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d sent an address that cannot be read", rank);
     if (strcmp(info->allreduce_path, first->allreduce_path) != 0)
         return error_set(k->error, BHVD_ERR_MISMATCH,
@@ -168,9 +168,9 @@ static void count_hosts(const struct connecting *k)
 // ---------------------------------------------------------------------------------------------------- all connections
 
 // The smaller of the numbers that the two ranks set; 0: neither set one, and the higher rank chooses after its control connection.
-static int asked_streams(const struct connecting *k, int rank)
+static int requested_data_channels(const struct connecting *k, int rank)
 {
-    int mine = k->endpoints[k->c->rank].streams, theirs = k->endpoints[rank].streams;
+    int mine = k->endpoints[k->c->rank].data_channels, theirs = k->endpoints[rank].data_channels;
     return mine && (!theirs || mine < theirs) ? mine : theirs;
 }
 
@@ -182,21 +182,21 @@ static void use_socket(struct channel *channel, struct arrival *arrival)
     arrival->fd = -1;
 }
 
-// Adds an arrival to its link and ignores one that does not fit. A rank's goodbye may be read before its streams are taken
+// Adds an arrival to its link and ignores one that does not fit. A rank's goodbye may be read before its data channels are taken
 // from the listener; they are still used, since they may hold data.
 static void use_arrival(const struct connections *c, struct link *link, struct arrival *arrival)
 {
-    if (arrival->channel == CHANNEL_CONTROL && link->state == LINK_UNOPENED) {
-        link->stream_count = arrival->stream_count;
+    if (arrival->channel == CHANNEL_CONTROL && link->state == LINK_UNCONNECTED) {
+        link->data_channel_count = arrival->data_channel_count;
         link->round_trip_ns = arrival->round_trip_ns;
         use_socket(&link->control, arrival);
         link->state = LINK_OPEN;
-    } else if (arrival->channel >= CHANNEL_STREAM && (link->state == LINK_OPEN || link->state == LINK_LEFT)) {
+    } else if (arrival->channel >= CHANNEL_DATA && (link->state == LINK_OPEN || link->state == LINK_LEFT)) {
         socket_limit_rate(arrival->fd, c->emulated_bytes_per_s);
-        use_socket(&link->streams[arrival->channel - CHANNEL_STREAM].channel, arrival);
-        link->lacks_streams = false;
-        for (int i = 0; i < link->stream_count; i++)
-            link->lacks_streams = link->lacks_streams || link->streams[i].channel.fd < 0;
+        use_socket(&link->data_channels[arrival->channel - CHANNEL_DATA].channel, arrival);
+        link->lacks_data_channels = false;
+        for (int i = 0; i < link->data_channel_count; i++)
+            link->lacks_data_channels = link->lacks_data_channels || link->data_channels[i].channel.fd < 0;
     }
 }
 
@@ -285,9 +285,9 @@ static bhvd_status connect_all(struct connecting *k)
         struct link *link = &c->links[rank];
         if (rank == c->rank || connecting_shares_memory(k, rank))
             continue;
-        link->state = LINK_UNOPENED;
-        link->lacks_streams = !uses_mpi(k->options);
-        link->streams[0].channel.ops = &channel_tcp_ops;
+        link->state = LINK_UNCONNECTED;
+        link->lacks_data_channels = !uses_mpi(k->options);
+        link->data_channels[0].channel.ops = &channel_tcp_ops;
     }
     // The memory comes from the host's lowest rank, to which the others connect first.
     if (c->local_index == 0)
@@ -325,15 +325,15 @@ static bhvd_status probe_lines(struct connecting *k)
         hosts = c->host_of[rank] >= hosts ? c->host_of[rank] + 1 : hosts;
     for (int i = 0, last = 0; i < PROBED && !status; i++) {
         const int host = (int)((int64_t)(hosts - 1) * (i + 1) / PROBED), rank = first_rank_of(c, host);
-        uint32_t byte_ps = known_ps < UINT32_MAX ? (uint32_t)known_ps : UINT32_MAX;
+        uint32_t beta_ps = known_ps < UINT32_MAX ? (uint32_t)known_ps : UINT32_MAX;
         if (host == last)
             continue;
         last = host;
         if (c->rank == 0)
-            status = probe_receive(c->links[rank].control.fd, c->links[rank].round_trip_ns, k->deadline_ns, &byte_ps);
+            status = probe_receive(c->links[rank].control.fd, c->links[rank].round_trip_ns, k->deadline_ns, &beta_ps);
         else if (c->rank == rank)
             status = probe_send(c->links[0].control.fd, k->deadline_ns);
-        c->byte_ps = c->byte_ps < byte_ps ? byte_ps : c->byte_ps;
+        c->beta_ps = c->beta_ps < beta_ps ? beta_ps : c->beta_ps;
         if (status)
             error_set(k->error, status, "the connection between rank 0 and rank %d broke while it was measured", rank);
     }
@@ -349,7 +349,7 @@ static bhvd_status open_listener(struct connecting *k)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", size);
     for (int rank = 0; rank < size; rank++) {
         addresses[rank].port = k->endpoints[rank].port;
-        addresses[rank].streams = asked_streams(k, rank);
+        addresses[rank].data_channels = requested_data_channels(k, rank);
         memcpy(addresses[rank].host, k->endpoints[rank].host, sizeof addresses[rank].host);
     }
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
@@ -367,7 +367,7 @@ static bhvd_status open_listener(struct connecting *k)
 static void close_needless_listener(struct connections *c)
 {
     for (int rank = 0; rank < c->size; rank++)
-        if (c->links[rank].lacks_streams)
+        if (c->links[rank].lacks_data_channels)
             return;
     listener_close(c->listener);
 }
@@ -445,9 +445,9 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
     if (!known)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, mpi, inproc",
                          options->transport ? options->transport : "");
-    if (options->streams < 0 || options->streams > LINK_STREAMS_MAX)
+    if (options->streams < 0 || options->streams > LINK_DATA_CHANNELS_MAX)
         return error_set(error, BHVD_ERR_ARGUMENT, "%d streams to each rank: 1 to %d are possible", options->streams,
-                         LINK_STREAMS_MAX);
+                         LINK_DATA_CHANNELS_MAX);
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
         return error_set(error, BHVD_ERR_ARGUMENT, "rank %d of %d does not exist", options->rank, options->size);
     if (options->size > 1 && strcmp(options->transport, "inproc") != 0 &&
@@ -499,12 +499,12 @@ void connections_close(struct connections *c) { listener_close(c->listener); }
 bhvd_status connections_open(struct connections *c, struct link *link)
 {
     bhvd_status status = BHVD_OK;
-    if (link->opening || !link->lacks_streams || c->rank < link->rank)
+    if (link->opening || !link->lacks_data_channels || c->rank < link->rank)
         return BHVD_OK;
-    if (link->state == LINK_UNOPENED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL)))
+    if (link->state == LINK_UNCONNECTED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL)))
         link->opening++;
-    for (int i = 0; link->state == LINK_OPEN && i < link->stream_count && !status; i++)
-        if (link->streams[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_STREAM + (uint32_t)i)))
+    for (int i = 0; link->state == LINK_OPEN && i < link->data_channel_count && !status; i++)
+        if (link->data_channels[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i)))
             link->opening++;
     return status;
 }

@@ -142,7 +142,7 @@ void connections_use_rings(struct connections *c, int peer, int local_index, int
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_doorbell = &link->doorbell,
         .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
         .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
-    link->streams[0].channel = (struct channel){
+    link->data_channels[0].channel = (struct channel){
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_doorbell = &link->doorbell,
         .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
         .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};

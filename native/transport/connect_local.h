@@ -22,7 +22,7 @@ struct endpoint_info {
     uint32_t protocol;
     char version[24];                   // of the package
     int32_t rank, port;
-    int32_t streams;                    // at most this many to each peer
+    int32_t data_channels;              // at most this many to each peer
     char host[HOST_SIZE];
     char host_id[ID_SIZE];              // empty: shares no memory
     char local_name[40];                // of its UNIX socket

@@ -12,7 +12,7 @@
 enum {
     REFUSED_MS = 1000,                  // after a refusal: by then another rank may have reported why the peer ended
     SYSTEM_MS = 5000,                   // this process lacks descriptors or memory, perhaps for a moment
-    FAR_STREAMS = 4
+    FAR_DATA_CHANNELS = 4
 };
 
 enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
@@ -54,7 +54,7 @@ void arrival_destroy(struct arrival *arrival)
 
 // Linux keeps at most about 4 MB of a connection in flight, which fills a link of 1 Gbit/s up to a round trip of 30 ms. With
 // several connections a lost packet slows down only one of them.
-static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= SOCKET_FAR_NS ? FAR_STREAMS : 1; }
+static int data_channels_for(int64_t round_trip_ns) { return round_trip_ns >= SOCKET_FAR_NS ? FAR_DATA_CHANNELS : 1; }
 
 // The rank is gone: its port is closed, or another program has it now.
 static bool is_somebody_else(bhvd_status status, int failure)
@@ -107,10 +107,10 @@ static bhvd_status begin_handshake(const struct connector *connector, struct att
 static bhvd_status send_channel(const struct connector *connector, struct attempt *a)
 {
     struct arrival *request = a->request;
-    const int asked = connector->options.addresses[request->rank].streams;
-    request->stream_count = asked ? asked : connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
+    const int asked = connector->options.addresses[request->rank].data_channels;
+    request->data_channel_count = asked ? asked : connector->options.by_mpi ? 1 : data_channels_for(socket_round_trip_ns(a->fd));
     enter(a, ANSWER);
-    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, request->channel, (uint32_t)request->stream_count},
+    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, request->channel, (uint32_t)request->data_channel_count},
                                 sizeof(struct hello));
 }
 

@@ -14,20 +14,20 @@ enum {
     CONNECTOR_RETRY_MS = 50
 };
 
-// CHANNEL_STREAM + i is stream i. A link connects its control channel first, then all streams at once.
-enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
+// CHANNEL_DATA + i is data channel i. A link connects its control channel first, then all data channels at once.
+enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_DATA = 2 };
 
 // The first bytes on an authenticated connection; the response is one byte.
 struct hello {
     uint32_t magic, channel;
-    uint32_t streams;                   // number of streams to this rank; on its control channel
+    uint32_t data_channels;             // number of data channels to this rank; on its control channel
 };
 enum { HELLO_MAGIC = 0x35484742 };      // "BGH5"
 
-// The address of a rank, and the number of streams that it and this rank have set; 0: neither did.
+// The address of a rank, and the number of data channels that it and this rank have set; 0: neither did.
 struct address {
     char host[HOST_SIZE];
-    int port, streams;
+    int port, data_channels;
 };
 
 // A connection with a rank, accepted or to be made, and its result.
@@ -36,7 +36,7 @@ struct arrival {
     int rank;                           // -1: none; this rank can accept no connection, error says why
     uint32_t channel;                   // CHANNEL_LOCAL: a UNIX connection, still to be joined (connect_local.h)
     int fd;
-    int stream_count;                   // control channel: as agreed between the two
+    int data_channel_count;             // control channel: as agreed between the two
     int64_t round_trip_ns;              // control channel
     struct bhvd_error error;            // of a failed attempt. BHVD_ERR_PEER_LOST: the rank is gone;
                                         // BHVD_ERR_TIMEOUT: its host does not respond
@@ -53,7 +53,7 @@ void arrival_destroy(struct arrival *arrival);
 
 struct connector_options {
     int rank;                           // this rank
-    bool by_mpi;                        // streams use MPI
+    bool by_mpi;                        // data channels use MPI
     const struct address *addresses;    // by rank. These and the secret must outlive the connector
     const void *secret;
     size_t secret_size;

@@ -3,10 +3,10 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
-void doorbell_ring(struct doorbell *doorbell, int lazy)
+void doorbell_ring(struct doorbell *doorbell, int no_wakeup)
 {
     uint32_t state = atomic_load(&doorbell->word->state);
-    if (state == DOORBELL_AWAKE || (lazy && state == DOORBELL_IDLE))
+    if (state == DOORBELL_AWAKE || (no_wakeup && state == DOORBELL_IDLE))
         return;
     // Only the ringer that resets the word to awake makes the system call.
     if (atomic_exchange(&doorbell->word->state, DOORBELL_AWAKE) != DOORBELL_AWAKE)

@@ -28,8 +28,8 @@ struct doorbell {
     int fd;                     // eventfd, non-blocking
 };
 
-// Wakes the rank if it sleeps. lazy: not when it is idle.
-void doorbell_ring(struct doorbell *doorbell, int lazy);
+// Wakes the rank if it sleeps. no_wakeup: not when it is idle.
+void doorbell_ring(struct doorbell *doorbell, int no_wakeup);
 // Resets the eventfd, so that poll() sleeps again.
 void doorbell_drain(struct doorbell *doorbell);
 // Whether it has been rung since then.

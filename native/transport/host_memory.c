@@ -16,9 +16,13 @@ static size_t areas_offset(int ranks)
 }
 
 static size_t staging_buffers_offset(int ranks) { return size_round_up((size_t)ranks * sizeof(struct host_counts), PAGE); }
-static size_t lane_size(int ranks) { return staging_buffers_offset(ranks) + (size_t)ranks * HOST_STAGING_BUFFERS * HOST_STAGING_BUFFER_BYTES; }
 
-size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_LANES * lane_size(ranks); }
+static size_t staging_slot_size(int ranks)
+{
+    return staging_buffers_offset(ranks) + (size_t)ranks * HOST_STAGING_BUFFERS * HOST_STAGING_BUFFER_BYTES;
+}
+
+size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_STAGING_SLOTS * staging_slot_size(ranks); }
 
 struct doorbell_word *host_memory_doorbell(const struct host_memory *memory, int index)
 {
@@ -36,18 +40,18 @@ struct ring *host_memory_data_ring(const struct host_memory *memory, int from, i
     return (struct ring *)((unsigned char *)host_memory_control_ring(memory, from, to) + CONTROL_STRIDE);
 }
 
-static unsigned char *lane_base(const struct host_memory *memory, int area, int lane)
+static unsigned char *staging_slot_base(const struct host_memory *memory, int area, int slot)
 {
-    return memory->base + areas_offset(memory->ranks) + (area * HOST_LANES + lane) * lane_size(memory->ranks);
+    return memory->base + areas_offset(memory->ranks) + (area * HOST_STAGING_SLOTS + slot) * staging_slot_size(memory->ranks);
 }
 
-struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int lane, int index)
+struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int slot, int index)
 {
-    return (struct host_counts *)lane_base(memory, area, lane) + index;
+    return (struct host_counts *)staging_slot_base(memory, area, slot) + index;
 }
 
-unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int lane, int index, int staging_buffer)
+unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int slot, int index, int staging_buffer)
 {
     size_t n = (size_t)index * HOST_STAGING_BUFFERS + staging_buffer;
-    return lane_base(memory, area, lane) + staging_buffers_offset(memory->ranks) + n * HOST_STAGING_BUFFER_BYTES;
+    return staging_slot_base(memory, area, slot) + staging_buffers_offset(memory->ranks) + n * HOST_STAGING_BUFFER_BYTES;
 }

@@ -12,11 +12,11 @@
 enum {
     HOST_STAGING_BUFFER_BYTES = 256 * 1024,  // two of a rank's and the reader's part of a peer's fit into an L2 cache
     HOST_STAGING_BUFFERS = 8,       // how many blocks a rank may be ahead of the others (executor/shared.h)
-    HOST_LANES = 5,                 // per area, each with its own buffers and counts; 0: for collectives that run to completion
+    HOST_STAGING_SLOTS = 5,         // per area: buffers and counts of one collective at a time; 0: of those that run to completion
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };
 
-// A rank's progress in a lane of an area: blocks since the area was created. Written only by that rank.
+// A rank's progress in a staging slot of an area: blocks since the area was created. Written only by that rank.
 enum host_count { HOST_STAGED, HOST_REDUCED, HOST_COLLECTED, HOST_COUNTS };
 
 struct host_counts {
@@ -34,5 +34,5 @@ size_t host_memory_size(int ranks);
 struct doorbell_word *host_memory_doorbell(const struct host_memory *memory, int index);
 struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to);
 struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
-struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int lane, int index);
-unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int lane, int index, int staging_buffer);
+struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int slot, int index);
+unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int slot, int index, int staging_buffer);

@@ -36,9 +36,9 @@ void link_init(struct link *link, int rank, const uint64_t *started)
 {
     *link = (struct link){.rank = rank, .local_index = -1, .doorbell = {.fd = -1}, .liveness_fd = -1, .started = started};
     link->control.fd = -1;
-    link->stream_count = 1;
-    for (int i = 0; i < LINK_STREAMS_MAX; i++) {
-        link->streams[i].channel.fd = -1;
+    link->data_channel_count = 1;
+    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++) {
+        link->data_channels[i].channel.fd = -1;
     }
     for (uint32_t i = 0; i < LINK_MATCH_QUEUES; i++)
         match_queue_init(&link->queues[i], i);
@@ -47,8 +47,8 @@ void link_init(struct link *link, int rank, const uint64_t *started)
 void link_close(struct link *link)
 {
     fd_close(&link->control.fd);
-    for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        fd_close(&link->streams[i].channel.fd);
+    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++)
+        fd_close(&link->data_channels[i].channel.fd);
     fd_close(&link->liveness_fd);
     fd_close(&link->doorbell.fd);
 }
@@ -69,8 +69,8 @@ void link_fini(struct link *link)
         free_unexpected(queue);
         free(queue);
     }
-    for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        free(link->streams[i].unexpected);
+    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++)
+        free(link->data_channels[i].unexpected);
     bytes_fini(&link->control_out);
     bytes_fini(&link->control_in);
 }
@@ -92,7 +92,7 @@ static bhvd_status flush_control(struct link *link, bool *progress)
     return BHVD_OK;
 }
 
-bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy)
+bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool no_wakeup)
 {
     bool progress;
     if (payload->failed || payload->size > LINK_FRAME_MAX)
@@ -103,9 +103,9 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
     if (link->control_out.failed)
         return BHVD_ERR_SYSTEM;
     link->control_sent += FRAME_HEADER + payload->size;
-    link->control.lazy = lazy;
+    link->control.no_wakeup = no_wakeup;
     bhvd_status status = flush_control(link, &progress);
-    link->control.lazy = false;
+    link->control.no_wakeup = false;
     if (link->control_out.size)
         link_mark_ready(link);
     return status;
@@ -197,25 +197,26 @@ uint32_t link_number_recv(struct link *link, uint64_t execution)
     return queue ? queue->received++ : 0;
 }
 
-// The stream with the least to do, the first one if equal: warm connections stay fast, and a lone message uses one stream.
-static struct stream *idlest_stream(struct link *link)
+// The data channel with the least to do, the first one if equal: warm connections stay fast, and a lone message uses one data
+// channel.
+static struct data_channel *idlest_data_channel(struct link *link)
 {
-    struct stream *idlest = &link->streams[0];
-    for (int i = 1; i < link->stream_count; i++)
-        if (link->streams[i].waiting_nbytes < idlest->waiting_nbytes)
-            idlest = &link->streams[i];
+    struct data_channel *idlest = &link->data_channels[0];
+    for (int i = 1; i < link->data_channel_count; i++)
+        if (link->data_channels[i].waiting_nbytes < idlest->waiting_nbytes)
+            idlest = &link->data_channels[i];
     return idlest;
 }
 
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
-                        size_t size, struct transfer_queue *finished, bool urgent)
+                        size_t size, struct transfer_queue *finished, bool has_priority)
 {
-    struct stream *stream = idlest_stream(link);
+    struct data_channel *data = idlest_data_channel(link);
     link->sends.posted++;
-    stream->waiting_nbytes += size;
+    data->waiting_nbytes += size;
     *transfer = (struct transfer){
         .buffer = (void *)buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
-    fifo_put(urgent ? &stream->urgent : &stream->sends, transfer, next);
+    fifo_put(has_priority ? &data->priority_sends : &data->sends, transfer, next);
     link_mark_ready(link);
 }
 
@@ -228,19 +229,19 @@ static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t num
     return fifo_remove(queue, at, next);
 }
 
-// An unexpected message that a stream is still reading becomes an expected one.
+// An unexpected message that a data channel is still reading becomes an expected one.
 static bool claim_unexpected_in_flight(struct link *link, struct transfer *transfer)
 {
-    for (int i = 0; i < link->stream_count; i++) {
-        struct transfer *unexpected = link->streams[i].unexpected;
+    for (int i = 0; i < link->data_channel_count; i++) {
+        struct transfer *unexpected = link->data_channels[i].unexpected;
         if (unexpected && unexpected->header.execution == transfer->header.execution && unexpected->header.number == transfer->header.number) {
             if (unexpected->size != transfer->size)
                 break_link(link, BHVD_ERR_PROTOCOL);
             else if (unexpected->moved)
                 memcpy(transfer->buffer, unexpected->buffer, unexpected->moved);
             transfer->moved = unexpected->moved;
-            link->streams[i].receiving = transfer;
-            link->streams[i].unexpected = NULL;
+            link->data_channels[i].receiving = transfer;
+            link->data_channels[i].unexpected = NULL;
             free(unexpected);
             return true;
         }
@@ -257,7 +258,7 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     link->receives.posted++;
     if (!queue)
         return;
-    if (link->is_unregistered || link->lacks_streams)
+    if (link->is_blocked || link->lacks_data_channels)
         link_mark_ready(link);
     struct transfer *unexpected = queue->unexpected.head ? take_numbered(&queue->unexpected, transfer->header.number) : NULL;
     if (unexpected) {
@@ -274,17 +275,17 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     }
 }
 
-static struct transfer *next_to_send(struct stream *stream)
+static struct transfer *next_to_send(struct data_channel *data)
 {
-    if (!stream->sending)
-        stream->sending = fifo_take(stream->urgent.head ? &stream->urgent : &stream->sends, next);
-    return stream->sending;
+    if (!data->sending)
+        data->sending = fifo_take(data->priority_sends.head ? &data->priority_sends : &data->sends, next);
+    return data->sending;
 }
 
-static bhvd_status advance_sends(struct link *link, struct stream *stream, bool *progress)
+static bhvd_status advance_sends(struct link *link, struct data_channel *data, bool *progress)
 {
     struct transfer *t;
-    while ((t = next_to_send(stream))) {
+    while ((t = next_to_send(data))) {
         size_t moved, header_left = sizeof t->header - t->header_moved;
         struct iovec parts[2] = {
             {(char *)&t->header + t->header_moved, header_left},
@@ -292,7 +293,7 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
         };
         bool both = header_left && t->size;
         bhvd_status status =
-            stream->channel.ops->send(&stream->channel, header_left ? parts : parts + 1, both ? 2 : 1, &moved);
+            data->channel.ops->send(&data->channel, header_left ? parts : parts + 1, both ? 2 : 1, &moved);
         if (status)
             return status;
         if (moved)
@@ -303,8 +304,8 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
         link->payload_sent += moved - of_header;
         if (t->header_moved < sizeof t->header || t->moved < t->size)
             return BHVD_OK;
-        stream->sending = NULL;
-        stream->waiting_nbytes -= t->size;
+        data->sending = NULL;
+        data->waiting_nbytes -= t->size;
         finish(t, &link->sends);
     }
     return BHVD_OK;
@@ -337,34 +338,35 @@ static bool others_are_expected(const struct link *link, const struct match_queu
     for (const struct match_queue *pairwise = link->pairwise; pairwise; pairwise = pairwise->next)
         if (pairwise != queue && pairwise->receives.head)
             return true;
-    return link->stream_count > 1 && queue && queue->receives.head;
+    return link->data_channel_count > 1 && queue && queue->receives.head;
 }
 
-// Finds the receive for a complete header. receiving stays NULL if nobody expects the message yet; then it stays in its stream.
-static bhvd_status find_receiver(struct link *link, struct stream *stream)
+// Finds the receive for a complete header. receiving stays NULL if nobody expects the message yet; then it stays in its data
+// channel.
+static bhvd_status find_receiver(struct link *link, struct data_channel *data)
 {
-    const struct transfer_header *header = &stream->incoming;
+    const struct transfer_header *header = &data->incoming;
     if (!has_started(link, header))
         return BHVD_OK;
     struct match_queue *queue = queue_for(link, header);
     if (!queue)
         return why_no_queue(is_of_pairwise(header));
-    stream->receiving = take_numbered(&queue->receives, header->number);
-    if (stream->receiving) {
-        stream->is_early = false;
-        return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_PROTOCOL;
+    data->receiving = take_numbered(&queue->receives, header->number);
+    if (data->receiving) {
+        data->is_early = false;
+        return data->receiving->size == header->size ? BHVD_OK : BHVD_ERR_PROTOCOL;
     }
     // Work between two polls may post the receive: wait for the second. After the peer has left, a poll without progress is final.
-    const bool seen_before = stream->is_early || link->state != LINK_OPEN;
-    stream->is_early = true;
+    const bool seen_before = data->is_early || link->state != LINK_OPEN;
+    data->is_early = true;
     if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, queue))
         return BHVD_OK;
     struct transfer *unexpected = malloc(sizeof *unexpected + header->size);
     if (!unexpected)
         return BHVD_ERR_SYSTEM;
     *unexpected = (struct transfer){.buffer = (unsigned char *)(unexpected + 1), .size = header->size, .header = *header};
-    stream->receiving = stream->unexpected = unexpected;
-    stream->is_early = false;
+    data->receiving = data->unexpected = unexpected;
+    data->is_early = false;
     return BHVD_OK;
 }
 
@@ -375,13 +377,13 @@ static const struct match_queue *queue_there(const struct link *link, const stru
     return is_of_pairwise(header) ? *find_pairwise(&pairwise, header->execution) : &link->queues[header->execution % LINK_MATCH_QUEUES];
 }
 
-bool stream_wants_input(const struct link *link, const struct stream *stream)
+bool data_channel_wants_input(const struct link *link, const struct data_channel *data)
 {
     if (!traffic_is_pending(&link->receives))
         return false;
-    if (stream->receiving || stream->incoming_moved < sizeof stream->incoming)
+    if (data->receiving || data->incoming_moved < sizeof data->incoming)
         return true;
-    const struct transfer_header *header = &stream->incoming;
+    const struct transfer_header *header = &data->incoming;
     if (!has_started(link, header))
         return false;
     const struct match_queue *queue = queue_there(link, header);
@@ -392,33 +394,33 @@ bool stream_wants_input(const struct link *link, const struct stream *stream)
            (header->size <= LINK_UNEXPECTED_MAX && others_are_expected(link, queue));
 }
 
-static bhvd_status read_header(struct stream *stream, bool *progress)
+static bhvd_status read_header(struct data_channel *data, bool *progress)
 {
     size_t moved;
-    unsigned char *at = (unsigned char *)&stream->incoming + stream->incoming_moved;
-    bhvd_status status = stream->channel.ops->recv(&stream->channel, at, sizeof stream->incoming - stream->incoming_moved, &moved);
-    stream->incoming_moved += moved;
+    unsigned char *at = (unsigned char *)&data->incoming + data->incoming_moved;
+    bhvd_status status = data->channel.ops->recv(&data->channel, at, sizeof data->incoming - data->incoming_moved, &moved);
+    data->incoming_moved += moved;
     if (moved)
         *progress = true;
     return status;
 }
 
-static bhvd_status advance_receives(struct link *link, struct stream *stream, bool *progress)
+static bhvd_status advance_receives(struct link *link, struct data_channel *data, bool *progress)
 {
-    struct channel *channel = &stream->channel;
-    while (stream->receiving || traffic_is_pending(&link->receives)) {
+    struct channel *channel = &data->channel;
+    while (data->receiving || traffic_is_pending(&link->receives)) {
         size_t moved;
-        if (stream->incoming_moved < sizeof stream->incoming) {
-            bhvd_status status = read_header(stream, progress);
-            if (status || stream->incoming_moved < sizeof stream->incoming)
+        if (data->incoming_moved < sizeof data->incoming) {
+            bhvd_status status = read_header(data, progress);
+            if (status || data->incoming_moved < sizeof data->incoming)
                 return status;
         }
-        if (!stream->receiving) {
-            bhvd_status status = find_receiver(link, stream);
-            if (status || !stream->receiving)
+        if (!data->receiving) {
+            bhvd_status status = find_receiver(link, data);
+            if (status || !data->receiving)
                 return status;
         }
-        struct transfer *t = stream->receiving;
+        struct transfer *t = data->receiving;
         while (t->moved < t->size) {
             bhvd_status status = channel->ops->recv(channel, t->buffer + t->moved, t->size - t->moved, &moved);
             if (status || moved == 0)
@@ -427,13 +429,13 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
             t->moved += moved;
             link->payload_received += moved;
         }
-        stream->receiving = NULL;
-        stream->incoming_moved = 0;
-        if (t != stream->unexpected) {
+        data->receiving = NULL;
+        data->incoming_moved = 0;
+        if (t != data->unexpected) {
             finish(t, &link->receives);
             continue;
         }
-        stream->unexpected = NULL;
+        data->unexpected = NULL;
         struct match_queue *queue = queue_for(link, &t->header);
         if (!queue) {
             const bhvd_status why = why_no_queue(is_of_pairwise(&t->header));
@@ -445,19 +447,19 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
     return BHVD_OK;
 }
 
-// After the peer has left, some streams may end before others: the expected message comes over one of the others.
+// After the peer has left, some data channels may end before others: the expected message comes over one of the others.
 static bhvd_status advance_all_receives(struct link *link, bool *progress)
 {
     int ended = 0;
-    for (int i = 0; i < link->stream_count && traffic_is_pending(&link->receives); i++) {
-        struct stream *stream = &link->streams[i];
-        bhvd_status status = advance_receives(link, stream, progress);
-        if (status == BHVD_ERR_PEER_LOST && !stream->receiving && stream->incoming_moved == 0)
+    for (int i = 0; i < link->data_channel_count && traffic_is_pending(&link->receives); i++) {
+        struct data_channel *data = &link->data_channels[i];
+        bhvd_status status = advance_receives(link, data, progress);
+        if (status == BHVD_ERR_PEER_LOST && !data->receiving && data->incoming_moved == 0)
             ended++;
         else if (status)
             return status;
     }
-    const bool is_over = ended == link->stream_count || (ended && link->state == LINK_OPEN);
+    const bool is_over = ended == link->data_channel_count || (ended && link->state == LINK_OPEN);
     return is_over && traffic_is_pending(&link->receives) ? BHVD_ERR_PEER_LOST : BHVD_OK;
 }
 
@@ -495,7 +497,7 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
     }
 }
 
-// A stream has ended. If the peer's process has ended, its control channel ends soon too, perhaps after a goodbye.
+// A data channel has ended. If the peer's process has ended, its control channel ends soon too, perhaps after a goodbye.
 static bool may_explain(struct link *link)
 {
     const int64_t now_ns = clock_now_ns();
@@ -510,19 +512,19 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
     bool is_of_frame = false;
     if (link->broken)
         return link->broken;
-    if (link->state == LINK_UNOPENED)
+    if (link->state == LINK_UNCONNECTED)
         return BHVD_OK;
     if (link->state != LINK_OPEN) {
         // The peer is gone, but data that it sent before may still be in the ring or the socket.
-        return link->lacks_streams ? BHVD_OK : advance_all_receives(link, progress);
+        return link->lacks_data_channels ? BHVD_OK : advance_all_receives(link, progress);
     }
     if (link->control_out.size)
         status = flush_control(link, progress);
-    for (int i = 0; i < link->stream_count && !status && traffic_is_pending(&link->sends) && !link->lacks_streams; i++)
-        status = advance_sends(link, &link->streams[i], progress);
-    if (!status && !link->lacks_streams)
+    for (int i = 0; i < link->data_channel_count && !status && traffic_is_pending(&link->sends) && !link->lacks_data_channels; i++)
+        status = advance_sends(link, &link->data_channels[i], progress);
+    if (!status && !link->lacks_data_channels)
         status = advance_all_receives(link, progress);
-    // Last, so that a goodbye is seen after earlier data; and even if a stream broke, because
+    // Last, so that a goodbye is seen after earlier data; and even if a data channel broke, because
     // the goodbye may explain it.
     if ((!status || status == BHVD_ERR_PEER_LOST) &&
         (!link->control.ops->readable || link->control.ops->readable(&link->control))) {
@@ -560,11 +562,11 @@ bool link_ready(const struct link *link)
         return true;
     if (link->control_out.size && link->control.ops->writable && link->control.ops->writable(&link->control))
         return true;
-    for (int i = 0; i < link->stream_count; i++) {
-        const struct stream *stream = &link->streams[i];
-        const struct channel_ops *ops = stream->channel.ops;
-        if ((ops->writable && stream_has_output(stream) && ops->writable(&stream->channel)) ||
-            (ops->readable && stream_wants_input(link, stream) && ops->readable(&stream->channel)))
+    for (int i = 0; i < link->data_channel_count; i++) {
+        const struct data_channel *data = &link->data_channels[i];
+        const struct channel_ops *ops = data->channel.ops;
+        if ((ops->writable && data_channel_has_output(data) && ops->writable(&data->channel)) ||
+            (ops->readable && data_channel_wants_input(link, data) && ops->readable(&data->channel)))
             return true;
     }
     return false;
@@ -572,12 +574,12 @@ bool link_ready(const struct link *link)
 
 bool link_needs_poll(const struct link *link)
 {
-    for (int i = 0; i < link->stream_count; i++) {
-        const struct stream *stream = &link->streams[i];
-        const struct channel_ops *ops = stream->channel.ops;
+    for (int i = 0; i < link->data_channel_count; i++) {
+        const struct data_channel *data = &link->data_channels[i];
+        const struct channel_ops *ops = data->channel.ops;
         // A peer that has left needs no more bytes, but may have sent some.
-        if (ops && ops->unfinished && (stream_has_output(stream) || stream_wants_input(link, stream) ||
-                                       (link->state == LINK_OPEN && ops->unfinished(&stream->channel))))
+        if (ops && ops->unfinished && (data_channel_has_output(data) || data_channel_wants_input(link, data) ||
+                                       (link->state == LINK_OPEN && ops->unfinished(&data->channel))))
             return true;
     }
     return false;
@@ -594,7 +596,7 @@ int64_t link_silence_ns(struct link *link, int64_t now_ns)
 {
     int64_t longest_ns = -1;
     check_silence(&link->control, now_ns, &longest_ns);
-    for (int i = 0; i < link->stream_count; i++)
-        check_silence(&link->streams[i].channel, now_ns, &longest_ns);
+    for (int i = 0; i < link->data_channel_count; i++)
+        check_silence(&link->data_channels[i].channel, now_ns, &longest_ns);
     return longest_ns;
 }

@@ -1,6 +1,6 @@
 // A link: everything this rank exchanges with one peer. It has a control channel (small frames: negotiation, goodbye)
-// and one or more streams (the messages of collectives), so that control never waits behind data. A message
-// goes over the stream with the least to do; within one they keep their order.
+// and one or more data channels (the messages of collectives), so that control never waits behind data. A message
+// goes over the data channel with the least to do; within one they keep their order.
 //
 // Several executions may be in flight at once. Each has a queue: messages carry the number of their execution and their own number
 // in it, so messages of different executions may be posted in any order. Both sides must post the same messages of an execution;
@@ -11,7 +11,7 @@
 // that nobody needs messages behind them. A pairwise operation (core/negotiation/pairwise.h) has no place in the order of
 // executions, so its messages are read even before it has started here. Unexpected messages take no more memory than the peer sends
 // in executions in flight, whose bytes the window limits (core/negotiation/window.h), and in pairwise operations that this rank has
-// posted. Thread: the engine's owner only.
+// posted. Thread: the engine's.
 #pragma once
 
 #include "base/bytes.h"
@@ -20,7 +20,7 @@
 
 enum {
     LINK_FRAME_MAX = 64 << 20,                  // bytes of a control frame's payload
-    LINK_STREAMS_MAX = 8,
+    LINK_DATA_CHANNELS_MAX = 8,
     LINK_MATCH_QUEUES = 8,                      // executions in flight at once
     LINK_UNEXPECTED_MAX = 1 << 20               // longest message that is read before it is expected
 };
@@ -32,7 +32,7 @@ enum link_state {
     LINK_OPEN,
     LINK_LEFT,          // it said goodbye: earlier data can still be read
     LINK_LOST,          // the connection broke without a goodbye
-    LINK_UNOPENED       // not needed so far
+    LINK_UNCONNECTED    // not needed so far
 };
 
 struct transfer_header {
@@ -58,15 +58,15 @@ struct transfer {
 
 struct transfer_queue FIFO(struct transfer);
 
-struct stream {
+struct data_channel {
     struct channel channel;
-    struct transfer_queue sends, urgent;        // urgent: sent between two of the others
+    struct transfer_queue sends, priority_sends;        // priority_sends: sent between two of the others
     struct transfer *sending;                   // the message that has been begun
     size_t waiting_nbytes;                      // of all these messages, until the kernel has them
     struct transfer_header incoming;
     size_t incoming_moved;                      // of the header that is being read
     struct transfer *receiving;                 // the transfer of the complete header; NULL: nobody expects it yet
-    struct transfer *unexpected;                // `receiving`, if it is the stream's own message; else NULL
+    struct transfer *unexpected;                // `receiving`, if it is the data channel's own message; else NULL
     bool is_early;                              // a poll has seen the complete header, and nobody expected the message
 };
 
@@ -79,7 +79,7 @@ struct match_queue {
     struct transfer_queue unexpected;           // arrived before they were expected; owned by the link
 };
 
-// Message counts of a link in one direction, over all its streams.
+// Message counts of a link in one direction, over all its data channels.
 struct traffic {
     uint64_t posted, done;
 };
@@ -96,19 +96,19 @@ struct link {
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
     uint32_t liveness_registered;               // events for which it is registered (poller.h)
     struct channel control;
-    struct stream streams[LINK_STREAMS_MAX];
-    int stream_count;
-    bool lacks_streams;                         // not all of them are connected: messages wait
+    struct data_channel data_channels[LINK_DATA_CHANNELS_MAX];
+    int data_channel_count;
+    bool lacks_data_channels;                   // not all of them are connected: messages wait
     int opening;                                // channels being connected by this rank
     struct match_queue queues[LINK_MATCH_QUEUES], *pairwise;
     bhvd_status broken;                         // BHVD_ERR_PROTOCOL: the two sides disagree about their messages;
                                                 // BHVD_ERR_SYSTEM: no memory for one; else BHVD_OK
-    int64_t unexplained_since_ns;               // since when a stream has ended but the control channel has not; 0: no
+    int64_t unexplained_since_ns;               // since when a data channel has ended but the control channel has not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
     struct link_queue *ready_links;             // the queue for link_mark_ready (poller.h); NULL: none
     struct link *next_ready;
     bool is_queued;                             // it is in that queue
-    bool is_unregistered, is_listed;            // poller.h: a stream is not registered for input; the link is in the list of those
+    bool is_blocked, is_in_blocked_list;        // poller.h: a channel has input that nobody expects yet; the list of those holds it
     struct bytes control_out;                   // frames to write; the first control_flushed bytes are written
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -126,9 +126,9 @@ void link_close(struct link *link);
 // The same, and frees buffers and unexpected messages. Does not access the callers' transfers, which may be freed.
 void link_fini(struct link *link);
 
-// Queues a control frame and tries to write it at once. lazy: does not wake an idle peer. BHVD_ERR_SYSTEM: no memory,
+// Queues a control frame and tries to write it at once. no_wakeup: does not wake an idle peer. BHVD_ERR_SYSTEM: no memory,
 // or more than LINK_FRAME_MAX bytes, which no peer would read.
-bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
+bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool no_wakeup);
 
 // Queues the link for the next poll, because it has work that no descriptor reports.
 void link_mark_ready(struct link *link);
@@ -141,18 +141,19 @@ bhvd_status link_flush(struct link *link);
 // The counter of the link's medium.
 static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint64_t *tcp, uint64_t *mpi)
 {
-    const struct channel_ops *ops = link->streams[0].channel.ops;
+    const struct channel_ops *ops = link->data_channels[0].channel.ops;
     return ops == &channel_tcp_ops ? tcp : ops == &channel_mpi_ops ? mpi : shm;
 }
 
 // Posts an execution's next message in two steps, because a schedule knows its messages long before it can post them: first its
 // number, in an order that both sides know; then the message, which moves in link_advance. Size 0 sends a header only. The two
-// sides' sizes must agree. finished: the queue that the transfer joins when done. urgent: goes before others; the same for all
-// messages of an execution. link_advance reports BHVD_ERR_PROTOCOL: the queue is in use by another, or an unexpected size differs.
+// sides' sizes must agree. finished: the queue that the transfer joins when done. has_priority: goes before others; the same
+// for all messages of an execution. link_advance reports BHVD_ERR_PROTOCOL: the queue is in use by another, or an unexpected
+// size differs.
 uint32_t link_number_send(struct link *link, uint64_t execution);
 uint32_t link_number_recv(struct link *link, uint64_t execution);
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
-                        size_t size, struct transfer_queue *finished, bool urgent);
+                        size_t size, struct transfer_queue *finished, bool has_priority);
 void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished);
 // Ends a pairwise operation; the next one of this id numbers its messages from the start.
@@ -168,13 +169,13 @@ void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *pr
 
 static inline bool traffic_is_pending(const struct traffic *traffic) { return traffic->posted != traffic->done; }
 
-static inline bool stream_has_output(const struct stream *stream)
+static inline bool data_channel_has_output(const struct data_channel *data)
 {
-    return stream->sending || stream->sends.head || stream->urgent.head;
+    return data->sending || data->sends.head || data->priority_sends.head;
 }
 
 // Is there more to read now: is something expected, and is the current message not an unexpected one?
-bool stream_wants_input(const struct link *link, const struct stream *stream);
+bool data_channel_wants_input(const struct link *link, const struct data_channel *data);
 
 // True if link_advance would move something or report an error, as far as can be known without a system call.
 bool link_ready(const struct link *link);

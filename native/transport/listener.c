@@ -21,7 +21,7 @@ enum { ANSWER_MS = 5000 };              // for a byte into an empty socket
 // The channels that a rank has connected so far.
 struct known {
     uint16_t channels;                  // a bit mask
-    uint8_t streams;
+    uint8_t data_channels;
 };
 
 struct listener {
@@ -66,16 +66,17 @@ struct arrival *listener_take(struct listener *listener)
 // Is the name valid for a rank that knows the secret?
 static bool is_expected(const struct listener *listener, int rank, const struct hello *hello, bool local)
 {
-    const int asked = rank >= 0 && rank < listener->options.size ? listener->addresses[rank].streams : 0;
+    const int asked = rank >= 0 && rank < listener->options.size ? listener->addresses[rank].data_channels : 0;
     if (hello->magic != HELLO_MAGIC || rank <= listener->options.rank || rank >= listener->options.size ||
-        (hello->channel == CHANNEL_LOCAL) != local || hello->channel >= CHANNEL_STREAM + LINK_STREAMS_MAX)
+        (hello->channel == CHANNEL_LOCAL) != local || hello->channel >= CHANNEL_DATA + LINK_DATA_CHANNELS_MAX)
         return false;
     const struct known *known = &listener->known[rank];
     if (!local && known->channels & 1u << hello->channel)
         return false;
     if (hello->channel == CHANNEL_CONTROL && !listener->options.by_mpi)
-        return hello->streams >= 1 && hello->streams <= LINK_STREAMS_MAX && (!asked || hello->streams == (uint32_t)asked);
-    return hello->channel < CHANNEL_STREAM || hello->channel - CHANNEL_STREAM < known->streams;
+        return hello->data_channels >= 1 && hello->data_channels <= LINK_DATA_CHANNELS_MAX &&
+               (!asked || hello->data_channels == (uint32_t)asked);
+    return hello->channel < CHANNEL_DATA || hello->channel - CHANNEL_DATA < known->data_channels;
 }
 
 // A caller that gets no response retries.
@@ -98,10 +99,10 @@ static bool let_in(struct listener *listener, const struct authenticated *peer)
     struct known *known = &listener->known[peer->rank];
     known->channels |= (uint16_t)(1u << hello.channel);
     arrival->fd = peer->fd;
-    if (hello.channel < CHANNEL_STREAM) {
-        arrival->stream_count = listener->options.by_mpi || local ? 1 : (int)hello.streams;
+    if (hello.channel < CHANNEL_DATA) {
+        arrival->data_channel_count = listener->options.by_mpi || local ? 1 : (int)hello.data_channels;
         arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(peer->fd);
-        known->streams = local || listener->options.by_mpi ? 0 : (uint8_t)hello.streams;
+        known->data_channels = local || listener->options.by_mpi ? 0 : (uint8_t)hello.data_channels;
     }
     put(listener, arrival);
     return true;

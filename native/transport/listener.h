@@ -19,7 +19,7 @@ struct listener_options {
     const void *secret;                 // copied
     size_t secret_size;
     const struct address *addresses;    // by rank; copied
-    bool by_mpi;                        // streams use MPI, not the listener
+    bool by_mpi;                        // data channels use MPI, not the listener
     int doorbell_fd;                    // an eventfd that reports arrivals
     // Limits for a later connection: until the other host responds; until the connection is complete.
     int connect_ms, open_ms;

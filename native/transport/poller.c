@@ -5,8 +5,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-// The source of an event: the link's rank, and one of its descriptors. STREAM + i is stream i.
-enum descriptor { LIVENESS, CONTROL, STREAM };
+// The source of an event: the link's rank, and one of its descriptors. DATA + i is data channel i.
+enum descriptor { LIVENESS, CONTROL, DATA };
 
 static uint64_t name_of(const struct link *link, int descriptor) { return (uint64_t)link->rank << 8 | (unsigned)descriptor; }
 
@@ -24,12 +24,12 @@ static bool set_events(struct poller *poller, const struct link *link, int descr
     return true;
 }
 
-static bool is_held(const struct stream *stream)
+static bool has_unmatched_header(const struct data_channel *data)
 {
-    return stream->incoming_moved == sizeof stream->incoming && !stream->receiving;
+    return data->incoming_moved == sizeof data->incoming && !data->receiving;
 }
 
-static bool over_sockets(const struct link *link) { return link->streams[0].channel.ops == &channel_tcp_ops; }
+static bool over_sockets(const struct link *link) { return link->data_channels[0].channel.ops == &channel_tcp_ops; }
 
 bhvd_status poller_update(struct poller *poller, struct link *link)
 {
@@ -38,52 +38,53 @@ bhvd_status poller_update(struct poller *poller, struct link *link)
                            is_open ? EPOLLIN | EPOLLRDHUP : 0);
     done &= set_events(poller, link, CONTROL, link->control.fd, &link->control.registered,
                        is_open ? EPOLLIN | (link->control_out.size ? EPOLLOUT : 0) : 0);
-    link->is_unregistered = false;
-    for (int i = 0; i < link->stream_count && over_sockets(link); i++) {
-        struct stream *stream = &link->streams[i];
-        const bool listens = stream_wants_input(link, stream) || (is_open && !stream->channel.has_input && !is_held(stream));
-        stream->channel.has_input = false;
-        link->is_unregistered |= !listens || is_held(stream);
-        done &= set_events(poller, link, STREAM + i, stream->channel.fd, &stream->channel.registered,
-                           (listens ? EPOLLIN : 0) | (is_open && stream_has_output(stream) ? EPOLLOUT : 0));
+    link->is_blocked = false;
+    for (int i = 0; i < link->data_channel_count && over_sockets(link); i++) {
+        struct data_channel *data = &link->data_channels[i];
+        const bool listens = data_channel_wants_input(link, data) ||
+                             (is_open && !data->channel.has_input && !has_unmatched_header(data));
+        data->channel.has_input = false;
+        link->is_blocked |= !listens || has_unmatched_header(data);
+        done &= set_events(poller, link, DATA + i, data->channel.fd, &data->channel.registered,
+                           (listens ? EPOLLIN : 0) | (is_open && data_channel_has_output(data) ? EPOLLOUT : 0));
     }
-    if (link->is_unregistered && !link->is_listed) {
-        link->is_listed = true;
-        poller->unregistered[poller->unregistered_count++] = link;
+    if (link->is_blocked && !link->is_in_blocked_list) {
+        link->is_in_blocked_list = true;
+        poller->blocked[poller->blocked_count++] = link;
     }
     return done ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
 // Messages that arrived too early may be expected by now.
-static void requeue_unregistered(struct poller *poller)
+static void requeue_blocked(struct poller *poller)
 {
     int kept = 0;
-    for (int i = 0; i < poller->unregistered_count; i++) {
-        struct link *link = poller->unregistered[i];
-        link->is_listed = link->is_unregistered;
-        if (!link->is_unregistered)
+    for (int i = 0; i < poller->blocked_count; i++) {
+        struct link *link = poller->blocked[i];
+        link->is_in_blocked_list = link->is_blocked;
+        if (!link->is_blocked)
             continue;
-        poller->unregistered[kept++] = link;
-        for (int s = 0; s < link->stream_count; s++)
-            if (stream_wants_input(link, &link->streams[s]))
+        poller->blocked[kept++] = link;
+        for (int s = 0; s < link->data_channel_count; s++)
+            if (data_channel_wants_input(link, &link->data_channels[s]))
                 link_mark_ready(link);
     }
-    poller->unregistered_count = kept;
+    poller->blocked_count = kept;
 }
 
 int poller_check(struct poller *poller, struct link *gone[POLLER_EVENTS])
 {
     struct epoll_event events[POLLER_EVENTS];
     int gone_count = 0;
-    requeue_unregistered(poller);
+    requeue_blocked(poller);
     const int count = poller->fd < 0 ? 0 : epoll_wait(poller->fd, events, POLLER_EVENTS, 0);
     for (int i = 0; i < count; i++) {
         struct link *link = &poller->links[events[i].data.u64 >> 8];
         const int descriptor = (int)(events[i].data.u64 & 0xff);
         if (descriptor == LIVENESS)
             gone[gone_count++] = link;
-        else if (descriptor >= STREAM)
-            link->streams[descriptor - STREAM].channel.has_input |= (events[i].events & ~(uint32_t)EPOLLOUT) != 0;
+        else if (descriptor >= DATA)
+            link->data_channels[descriptor - DATA].channel.has_input |= (events[i].events & ~(uint32_t)EPOLLOUT) != 0;
         if (descriptor != LIVENESS)
             link_mark_ready(link);
     }
@@ -116,9 +117,9 @@ bhvd_status poller_init(struct poller *poller, struct link *links, int size, int
 {
     *poller = (struct poller){.fd = -1, .links = links};
     poller->polled = malloc((size_t)size * sizeof *poller->polled);
-    poller->unregistered = malloc((size_t)size * sizeof *poller->unregistered);
+    poller->blocked = malloc((size_t)size * sizeof *poller->blocked);
     errno = ENOMEM;
-    bhvd_status status = poller->polled && poller->unregistered ? poller_all(poller, size, rank) : BHVD_ERR_SYSTEM;
+    bhvd_status status = poller->polled && poller->blocked ? poller_all(poller, size, rank) : BHVD_ERR_SYSTEM;
     if (status) {
         const int failure = errno;
         poller_fini(poller);
@@ -138,6 +139,6 @@ void poller_fini(struct poller *poller)
 {
     poller_close(poller);
     free(poller->polled);
-    free(poller->unregistered);
+    free(poller->blocked);
     *poller = (struct poller){.fd = -1};
 }

@@ -3,9 +3,9 @@
 //     over sockets               epoll reports input, and output space; a rank that posts a message marks the link ready
 //     over memory, and over MPI  no events: these few are checked at every poll
 //
-// A stream is registered for input until a message arrives that nobody expects yet, and again once it is expected: otherwise an
-// engine could neither sleep nor compute. It is registered for output only when a write did not fit.
-// Thread: the engine's owner only; any thread may sleep on `fd`.
+// A data channel is registered for input until a message arrives that nobody expects yet, and again once it is expected:
+// otherwise an engine could neither sleep nor compute. It is registered for output only when a write did not fit.
+// Thread: the engine's; any thread may sleep on `fd`.
 #pragma once
 
 #include "transport/link.h"
@@ -16,8 +16,8 @@ struct poller {
     int fd;                     // readable if there are events; -1: no link has a descriptor
     struct link *links;         // by rank
     struct link **polled;       // links without events, over memory or MPI
-    struct link **unregistered; // links with a stream that is not registered for input
-    int polled_count, unregistered_count;
+    struct link **blocked;      // links with a data channel that is not registered for input
+    int polled_count, blocked_count;
     int socket_count;           // links over sockets only,
     int liveness_count;         // links with a liveness socket
     struct link_queue ready_links;      // links that have work now

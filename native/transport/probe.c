@@ -116,13 +116,13 @@ static bhvd_status receive_train(int fd, uint32_t wanted, int64_t pause_ns, int6
     return sent && sent <= wanted ? BHVD_OK : BHVD_ERR_PEER_LOST;
 }
 
-bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *byte_ps)
+bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *beta_ps)
 {
     const uint32_t enough = 0;
     const int64_t began_ns = clock_now_ns(), pause_ns = round_trip_ns >= SOCKET_FAR_NS ? round_trip_ns / PAUSES : INT64_MAX;
     struct stretch sum = {0};
     bhvd_status status = BHVD_OK;
-    if (*byte_ps)
+    if (*beta_ps)
         return socket_write_full(fd, &enough, sizeof enough, deadline_ns);
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){1}, sizeof(int));
     for (uint32_t wanted = FIRST_NBYTES; wanted <= LONGEST_NBYTES && !status; wanted *= 2) {
@@ -132,6 +132,6 @@ bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, ui
     }
     setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){0}, sizeof(int));
     const double ps = !status && sum.nbytes ? (double)sum.ns * 1000 / sum.nbytes : 0;
-    *byte_ps = ps < UINT32_MAX ? (uint32_t)ps : UINT32_MAX;
+    *beta_ps = ps < UINT32_MAX ? (uint32_t)ps : UINT32_MAX;
     return status ? status : socket_write_full(fd, &enough, sizeof enough, deadline_ns);
 }

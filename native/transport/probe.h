@@ -8,5 +8,5 @@
 // The two sides of a connected TCP socket with no data in flight, which the sender connected with SOCKET_UNSPACED. After
 // BHVD_ERR_PEER_LOST or BHVD_ERR_TIMEOUT the socket is unusable.
 bhvd_status probe_send(int fd, int64_t deadline_ns);
-// byte_ps: picoseconds; 0: everything arrived at once. Measures nothing if it is not 0 before.
-bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *byte_ps);
+// beta_ps: picoseconds; 0: everything arrived at once. Measures nothing if it is not 0 before.
+bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *beta_ps);

@@ -53,7 +53,7 @@ struct channel {
     size_t capacity;
     struct doorbell *peer_doorbell;
     struct mpi_pipe *pipe;              // mpi
-    bool lazy;                          // the data being sent now need not wake an idle peer (doorbell.h)
+    bool no_wakeup;                     // the data being sent now need not wake an idle peer (doorbell.h)
 };
 
 extern const struct channel_ops channel_ring_ops, channel_tcp_ops, channel_mpi_ops;

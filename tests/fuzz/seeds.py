@@ -9,7 +9,7 @@ from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, JOIN, C_LP_S, ADD = 0, 1, 2, 3, 5, 6, 7, 10
-RESPONSE, STALE, GOODBYE, UP, DOWN, CLOSING = 2, 3, 4, 7, 8, 11
+RESPONSE, MISS, GOODBYE, UP, DOWN, CLOSING = 2, 3, 4, 7, 8, 11
 TREE, MEMBER, LAST = 8, 1, 16           # bits of role
 LEFT = b"\2"
 NOBODY = 2**32 - 1
@@ -31,7 +31,7 @@ def asked(*requests):
 
 
 def answer_head(process_set, count):
-    """As core/negotiation/response.c: number, window, the wire's hop and byte, then the process set and the count."""
+    """As core/negotiation/response.c: number, window, alpha, beta, process set, count."""
     return struct.pack("<qBIIII", 1, 1, 0, 0, process_set, count)
 
 
@@ -112,10 +112,10 @@ def negotiation():
     yield frames(0, 0, said(1, asked(request(ADD, b"p", None, 2, splits=(1, 2)))))
     yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""), count=2**31)))
     yield frames(0, 1, *both, (0, 0, b""), said(1, asked((1, 1))), said(2, asked((1, 1))))
-    yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""))), (1, 0, b""), told(STALE, struct.pack("<I", 1)))
+    yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""))), (1, 0, b""), told(MISS, struct.pack("<I", 1)))
     yield stream(0, 1, 4, said(1, asked(allreduce))[1:], (GOODBYE, reason()))
     yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""))))
-    yield frames(1, 9, told(RESPONSE, answered((b"a", 1, (), b""))), told(STALE, struct.pack("<I", 1)))
+    yield frames(1, 9, told(RESPONSE, answered((b"a", 1, (), b""))), told(MISS, struct.pack("<I", 1)))
     yield frames(1, 2, told(RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)))
     yield frames(1, 4, told(RESPONSE, answered((b"t", 1, (2,) * 4, b""))))
     yield frames(1, 16, told(RESPONSE, answered((b"join", 0, (2,), b""))))
@@ -143,7 +143,7 @@ def relayed():
     yield frames(TREE, 1, (1, RESPONSE, agreed))
     yield frames(member, 1, (2, UP, bundled(([2], asked((5, 9), (7, 1)) + allreduce))), (0, DOWN, to_all))
     yield frames(member, 1, (0, DOWN, to_all), turn, (2, UP, bundled(([2], asked((1, 1))))),
-                 (0, DOWN, passed_on(([1], STALE, struct.pack("<I", 1)), ([2], STALE, struct.pack("<I", 1)))))
+                 (0, DOWN, passed_on(([1], MISS, struct.pack("<I", 1)), ([2], MISS, struct.pack("<I", 1)))))
     yield frames(member, 1, leave, (2, UP, bundled(([2], LEFT))), (0, DOWN, passed_on(([], RESPONSE, agreed))),
                  (2, GOODBYE, b""))
     yield frames(member, 1, (0, DOWN, passed_on(([0], RESPONSE, agreed))))
@@ -188,7 +188,7 @@ def findings():
     yield "cached-twice", frames(1, 1, *once, told(RESPONSE, answered((1, 1), (1, 1))))
     yield "stale-after-answer", frames(
         1, 2, told(RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)), (1, 0, b""),
-        told(RESPONSE, answered((1, 1), process_set=2)), told(STALE, struct.pack("<I", 1)))
+        told(RESPONSE, answered((1, 1), process_set=2)), told(MISS, struct.pack("<I", 1)))
     yield "refused-after-answer", frames(1, 1, told(RESPONSE, agreed), told(RESPONSE, error(b"a")))
     yield "answered-before-asked", frames(1 | 4, 1, told(RESPONSE, agreed))
     yield "refused-before-asked", frames(1 | 4, 1, told(RESPONSE, error(b"a")))

@@ -3,14 +3,14 @@
 //
 //     role, posts, cut (u8 each), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame from
 //     the rank itself is a turn of the engine, see take_turn; with an odd type, the rank wants to leave.
-//     role, bits: 1 member instead of coordinator; 2 raw stream instead of frames; 4 posts are not announced; 8 in a tree,
+//     role, bits: 1 member instead of coordinator; 2 raw stream instead of frames; 4 posts are not requested; 8 in a tree,
 //     here a chain, in which the member relays for rank 2; 16 as that rank 2. posts: which operations. cut: bytes that
 //     arrive at once.
 #include "fuzz.h"
 
 #include "core/negotiation/response_check.h"
 #include "core/context/context.h"
-#include "core/api/context.h"
+#include "core/api/lifecycle.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"
 #include "core/engine/engine.h"
@@ -82,7 +82,7 @@ static void post(bhvd_context *ctx, int index)
     REQUIRE(!bhvd_post(ctx, &args, &handles[index], &error));
 }
 
-static void announce(bhvd_context *ctx)
+static void send_requests(bhvd_context *ctx)
 {
     struct bhvd_operation *posted = fifo_take_all(&ctx->posted);
     atomic_store(&ctx->posted_count, 0);
@@ -111,7 +111,7 @@ static void take_turn(bhvd_context *ctx)
             post(ctx, i);
         }
     }
-    announce(ctx);
+    send_requests(ctx);
 }
 
 // Checks the executions that the engine would run: each contains every part once, and belongs to its process set.
@@ -217,7 +217,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             post(ctx, i);
     }
     if (!(role & 4))
-        announce(ctx);
+        send_requests(ctx);
     if (role & 2)
         send_stream(ctx, s.at, (size_t)(s.end - s.at), cut + 1u);
     else

@@ -51,7 +51,7 @@ def _launches(codec):
     mean = (codes, chunk, segment, RANKS, COUNT, SEGMENT, blocks, 0.25, option)
     yield f"{name}_decode_sum", cut.grid(blocks), (out, *mean)
     if codec.rotates:
-        yield "rotated_recode", cut.grid(blocks), (np.zeros(chunk, np.uint8), *mean, 9, 0)
+        yield "rotated_reencode", cut.grid(blocks), (np.zeros(chunk, np.uint8), *mean, 9, 0)
 
 
 def _spans(src, dst):

@@ -3,7 +3,7 @@
 // operation waiting (a deadlock), and all ranks must execute in the same order. The same in a tree of relays, here a chain;
 // when a relay leaves, the remaining ranks must not be affected.
 //
-// The ranks are contexts without threads. An action is an engine turn of a rank (engine_poll: it announces, reads messages,
+// The ranks are contexts without threads. An action is an engine turn of a rank (engine_poll: it sends requests, reads messages,
 // responds), optionally preceded by the program's next step. Executions end immediately: the test is about messages and their
 // order. The search is depth first, and visits no state twice. Contexts cannot be copied, so a state is restored by repeating
 // the actions that lead to it.
@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-#include "core/api/context.h"
+#include "core/api/lifecycle.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"

@@ -1,4 +1,4 @@
-// Bundles of announcements: an item that all ranks announce is merged, however each split it; each rank's order is kept;
+// Bundles of requests: an item that all ranks request is merged, however each split it; each rank's order is kept;
 // malformed ones are rejected. Also the rank sets in them.
 #include "check.h"
 
@@ -189,12 +189,12 @@ TEST(malformed_items_are_refused)
     CHECK(!add(&bundle, 0, &items));
     inline_payload_put(&items, 1, "1234", 4);       // with a relay there are no inline payloads
     CHECK(!add(&bundle, 0, &items));
-    bytes_put_u8(&items, ITEM_PERSISTENT);
+    bytes_put_u8(&items, ITEM_PAIRWISE);
     CHECK(!add(&bundle, 0, &items));
     bundle_fini(&bundle);
 }
 
-// A whole announcement of one rank may contain inline payloads, and is kept unchanged.
+// A whole message of one rank may contain inline payloads, and is kept unchanged.
 TEST(whole_items_stay_as_they_are)
 {
     struct bundle bundle = {0};

@@ -145,14 +145,14 @@ static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
         CHECK_STATUS(status, BHVD_ERR_SHUTDOWN);
 }
 
-// ------------------------------------------------------------------------------------------------- persistent pairwise averages
+// ------------------------------------------------------------------------------------------------- pairwise averages
 
 static bhvd_handle *average(bhvd_context *ctx, const char *name, float *values, int64_t count)
 {
     return post(ctx, BHVD_D_FP_S, name, values, values, count, BHVD_OK);
 }
 
-// A persistent average with changing arguments is revoked each time.
+// A pairwise average with changing arguments is revoked each time.
 static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { CHANGES = 20, TIMES = 4 };
@@ -170,7 +170,7 @@ static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
 }
 
-// A join revokes all persistent averages, so that new ones can be made.
+// A join revokes all pairwise averages, so that new ones can be made.
 static void agrees_before_each_join(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[4] = {0};
@@ -182,7 +182,7 @@ static void agrees_before_each_join(struct job *job, int rank, bhvd_context *ctx
         if (rank == 0) {
             pthread_mutex_lock(&ctx->engine_lock);
             CHECK_EQ(ctx->pairwise->agreed, 0);
-            CHECK_EQ(process_set_get(&ctx->sets, 0)->persistent, 0);
+            CHECK_EQ(process_set_get(&ctx->sets, 0)->pairwise_count, 0);
             pthread_mutex_unlock(&ctx->engine_lock);
         }
         finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
@@ -223,7 +223,7 @@ static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ct
     free(x);
 }
 
-// Rank 0 changes the arguments of a persistent average. job->subject posts after the others have posted or have been rejected.
+// Rank 0 changes the arguments of a pairwise average. job->subject posts after the others have posted or have been rejected.
 static void is_refused_once(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[4] = {0};
@@ -243,7 +243,7 @@ static void is_refused_once(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
-// Rank 2 has joined; ranks 0 and 1 request a sum, one after the other, with the name of a persistent average.
+// Rank 2 has joined; ranks 0 and 1 request a sum, one after the other, with the name of a pairwise average.
 static void sums_what_was_averaged(struct job *job, int rank, bhvd_context *ctx)
 {
     float x[4] = {1};

@@ -17,7 +17,7 @@
 #include "check.h"
 
 #include "base/fifo.h"
-#include "core/api/context.h"
+#include "core/api/lifecycle.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"
@@ -173,7 +173,7 @@ static void draw_all(uint64_t number)
         const int kind = s->joins ? 0 : (int)draw(sizeof kinds / sizeof kinds[0]), name = (int)draw((uint64_t)names);
         const int sets[] = {0, s->sizes[1] < s->ranks, i > added && i < removed ? 2 : 0};
         *op = (struct operation){.kind = kinds[kind], .set = s->joins ? 0 : sets[draw(SETS)], .count = name == 3 ? VALUES_MAX : 1 + 37 * name};
-        op->count -= op->kind == BHVD_D_FP_S && one_in(8);      // changes the arguments of a persistent operation
+        op->count -= op->kind == BHVD_D_FP_S && one_in(8);      // changes the arguments of a pairwise operation
         op->root = s->members[op->set][name % s->sizes[op->set]];
         snprintf(op->name, sizeof op->name, "%c%d", "rrncsabg"[kind], name);
         if (i == added || i == removed)
@@ -348,7 +348,7 @@ static void connect_lines(struct connections *c)
         if (peer == c->rank)
             continue;
         struct link *link = &c->links[peer];
-        struct channel *channels[] = {&link->control, &link->streams[0].channel};
+        struct channel *channels[] = {&link->control, &link->data_channels[0].channel};
         if (S->host_of[peer] != S->host_of[c->rank])
             link->local_index = -1;
         c->host_of[peer] = S->host_of[peer];

@@ -64,7 +64,7 @@ TEST(many_kinds_are_answered_once_each)
     int seen = 0;
     begin();
     for (int i = 0; i < MANY; i++)
-        add(1, BHVD_FLOAT32, 1 + i % (2 * OPEN_HEADS));
+        add(1, BHVD_FLOAT32, 1 + i % (2 * OPEN_GROUPS));
     fuse(&c, THRESHOLD);
     for (struct pending *head = c.ready.head; head; head = head->next_ready) {
         CHECK(head->fused_nbytes <= THRESHOLD);

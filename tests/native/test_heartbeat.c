@@ -124,7 +124,7 @@ static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_ALLREDUCE, "opens the connections", 0, NULL, 0), BHVD_OK);
     if (rank != 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        CHECK(drop_what_comes(ctx->exec.connections.links[3 - rank].streams[0].channel.fd));
+        CHECK(drop_what_comes(ctx->exec.connections.links[3 - rank].data_channels[0].channel.fd));
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     atomic_fetch_add(&job->ready, 1);
@@ -156,12 +156,12 @@ static int add_set(bhvd_context *ctx, const char *name, int a, int b)
     return id;
 }
 
-static bool is_announced(bhvd_context *ctx, bhvd_handle *handle)
+static bool is_requested(bhvd_context *ctx, bhvd_handle *handle)
 {
     pthread_mutex_lock(&ctx->engine_lock);
-    bool announced = handle->phase > OPERATION_POSTED;
+    bool requested = handle->phase > OPERATION_POSTED;
     pthread_mutex_unlock(&ctx->engine_lock);
-    return announced;
+    return requested;
 }
 
 // Ranks 1 and 2 are in a long operation, in which rank 1 is delayed; at the same time rank 0 waits for rank 2.
@@ -173,7 +173,7 @@ static void one_is_busy_elsewhere(struct job *job, int rank, bhvd_context *ctx)
     bhvd_handle *handles[2] = {NULL, NULL};
     if (rank == 1) {
         handles[0] = post(ctx, BHVD_ALLREDUCE, "long", first, NULL, 0);
-        while (!is_announced(ctx, handles[0]))
+        while (!is_requested(ctx, handles[0]))
             sleep_ms(1);
         pthread_mutex_lock(&ctx->engine_lock);
     }
@@ -210,7 +210,7 @@ static void one_is_held_up(struct job *job, int rank, bhvd_context *ctx)
     bhvd_handle *handle = NULL;
     if (rank == job->subject) {
         handle = post(ctx, BHVD_ALLREDUCE, "held up", 0, NULL, 0);
-        while (!is_announced(ctx, handle))
+        while (!is_requested(ctx, handle))
             sleep_ms(1);
         pthread_mutex_lock(&ctx->engine_lock);
         atomic_fetch_add(&job->ready, 1);

@@ -43,7 +43,7 @@ static void pair_init(struct pair *pair, uint64_t started_a, uint64_t started_b)
     link_init(&pair->a.link, 1, &pair->a.started);
     link_init(&pair->b.link, 0, &pair->b.started);
     connect_channel(&pair->a.link.control, &pair->b.link.control);
-    connect_channel(&pair->a.link.streams[0].channel, &pair->b.link.streams[0].channel);
+    connect_channel(&pair->a.link.data_channels[0].channel, &pair->b.link.data_channels[0].channel);
 }
 
 static void pair_fini(struct pair *pair)
@@ -70,34 +70,34 @@ static unsigned char *filled(unsigned char *buffer, int value)
     return buffer;
 }
 
-static struct transfer *transfer_of(const struct stream *stream) { return stream->sends.head; }
+static struct transfer *transfer_of(const struct data_channel *data) { return data->sends.head; }
 
 TEST(what_comes_alone_goes_over_one_stream_and_many_over_all)
 {
-    enum { STREAMS = 4 };
+    enum { DATA_CHANNELS = 4 };
     struct pair pair;
-    struct transfer sends[STREAMS], receives[STREAMS];
-    unsigned char out[LENGTH], in[STREAMS][LENGTH];
+    struct transfer sends[DATA_CHANNELS], receives[DATA_CHANNELS];
+    unsigned char out[LENGTH], in[DATA_CHANNELS][LENGTH];
     pair_init(&pair, 5, 5);
-    for (int i = 1; i < STREAMS; i++)
-        connect_channel(&pair.a.link.streams[i].channel, &pair.b.link.streams[i].channel);
-    pair.a.link.stream_count = pair.b.link.stream_count = STREAMS;
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = 1; i < DATA_CHANNELS; i++)
+        connect_channel(&pair.a.link.data_channels[i].channel, &pair.b.link.data_channels[i].channel);
+    pair.a.link.data_channel_count = pair.b.link.data_channel_count = DATA_CHANNELS;
+    for (int i = 0; i < DATA_CHANNELS; i++) {
         post_send(&pair.a.link, 5, &sends[i], filled(out, i), LENGTH);
-        CHECK(transfer_of(&pair.a.link.streams[0]) == &sends[i]);
+        CHECK(transfer_of(&pair.a.link.data_channels[0]) == &sends[i]);
         post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
         CHECK_STATUS(look(&pair), BHVD_OK);
         CHECK(receives[i].done && in[i][0] == i);
     }
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = 0; i < DATA_CHANNELS; i++) {
         post_send(&pair.a.link, 5, &sends[i], filled(out, 9), LENGTH);
-        CHECK(transfer_of(&pair.a.link.streams[i]) == &sends[i]);
+        CHECK(transfer_of(&pair.a.link.data_channels[i]) == &sends[i]);
     }
-    for (int i = 0; i < STREAMS; i++)
+    for (int i = 0; i < DATA_CHANNELS; i++)
         post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
-    for (int i = 0; i < STREAMS; i++)
-        CHECK(receives[i].done && in[i][0] == 9 && !pair.a.link.streams[i].waiting_nbytes);
+    for (int i = 0; i < DATA_CHANNELS; i++)
+        CHECK(receives[i].done && in[i][0] == 9 && !pair.a.link.data_channels[i].waiting_nbytes);
     pair_fini(&pair);
 }
 
@@ -129,10 +129,10 @@ TEST(what_has_not_started_waits_and_so_does_what_is_behind_it)
     post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(!receives[1].done);
-    CHECK(!stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));      // no reason to wake up
+    CHECK(!data_channel_wants_input(&pair.b.link, &pair.b.link.data_channels[0]));  // no reason to wake up
     pair.b.started = 9;
     post_recv(&pair.b.link, 9, &receives[0], in[0], LENGTH);
-    CHECK(stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));
+    CHECK(data_channel_wants_input(&pair.b.link, &pair.b.link.data_channels[0]));
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[0].done && receives[1].done && in[0][0] == 9 && in[1][0] == 3);
     pair_fini(&pair);
@@ -190,16 +190,16 @@ TEST(what_is_early_alone_stays_in_its_socket)
     for (int i = 0; i < 2; i++) {
         bool progress = false;
         CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
-        CHECK(!progress && pair.b.link.streams[0].is_early);
+        CHECK(!progress && pair.b.link.data_channels[0].is_early);
     }
-    CHECK(!receives[1].done && !pair.b.link.queues[4].unexpected.head && !pair.b.link.streams[0].receiving);
+    CHECK(!receives[1].done && !pair.b.link.queues[4].unexpected.head && !pair.b.link.data_channels[0].receiving);
     link_recv_numbered(&pair.b.link, 4, 0, &receives[0], in[0], LENGTH, NULL);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[0].done && receives[1].done && in[0][0] == 1 && in[1][0] == 2);
     pair_fini(&pair);
 }
 
-TEST(what_is_urgent_is_next)
+TEST(priority_messages_go_first)
 {
     struct pair pair;
     struct transfer sends[3], receives[3];
@@ -337,7 +337,7 @@ TEST(a_link_is_freed_after_the_transfers_of_its_owner)
                 CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
             CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
         }
-        const struct transfer *receiving = pair.b.link.streams[0].receiving;
+        const struct transfer *receiving = pair.b.link.data_channels[0].receiving;
         CHECK(receiving && receiving->moved < receiving->size && (receiving == receive) == is_expected);
         free(send);
         free(receive);
@@ -348,7 +348,7 @@ TEST(a_link_is_freed_after_the_transfers_of_its_owner)
     }
 }
 
-// An unexpected message must be complete before a later execution uses its lane; only a broken peer violates that.
+// An unexpected message must be complete before a later execution uses its queue; only a broken peer violates that.
 TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
 {
     struct pair pair;
@@ -361,7 +361,7 @@ TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
     CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
     for (int i = 0; i < LOOKS; i++)
         CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
-    CHECK(pair.b.link.streams[0].unexpected);
+    CHECK(pair.b.link.data_channels[0].unexpected);
     pair.b.started = 4 + LINK_MATCH_QUEUES;
     post_recv(&pair.b.link, 4 + LINK_MATCH_QUEUES, &later, in[1], LENGTH);
     bhvd_status status = BHVD_OK;

@@ -58,8 +58,8 @@ static void sum_of_ones(bhvd_context *ctx)
 // Both connections are open, and have keep-alive set against firewalls.
 static void check_open(const struct link link)
 {
-    CHECK(link.state == LINK_OPEN && !link.lacks_streams);
-    const int fds[] = {link.control.fd, link.streams[0].channel.fd};
+    CHECK(link.state == LINK_OPEN && !link.lacks_data_channels);
+    const int fds[] = {link.control.fd, link.data_channels[0].channel.fd};
     for (int i = 0; i < 2; i++) {
         int is_kept_alive = 0;
         socklen_t size = sizeof is_kept_alive;
@@ -74,8 +74,8 @@ static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
         const struct link link = seen(ctx, other);
         if (other == rank)
             continue;
-        CHECK_EQ(link.state, rank && other ? LINK_UNOPENED : LINK_OPEN);
-        CHECK(link.lacks_streams && link.streams[0].channel.fd < 0);
+        CHECK_EQ(link.state, rank && other ? LINK_UNCONNECTED : LINK_OPEN);
+        CHECK(link.lacks_data_channels && link.data_channels[0].channel.fd < 0);
         CHECK_EQ(link.control.fd >= 0, link.state == LINK_OPEN);
     }
     meet(job, 1);
@@ -83,7 +83,7 @@ static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
         sum_of_ones(ctx);
     check_open(seen(ctx, (rank + 1) % RANKS));
     check_open(seen(ctx, (rank + RANKS - 1) % RANKS));
-    CHECK_EQ(seen(ctx, (rank + 4) % RANKS).lacks_streams, true);
+    CHECK_EQ(seen(ctx, (rank + 4) % RANKS).lacks_data_channels, true);
     meet(job, 2);
 }
 
@@ -149,7 +149,7 @@ static void dies_unconnected(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
-    CHECK(rank == 0 || seen(ctx, rank == 2 ? 1 : 2).state == LINK_UNOPENED);
+    CHECK(rank == 0 || seen(ctx, rank == 2 ? 1 : 2).state == LINK_UNCONNECTED);
     bhvd_handle *handle = rank == 2 ? NULL : post(ctx, BHVD_BARRIER, "one does not come", NULL);
     meet(job, 1);
     if (rank == 2) {
@@ -192,18 +192,18 @@ TEST(streams_of_a_link_are_connected_at_the_same_time)
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &fd, &port, &error), BHVD_OK);
     const struct address addresses[2] = {{.host = "127.0.0.1", .port = port}};
     link_init(&links[0], 0, &c.started);
-    links[0].stream_count = LINK_STREAMS_MAX;
-    links[0].lacks_streams = true;
+    links[0].data_channel_count = LINK_DATA_CHANNELS_MAX;
+    links[0].lacks_data_channels = true;
     CHECK_STATUS(listener_create(&(struct listener_options){
         .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
         .addresses = addresses, .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
     CHECK_STATUS(connections_open(&c, &links[0]), BHVD_OK);
-    int streams[LINK_STREAMS_MAX];
-    for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        CHECK_STATUS(socket_accept(fd, clock_deadline_ns(STRANGER_MS), &streams[i], &error), BHVD_OK);
+    int data_channels[LINK_DATA_CHANNELS_MAX];
+    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++)
+        CHECK_STATUS(socket_accept(fd, clock_deadline_ns(STRANGER_MS), &data_channels[i], &error), BHVD_OK);
     listener_destroy(c.listener);
-    for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        close(streams[i]);
+    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++)
+        close(data_channels[i]);
     close(fd);
     close(c.doorbell.fd);
 }
@@ -261,7 +261,7 @@ static void *await_links(void *arg)
     bhvd_context *ctx = create(one, FEW);
     const int64_t deadline_ns = clock_deadline_ns(STRANGER_MS);
     for (int other = 0; other < FEW; other++) {
-        while (seen(ctx, other).lacks_streams && clock_remaining_ms(deadline_ns))
+        while (seen(ctx, other).lacks_data_channels && clock_remaining_ms(deadline_ns))
             usleep(1000);
         if (other != one->rank)
             check_open(seen(ctx, other));

@@ -38,7 +38,7 @@ static void world_init(struct world *world)
     for (int i = 0; i <= PEERS; i++) {
         link_init(&world->links[i], i, &world->started);
         world->control[i] = i ? connect_channel(&world->links[i].control) : -1;
-        world->stream[i] = i ? connect_channel(&world->links[i].streams[0].channel) : -1;
+        world->stream[i] = i ? connect_channel(&world->links[i].data_channels[0].channel) : -1;
     }
     CHECK_STATUS(poller_init(&world->poller, world->links, 1 + PEERS, 0), BHVD_OK);
     CHECK_EQ(world->poller.socket_count, PEERS);

@@ -54,18 +54,18 @@ static void *send_all(void *fd)
 static uint32_t measured_line(int64_t round_trip_ns, int64_t pause_ns)
 {
     int fds[2];
-    uint32_t byte_ps = 0;
+    uint32_t beta_ps = 0;
     pthread_t sender;
     connect_pair(fds);
     CHECK_EQ(pthread_create(&sender, NULL, send_all, &fds[0]), 0);
     line.now_ns = 1;
     line.pause_ns = pause_ns;
-    CHECK_STATUS(probe_receive(fds[1], round_trip_ns, clock_deadline_ns(LIMIT_MS), &byte_ps), BHVD_OK);
+    CHECK_STATUS(probe_receive(fds[1], round_trip_ns, clock_deadline_ns(LIMIT_MS), &beta_ps), BHVD_OK);
     line.now_ns = 0;
     pthread_join(sender, NULL);
     close(fds[0]);
     close(fds[1]);
-    return byte_ps;
+    return beta_ps;
 }
 
 TEST(a_line_is_measured)
@@ -81,12 +81,12 @@ TEST(a_peer_that_hangs_up_or_sends_more_than_it_was_asked_for_is_lost)
     const uint32_t too_much = UINT32_MAX, nothing = 0;
     for (int i = 0; i < 3; i++) {
         int fds[2];
-        uint32_t byte_ps = 0;
+        uint32_t beta_ps = 0;
         connect_pair(fds);
         if (i > 0)
             CHECK_STATUS(socket_write_full(fds[0], i == 1 ? &too_much : &nothing, 4, CLOCK_NEVER), BHVD_OK);
         shutdown(fds[0], SHUT_WR);
-        CHECK_STATUS(probe_receive(fds[1], 0, clock_deadline_ns(LIMIT_MS), &byte_ps), BHVD_ERR_PEER_LOST);
+        CHECK_STATUS(probe_receive(fds[1], 0, clock_deadline_ns(LIMIT_MS), &beta_ps), BHVD_ERR_PEER_LOST);
         close(fds[0]);
         CHECK_STATUS(probe_send(fds[1], clock_deadline_ns(LIMIT_MS)), BHVD_ERR_PEER_LOST);
         close(fds[1]);

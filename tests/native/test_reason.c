@@ -178,7 +178,7 @@ static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ct
     while (rank == 2 && atomic_load(&job->ready) < RANKS + 2)
         usleep(1000);
     bhvd_handle *sum = post_sum(ctx, values[rank], COUNT);
-    const int phase = rank == 2 ? OPERATION_EXECUTING : OPERATION_ANNOUNCED;
+    const int phase = rank == 2 ? OPERATION_EXECUTING : OPERATION_REQUESTED;
     for (bool is_there = false; !is_there;) {
         pthread_mutex_lock(&ctx->engine_lock);
         is_there = sum->phase >= phase;

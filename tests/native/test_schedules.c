@@ -3,7 +3,7 @@
 //     match      the k-th send of a to b has the size of the k-th receive of b from a; steps wait for earlier ones only;
 //                offsets lie within their buffers
 //     deadlock   a message moves only when its send and its receive have begun. Run twice: in the order of the numbers, with any
-//                local step next; and in the order in which an executor posts them, over streams that keep their order
+//                local step next; and in the order in which an executor posts them, over data channels that keep their order
 //     values     every element of every rank counted exactly once, prescaled and scaled once, in the same order on all ranks
 //     races      of two steps of a rank that touch the same bytes, one writing, one is over before the other begins, for any
 //                delays: ordered by waits, and by messages (received data has been sent before, and was read completely)
@@ -14,7 +14,7 @@
 
 #include "collective/collectives.h"
 #include "collective/schedules.h"
-#include "primitive/schedules.h"
+#include "primitive/coded_schedules.h"
 
 enum { SEGMENT = SCHEDULE_SEGMENT };
 
@@ -44,7 +44,7 @@ struct job {
     size_t *sent;           // alltoall: [from * n + to]
 };
 
-enum { IN_TENSORS = SPACE_COUNT, MEMORY_COUNT };        // the memory that a load reads and a store writes
+enum { TENSOR_MEMORY = BUFFER_COUNT, MEMORY_COUNT };    // the memory that a load reads and a store writes
 
 static bool is_of_codes(const struct job *job) { return job->kind >= OWNERS; }
 static bool has_peers(const struct job *job) { return job->kind >= PEERS; }
@@ -77,10 +77,10 @@ static struct codes codes_of(const struct job *job)
                           .size = size_of_values, .arg = &job->cell};
     const size_t longest = segments_part(&codes.cut, 0, 0).count * job->cell;
     codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n, longest,
-                     &(struct wire){0});
+                     &(struct network_cost){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;
-        codes.own = (struct code_lay){IN_INPUT, 0, 0, SEGMENT, false};
+        codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT, false};
     }
     return codes;
 }
@@ -141,28 +141,28 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
 }
 
 // The size in bytes of a buffer by definition; of scratch, as the schedule says.
-static size_t space_size(const struct job *job, const struct schedule *schedule, int space)
+static size_t buffer_size(const struct job *job, const struct schedule *schedule, int buffer)
 {
     const int n = job->n, rank = schedule->rank;
-    if (space == IN_SCRATCH)
-        return schedule->space_nbytes[IN_SCRATCH];
+    if (buffer == SCRATCH_BUFFER)
+        return schedule->buffer_nbytes[SCRATCH_BUFFER];
     if (is_allreduce(job))
-        return space == IN_VECTOR || space == IN_TENSORS ? job->nbytes : 0;
+        return buffer == FUSION_BUFFER || buffer == TENSOR_MEMORY ? job->nbytes : 0;
     if (is_of_codes(job))
-        return space == IN_TENSORS || (space == IN_INPUT && job->kind == PEERS_IN_PLACE) ? job->nbytes : 0;
+        return buffer == TENSOR_MEMORY || (buffer == INPUT_BUFFER && job->kind == PEERS_IN_PLACE) ? job->nbytes : 0;
     if (job->kind == BROADCAST)
-        return space == IN_OUTPUT || (space == IN_INPUT && rank == job->root) ? job->nbytes : 0;
+        return buffer == OUTPUT_BUFFER || (buffer == INPUT_BUFFER && rank == job->root) ? job->nbytes : 0;
     if (is_allgather(job))
-        return space == IN_INPUT ? job->part[rank] : space == IN_OUTPUT ? sum_of(job->part, n) : 0;
+        return buffer == INPUT_BUFFER ? job->part[rank] : buffer == OUTPUT_BUFFER ? sum_of(job->part, n) : 0;
     if (job->kind == ALLTOALL) {
         size_t sum = 0;
-        for (int i = 0; i < n && space == IN_OUTPUT; i++)
+        for (int i = 0; i < n && buffer == OUTPUT_BUFFER; i++)
             sum += job->sent[i * n + rank];
-        return space == IN_INPUT ? sum_of(job->sent + rank * n, n) : sum;
+        return buffer == INPUT_BUFFER ? sum_of(job->sent + rank * n, n) : sum;
     }
-    if (space == IN_VECTOR && job->kind != REDUCESCATTER_LOADS)
+    if (buffer == FUSION_BUFFER && job->kind != REDUCESCATTER_LOADS)
         return 0;
-    return space == IN_OUTPUT ? job->part[rank] : sum_of(job->part, n);
+    return buffer == OUTPUT_BUFFER ? job->part[rank] : sum_of(job->part, n);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- world
@@ -221,7 +221,7 @@ static struct step *step_at(const struct world *w, int g)
 static const char *name_of(const struct world *w, int g)
 {
     static const char *const names[] = {"send", "receive", "load", "reduce", "scale", "store", "copy", "nothing",
-                                        "encode", "recode", "decode", "combine"};
+                                        "encode", "reencode", "decode", "combine"};
     static char text[2][80];
     static int turn;
     const struct step *step = step_at(w, g);
@@ -276,22 +276,22 @@ static const char *lay_out(struct world *w)
     for (int r = 0; r < w->n; r++) {
         size_t end = 0;
         for (int s = 0; s < MEMORY_COUNT; s++) {
-            const size_t nbytes = space_size(job, &w->schedules[r], s);
+            const size_t nbytes = buffer_size(job, &w->schedules[r], s);
             if (nbytes % job->cell)
-                return complain("rank %d: space %d has %zu bytes, cells of %zu", r, s, nbytes, job->cell);
+                return complain("rank %d: buffer %d has %zu bytes, cells of %zu", r, s, nbytes, job->cell);
             w->size[r][s] = nbytes / job->cell;
             w->base[r][s] = end;
             end += w->size[r][s];
         }
         if (is_reducescatter(job)) {
-            w->base[r][IN_TENSORS] = w->base[r][IN_INPUT];
-            w->base[r][IN_OUTPUT] = w->base[r][IN_INPUT];
+            w->base[r][TENSOR_MEMORY] = w->base[r][INPUT_BUFFER];
+            w->base[r][OUTPUT_BUFFER] = w->base[r][INPUT_BUFFER];
         } else if (job->kind == BROADCAST && r == job->root) {
-            w->base[r][IN_INPUT] = w->base[r][IN_OUTPUT];
+            w->base[r][INPUT_BUFFER] = w->base[r][OUTPUT_BUFFER];
         } else if (job->kind == PEERS_IN_PLACE) {
-            w->base[r][IN_INPUT] = w->base[r][IN_TENSORS];
+            w->base[r][INPUT_BUFFER] = w->base[r][TENSOR_MEMORY];
         } else if (is_allgather(job)) {
-            w->base[r][IN_INPUT] = w->base[r][IN_OUTPUT] + sum_of(job->part, r) / job->cell;
+            w->base[r][INPUT_BUFFER] = w->base[r][OUTPUT_BUFFER] + sum_of(job->part, r) / job->cell;
         }
         free(w->memory[r]);
         w->memory[r] = malloc((end + 1) * sizeof **w->memory);
@@ -307,9 +307,9 @@ struct touched {
     bool writes;
 };
 
-static struct touched touch(const struct world *w, int rank, int space, size_t at, size_t nbytes, bool writes)
+static struct touched touch(const struct world *w, int rank, int buffer, size_t at, size_t nbytes, bool writes)
 {
-    return (struct touched){w->base[rank][space] + at / w->job->cell, nbytes / w->job->cell, writes};
+    return (struct touched){w->base[rank][buffer] + at / w->job->cell, nbytes / w->job->cell, writes};
 }
 
 // How many codes a step reads from `from` on, in constant distances; there is none for rank `left_out`. Returns the bytes from
@@ -332,8 +332,8 @@ static int touched_by(const struct world *w, int g, struct touched out[3])
     const int r = w->rank_of[g];
     int count, left_out;
     size_t each;
-    const struct touched to = touch(w, r, step->to.space, step->to.at, step->nbytes, true);
-    const struct touched from = touch(w, r, step->from.space, step->from.at, step->nbytes, false);
+    const struct touched to = touch(w, r, step->to.buffer, step->to.offset, step->nbytes, true);
+    const struct touched from = touch(w, r, step->from.buffer, step->from.offset, step->nbytes, false);
     out[0] = to;
     out[1] = from;
     switch (step->kind) {
@@ -344,37 +344,37 @@ static int touched_by(const struct world *w, int g, struct touched out[3])
     case STEP_SCALE:
         return 1;
     case STEP_LOAD:
-        out[1] = touch(w, r, IN_TENSORS, step->to.at, step->nbytes, false);
+        out[1] = touch(w, r, TENSOR_MEMORY, step->to.offset, step->nbytes, false);
         return 2;
     case STEP_REDUCE:
-        out[2] = touch(w, r, step->other.space, step->other.at, step->nbytes, false);
+        out[2] = touch(w, r, step->other.buffer, step->other.offset, step->nbytes, false);
         return 3;
     case STEP_STORE:
-        out[0] = touch(w, r, IN_TENSORS, step->from.at, step->nbytes, true);
+        out[0] = touch(w, r, TENSOR_MEMORY, step->from.offset, step->nbytes, true);
         return 2;
     case STEP_COPY:
         return to.begin == from.begin ? 0 : 2;          // already in place
     case STEP_ENCODE:
-        out[1] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, false);
+        out[1] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, false);
         return 2;
     case STEP_DECODE:
-        out[0] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, true);
+        out[0] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, true);
         return 2;
-    case STEP_RECODE:
+    case STEP_REENCODE:
     case STEP_COMBINE:
         if (step->kind == STEP_COMBINE)
-            out[0] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, true);
-        out[1] = touch(w, r, step->from.space, step->from.at, codes_read(w, g, &count, &each, &left_out), false);
-        out[2] = touch(w, r, step->other.space, step->other.at, step->nbytes, false);
+            out[0] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, true);
+        out[1] = touch(w, r, step->from.buffer, step->from.offset, codes_read(w, g, &count, &each, &left_out), false);
+        out[2] = touch(w, r, step->other.buffer, step->other.offset, step->nbytes, false);
         return 3;
     default:
         return 0;
     }
 }
 
-static bool is_within(const struct world *w, int rank, struct place place, size_t nbytes)
+static bool is_within(const struct world *w, int rank, struct location location, size_t nbytes)
 {
-    return place.at % w->job->cell == 0 && place.at + nbytes <= w->size[rank][place.space] * w->job->cell;
+    return location.offset % w->job->cell == 0 && location.offset + nbytes <= w->size[rank][location.buffer] * w->job->cell;
 }
 
 static const char *check_steps(struct world *w)
@@ -388,7 +388,7 @@ static const char *check_steps(struct world *w)
         if (step->nbytes % w->job->cell || (step->nbytes && step->kind != STEP_NOTHING &&
             !(is_within(w, r, step->to, step->nbytes) && is_within(w, r, step->from, step->nbytes) &&
               is_within(w, r, step->other, step->nbytes))))
-            return complain("%s: %zu bytes leave their space", name_of(w, g), step->nbytes);
+            return complain("%s: %zu bytes leave their buffer", name_of(w, g), step->nbytes);
         if (step->kind > STEP_RECEIVE)
             continue;
         if (step->peer < 0 || step->peer >= w->n || step->peer == r)
@@ -464,9 +464,9 @@ static struct value scaled(struct value value, uint64_t factor)
     return (struct value){value.sum * factor, mix(value.tree + factor)};
 }
 
-static struct value *at(const struct world *w, int rank, int space, size_t nbytes)
+static struct value *at(const struct world *w, int rank, int buffer, size_t nbytes)
 {
-    return w->memory[rank] + w->base[rank][space] + nbytes / w->job->cell;
+    return w->memory[rank] + w->base[rank][buffer] + nbytes / w->job->cell;
 }
 
 static void fill(struct world *w)
@@ -475,7 +475,7 @@ static void fill(struct world *w)
         for (int s = 0; s < MEMORY_COUNT; s++)          // garbage, all values different
             for (size_t i = 0; i < w->size[r][s]; i++)
                 at(w, r, s, 0)[i] = value_of(-2 - r, i * MEMORY_COUNT + (size_t)s);
-        const int source = is_allreduce(w->job) || is_of_codes(w->job) ? IN_TENSORS : IN_INPUT;
+        const int source = is_allreduce(w->job) || is_of_codes(w->job) ? TENSOR_MEMORY : INPUT_BUFFER;
         for (size_t i = 0; i < w->size[r][source]; i++)
             at(w, r, source, 0)[i] = value_of(r, i);
     }
@@ -489,10 +489,10 @@ static struct value sum_of_codes(const struct world *w, int g, size_t i)
     int count, left_out;
     size_t each;
     codes_read(w, g, &count, &each, &left_out);
-    const struct value own = at(w, r, step->other.space, step->other.at)[i];
+    const struct value own = at(w, r, step->other.buffer, step->other.offset)[i];
     struct value sum = own;
     for (int k = 0; k < count; k++) {
-        const struct value value = k == left_out ? own : at(w, r, step->from.space, step->from.at + (size_t)k * each)[i];
+        const struct value value = k == left_out ? own : at(w, r, step->from.buffer, step->from.offset + (size_t)k * each)[i];
         sum = k == 0 && left_out >= 0 ? value : added(sum, value);
     }
     return scaled(sum, POSTSCALE);
@@ -502,29 +502,29 @@ static void act(const struct world *w, int g)
 {
     const struct step *step = step_at(w, g);
     const int r = w->rank_of[g];
-    struct value *to = at(w, r, step->to.space, step->to.at), *from = at(w, r, step->from.space, step->from.at);
-    const struct value *other = at(w, r, step->other.space, step->other.at);
+    struct value *to = at(w, r, step->to.buffer, step->to.offset), *from = at(w, r, step->from.buffer, step->from.offset);
+    const struct value *other = at(w, r, step->other.buffer, step->other.offset);
     for (size_t i = 0; i < step->nbytes / w->job->cell; i++) {
         if (step->kind == STEP_LOAD)
-            to[i] = scaled(at(w, r, IN_TENSORS, step->to.at)[i], PRESCALE);
+            to[i] = scaled(at(w, r, TENSOR_MEMORY, step->to.offset)[i], PRESCALE);
         else if (step->kind == STEP_REDUCE)
             to[i] = added(from[i], other[i]);
         else if (step->kind == STEP_SCALE)
             to[i] = scaled(to[i], POSTSCALE);
         else if (step->kind == STEP_STORE)
-            at(w, r, IN_TENSORS, step->from.at)[i] = from[i];
+            at(w, r, TENSOR_MEMORY, step->from.offset)[i] = from[i];
         else if (step->kind == STEP_COPY)
             to[i] = from[i];
         else if (step->kind == STEP_ENCODE)
-            to[i] = scaled(at(w, r, IN_TENSORS, step->values.begin)[i], PRESCALE);
+            to[i] = scaled(at(w, r, TENSOR_MEMORY, step->values.begin)[i], PRESCALE);
         else if (step->kind == STEP_DECODE)
-            at(w, r, IN_TENSORS, step->values.begin)[i] = from[i];
-        else if (step->kind == STEP_RECODE)
+            at(w, r, TENSOR_MEMORY, step->values.begin)[i] = from[i];
+        else if (step->kind == STEP_REENCODE)
             to[i] = sum_of_codes(w, g, i);
         else if (step->kind == STEP_COMBINE)
-            at(w, r, IN_TENSORS, step->values.begin)[i] = sum_of_codes(w, g, i);
+            at(w, r, TENSOR_MEMORY, step->values.begin)[i] = sum_of_codes(w, g, i);
         else if (step->kind == STEP_RECEIVE)
-            to[i] = at(w, step->peer, step_at(w, w->mate[g])->from.space, step_at(w, w->mate[g])->from.at)[i];
+            to[i] = at(w, step->peer, step_at(w, w->mate[g])->from.buffer, step_at(w, w->mate[g])->from.offset)[i];
     }
 }
 
@@ -555,15 +555,15 @@ static struct value expected(const struct world *w, int rank, size_t index)
     return sum;
 }
 
-static const char *check_result(const struct world *w, const struct value *want, int rank, int space)
+static const char *check_result(const struct world *w, const struct value *want, int rank, int buffer)
 {
-    for (size_t i = 0; i < w->size[rank][space]; i++) {
-        const struct value found = at(w, rank, space, 0)[i];
+    for (size_t i = 0; i < w->size[rank][buffer]; i++) {
+        const struct value found = at(w, rank, buffer, 0)[i];
         if (found.sum != want[i].sum)
             return complain("rank %d: element %zu is not what it should be", rank, i);
         if (is_reducescatter(w->job) || has_peers(w->job))
             continue;
-        const struct value same = is_allreduce(w->job) || is_of_codes(w->job) ? at(w, 0, space, 0)[i] : want[i];
+        const struct value same = is_allreduce(w->job) || is_of_codes(w->job) ? at(w, 0, buffer, 0)[i] : want[i];
         if (found.tree != same.tree)
             return complain("rank %d: element %zu was added up in another order than on rank 0", rank, i);
     }
@@ -576,16 +576,16 @@ static const char *check_values(const struct world *w)
     const char *complaint = NULL;
     struct value *want = NULL;
     for (int r = 0; r < w->n && !complaint; r++) {
-        const int space = is_allreduce(w->job) || is_of_codes(w->job) ? IN_TENSORS : IN_OUTPUT;
+        const int buffer = is_allreduce(w->job) || is_of_codes(w->job) ? TENSOR_MEMORY : OUTPUT_BUFFER;
         if (r == 0 || !is_allreduce(w->job)) {
             free(want);
-            want = malloc((w->size[r][space] + 1) * sizeof *want);
-            for (size_t i = 0; i < w->size[r][space]; i++)
+            want = malloc((w->size[r][buffer] + 1) * sizeof *want);
+            for (size_t i = 0; i < w->size[r][buffer]; i++)
                 want[i] = expected(w, r, i);
         }
-        complaint = check_result(w, want, r, space);
+        complaint = check_result(w, want, r, buffer);
         if (!complaint && is_allreduce(w->job))
-            complaint = check_result(w, want, r, IN_VECTOR);
+            complaint = check_result(w, want, r, FUSION_BUFFER);
     }
     free(want);
     return complaint;
@@ -986,16 +986,16 @@ TEST(few_have_parts)
     free(part);
 }
 
-static int messages_of_allgather(int n, uint32_t hop_ns, size_t nbytes)
+static int messages_of_allgather(int n, uint32_t alpha_ns, size_t nbytes)
 {
-    const struct wire wire = {hop_ns, 0};
+    const struct network_cost network = {alpha_ns, 0};
     size_t *part = malloc((size_t)n * sizeof *part);
     struct schedule schedule;
     int sends = 0;
     for (int i = 0; i < n; i++)
         part[i] = nbytes;
     schedule_init(&schedule, n, 0);
-    allgather_schedule(&schedule, &wire, part);
+    allgather_schedule(&schedule, &network, part);
     for (int i = 0; i < schedule.count; i++)
         sends += schedule.steps[i].kind == STEP_SEND;
     schedule_fini(&schedule);
@@ -1003,7 +1003,7 @@ static int messages_of_allgather(int n, uint32_t hop_ns, size_t nbytes)
     return sends;
 }
 
-// Few messages if messages dominate the cost, one hop if hops or bytes do.
+// Few messages if messages dominate the cost, one latency if latency or bytes do.
 TEST(a_small_allgather_among_many_takes_few_messages)
 {
     CHECK_EQ(messages_of_allgather(64, 0, 4), 6);
@@ -1029,7 +1029,7 @@ TEST(broadcast)
 // The root's link carries each byte log2 n times in a tree, once in a chain, in which the last rank is n - 1 hops away.
 TEST(a_broadcast_takes_a_chain_where_bytes_are_what_it_costs)
 {
-    const struct wire near = {0, 8000}, far = {20000000, 8000};       // 1 Gbit/s; 20 ms
+    const struct network_cost near = {0, 8000}, far = {20000000, 8000};  // 1 Gbit/s; 20 ms
     CHECK(!broadcast_by_chain(2, &near, 100 << 20));
     CHECK(!broadcast_by_chain(4, &near, SEGMENT));
     CHECK(broadcast_by_chain(4, &near, 8 * SEGMENT));
@@ -1124,9 +1124,9 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
             changed.kind = STEP_NOTHING;
             check_noticed(w, g, "that a step is not done", changed);
             changed = step;
-            changed.to.at += job->cell;
-            changed.from.at += job->cell;
-            check_noticed(w, g, "a place", changed);
+            changed.to.offset += job->cell;
+            changed.from.offset += job->cell;
+            check_noticed(w, g, "a location", changed);
             if (step.kind <= STEP_RECEIVE) {
                 changed = step;
                 changed.peer = (step.peer + 1) % w->n == r ? (step.peer + 2) % w->n : (step.peer + 1) % w->n;

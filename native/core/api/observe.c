@@ -42,8 +42,8 @@ void bhvd_context_sent(bhvd_context *ctx, int byte_counter, struct bhvd_sent *ou
 void bhvd_context_network(bhvd_context *ctx, struct bhvd_measured_network *out)
 {
     const uint64_t measured = ctx->measured;
-    const double hop_s = (double)(measured >> 32) / 1e9, byte_s = (double)(uint32_t)measured / 1e12;
-    *out = (struct bhvd_measured_network){hop_s, byte_s > 0 ? 1 / byte_s : 0};
+    const double alpha_s = (double)(measured >> 32) / 1e9, beta_s = (double)(uint32_t)measured / 1e12;
+    *out = (struct bhvd_measured_network){alpha_s, beta_s > 0 ? 1 / beta_s : 0};
 }
 
 int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int capacity)
@@ -51,7 +51,7 @@ int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int 
     int size = ctx->options.rank == COORDINATOR && ctx->options.size > 1 ? ctx->options.size : 0;
     int count = size < capacity ? size : capacity;
     for (int rank = 0; rank < count; rank++)
-        out[rank] = (struct bhvd_waited_for){ctx->coordinator->requesters[rank].last_asked,
+        out[rank] = (struct bhvd_waited_for){ctx->coordinator->requesters[rank].requested_last,
                                              ctx->coordinator->requesters[rank].waited_ns};
     return count;
 }

@@ -71,7 +71,7 @@ static bhvd_status stage(struct bhvd_operation *op, const struct bhvd_args *args
     if (status || !args->gpu)
         return status;
     status = staging_create(&op->coll, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
-    bool host_waits = path == PATH_TWO_LEVEL;     // the other ranks' hosts would wait too if it were announced earlier
+    bool host_waits = path == PATH_TWO_LEVEL;     // the other ranks' hosts would wait too if it were requested earlier
     for (size_t t = 0; t < args->tensor_count; t++)
         host_waits |= args->tensors[t].dst_on_host != 0;
     if (!status)
@@ -159,7 +159,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
 }
 
 // An operation in progress with one of these replicas; NULL: none. Ranks could begin two such operations in different orders, since
-// the coordinator does not order persistent ones. Call with post_lock held.
+// the coordinator does not order pairwise ones. Call with post_lock held.
 static const struct bhvd_operation *find_user_of_replicas(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
     if (op->coll.kind != BHVD_D_LP_S)

@@ -215,8 +215,8 @@ static void flush_goodbyes(bhvd_context *ctx)
 static void finish_agreed(bhvd_context *ctx)
 {
     const int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
-    engine_poll(ctx, true);             // announces posted operations, so that what follows holds for them, too
-    ctx->staged.head = NULL;            // not announced yet
+    engine_poll(ctx, true);             // requests posted operations, so that what follows holds for them, too
+    ctx->staged.head = NULL;            // not requested yet
     if (departure_begin(ctx))
         executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to leave the job");
     for (int rounds = 0;;) {

@@ -52,7 +52,7 @@ struct bhvd_context {
     struct coordinator *coordinator;
     struct relay *relay;
     struct pairwise *pairwise;
-    struct bytes request_frame;                 // the requests being announced
+    struct bytes request_frame;                 // the requests being sent
     bool has_joined;                            // ever joined: only then does it take part with zeros
     bool goodbye_sent;
     bool failed_elsewhere;                      // another rank's goodbye reported the failure
@@ -65,7 +65,7 @@ struct bhvd_context {
     uint32_t polls;
     _Atomic bool measures_coordinator;
     _Atomic bool awaits_state;                  // bhvd_context_await_state
-    _Atomic uint64_t measured;                  // the wire of the last execution: hop in the upper half, byte in the lower
+    _Atomic uint64_t measured;                  // network cost of the last execution: alpha in the upper half, beta in the lower
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
     _Atomic uint64_t byte_counters[BHVD_BYTE_COUNTERS][3];  // as struct bhvd_sent
     struct log log;                             // for people, from any thread
@@ -77,7 +77,7 @@ struct bhvd_context {
 };
 
 // From now on nothing can be posted; ends, with this error, the operations without a response. Those with a response are
-// still executed: every member relies on the others for them. If the coordinator has just left, persistent pairwise operations
+// still executed: every member relies on the others for them. If the coordinator has just left, pairwise operations
 // continue, since they do not need it (core/negotiation/pairwise.h). Engine only.
 void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 

@@ -65,7 +65,7 @@ void operation_sleep(struct bhvd_operation *op, int64_t deadline_ns)
     futex_wait(&op->state, OPERATION_RUNS_AWAITED, deadline_ns);
 }
 
-static bool awaits_response(const struct bhvd_operation *op) { return op->phase == OPERATION_ANNOUNCED && !op->is_pairwise; }
+static bool awaits_response(const struct bhvd_operation *op) { return op->phase == OPERATION_REQUESTED && !op->is_pairwise; }
 
 bool operation_awaits_response(bhvd_context *ctx)
 {
@@ -94,7 +94,7 @@ void operation_abort_set(bhvd_context *ctx, uint32_t process_set)
     pthread_mutex_lock(&ctx->post_lock);
     for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
         struct bhvd_operation *op = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
-        if (op->process_set == process_set && op->phase == OPERATION_ANNOUNCED) {
+        if (op->process_set == process_set && op->phase == OPERATION_REQUESTED) {
             op->next = list;
             list = op;
         }

@@ -17,10 +17,10 @@ enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_COMPLET
 
 struct completion;
 
-// Its progress on this rank. A proxy of a joined rank is never announced.
+// Its progress on this rank. A proxy of a joined rank is never requested.
 enum operation_phase {
     OPERATION_POSTED,
-    OPERATION_ANNOUNCED,        // sent to the coordinator, or to its neighbors
+    OPERATION_REQUESTED,        // sent to the coordinator, or to its neighbors
     OPERATION_AGREED,           // it is part of an execution
     OPERATION_EXECUTING         // running: only the execution ends it
 };
@@ -36,7 +36,7 @@ struct bhvd_operation {
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests
-    struct lru_entry *cached;      // the entry by which it was announced, or which its response created
+    struct lru_entry *cached;      // the entry by which it was requested, or which its response created
     const int64_t *agreed;              // numbers added by the response, see core/negotiation/member.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
@@ -46,7 +46,7 @@ struct bhvd_operation {
     size_t received_size;
     int64_t value;
     enum operation_phase phase;         // engine only
-    bool is_pairwise;                   // announced to its neighbors instead of the coordinator (pairwise.h)
+    bool is_pairwise;                   // requested from its neighbors, not from the coordinator (pairwise.h)
     _Atomic uint32_t state;             // futex word, of enum operation_state
     struct completion *_Atomic completion;      // core/context/completions.h; NULL: none
     struct bhvd_error error;

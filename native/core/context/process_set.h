@@ -17,7 +17,7 @@ struct process_set {
     uint32_t number;            // never reused: used in requests, responses and executions
     struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
     bool of_members;            // added by its members alone; cannot be removed
-    int persistent;             // coordinator: pairwise operations that no longer need it (pairwise.h)
+    int pairwise_count;         // coordinator: pairwise operations that no longer need it (pairwise.h)
 };
 
 struct process_set_table {

@@ -17,7 +17,7 @@
 #include "executor/pause.h"
 #include "executor/plan.h"
 
-// Returns the operations that can be announced: those whose tensors are in host memory. The others wait
+// Returns the operations that can be requested: those whose tensors are in host memory. The others wait
 // in ctx->staged, in posting order.
 static struct bhvd_operation *keep_ready(bhvd_context *ctx, struct bhvd_operation *posted)
 {
@@ -145,7 +145,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
 // Starts a plan, which runs concurrently. False: the execution is over. A failure of the executor overrides its own error.
 static bool start_or_complete(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
-    if (!status && execution->plan.made && !plan_start(&ctx->exec, &execution->plan, on_complete, execution, NULL))
+    if (!status && execution->plan.is_planned && !plan_start(&ctx->exec, &execution->plan, on_complete, execution, NULL))
         return true;
     if (ctx->exec.failure.status) {
         status = ctx->exec.failure.status;
@@ -155,10 +155,10 @@ static bool start_or_complete(bhvd_context *ctx, struct execution *execution, bh
     return false;
 }
 
-static void execute_pairwise(bhvd_context *ctx, struct bhvd_operation *op, uint32_t id, const struct wire *wire)
+static void execute_pairwise(bhvd_context *ctx, struct bhvd_operation *op, uint32_t id, const struct network_cost *network)
 {
     struct execution *execution = malloc(sizeof *execution + sizeof execution->colls[0]);
-    const struct wire wire_before = ctx->exec.wire;
+    const struct network_cost network_before = ctx->exec.network;
     struct bhvd_sent *sent_before = ctx->exec.sent;
     struct bhvd_error error = {0};
     if (!execution) {
@@ -168,9 +168,9 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_operation *op, uint3
     *execution = (struct execution){.process_set = op->process_set, .count = 1};
     execution->colls[0] = &op->coll;
     begin_execution(ctx, execution);
-    ctx->exec.wire = *wire;                      // this may be called during another execution
+    ctx->exec.network = *network;                // this may be called during another execution
     bhvd_status status = select_pairwise(ctx, op, &execution->plan, &error);
-    ctx->exec.wire = wire_before;
+    ctx->exec.network = network_before;
     execution->plan.operands.execution = LINK_PAIRWISE | id;
     start_or_complete(ctx, execution, status, &error);
     ctx->exec.sent = sent_before;
@@ -183,8 +183,8 @@ void engine_execute_next(bhvd_context *ctx)
     begin_execution(ctx, execution);
     ctx->executing = execution->number;
     ctx->exec.connections.started = execution->number;
-    ctx->exec.wire = execution->wire;
-    ctx->measured = (uint64_t)execution->wire.hop_ns << 32 | execution->wire.byte_ps;
+    ctx->exec.network = execution->network;
+    ctx->measured = (uint64_t)execution->network.alpha_ns << 32 | execution->network.beta_ps;
     bhvd_status status = select_execute(ctx, execution, &error);
     ctx->executing = 0;
     const bool goes_on = start_or_complete(ctx, execution, status, &error);
@@ -200,11 +200,11 @@ static bool start_pairwise(bhvd_context *ctx)
 {
     bool progress = false;
     uint32_t id;
-    struct wire wire;
+    struct network_cost network;
     struct bhvd_operation *op;
-    for (; ctx->pairwise->changed && !ctx->exec.failure.status && (op = pairwise_next(ctx, &id, &wire)); progress = true) {
+    for (; ctx->pairwise->changed && !ctx->exec.failure.status && (op = pairwise_next(ctx, &id, &network)); progress = true) {
         if (!operation_is_complete(op))
-            execute_pairwise(ctx, op, id, &wire);
+            execute_pairwise(ctx, op, id, &network);
         operation_release(op);
     }
     return progress;
@@ -237,7 +237,7 @@ bool engine_poll(bhvd_context *ctx, bool poll_sockets)
 static bhvd_status on_down(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
 {
     return type == FRAME_RESPONSE ? member_on_response(ctx, payload)
-           : type == FRAME_STALE  ? member_on_stale(ctx, payload)
+           : type == FRAME_CACHE_MISS ? member_on_cache_miss(ctx, payload)
                                   : BHVD_ERR_PROTOCOL;
 }
 
@@ -255,9 +255,9 @@ static bhvd_status on_negotiation(bhvd_context *ctx, struct link *link, uint8_t 
 }
 
 // Dispatches the control frames of peers.
-static bhvd_status on_frame(void *owner, struct link *link, uint8_t type, struct bytes_reader payload)
+static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
 {
-    bhvd_context *ctx = owner;
+    bhvd_context *ctx = arg;
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // after its goodbye: nothing that these could be about is in progress
     if (type == FRAME_GOODBYE)

@@ -175,7 +175,7 @@ static bhvd_status execute_allgather(struct executor *exec, struct group *group,
     }
     if (use_hierarchy(exec, group))
         return allgather_hierarchical(plan, exec, group, tensor->src, tensor->dst, part);
-    allgather_schedule(plan_begin(plan, group), &exec->wire, part);
+    allgather_schedule(plan_begin(plan, group), &exec->network, part);
     plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
@@ -223,7 +223,7 @@ static bhvd_status execute_broadcast(struct executor *exec, struct group *group,
         return broadcast_shared(exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
     if (use_hierarchy(exec, group) && is_on_every_host(group->hierarchy, root))
         return broadcast_hierarchical(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    const bool chain = broadcast_by_chain(group->size, &exec->wire, tensor->nbytes);
+    const bool chain = broadcast_by_chain(group->size, &exec->network, tensor->nbytes);
     broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes, chain);
     return BHVD_OK;
 }
@@ -260,7 +260,7 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
             status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, plan);
         else
             status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->root_rank), gpu, plan);
-        if (!status && own.made)
+        if (!status && own.is_planned)
             status = plan_execute(exec, &own);
     }
     free(bytes);
@@ -295,7 +295,7 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operat
 static int is_unused(struct executor *exec, void *arg)
 {
     const struct process_set *set = arg;
-    return !tasks_use_group(exec, &set->group) && !pairwise_set_waits(exec->owner, set->number);
+    return !tasks_use_group(exec, &set->group) && !pairwise_set_waits(exec->ctx, set->number);
 }
 
 static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation *op)
@@ -308,7 +308,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_ope
     const uint32_t number = set->number;
     bhvd_status status = BHVD_OK;
     // Its area may be reused by another set, but only after all members have read its contents. While this rank waits for
-    // them it still announces operations on the set, so those are ended afterwards.
+    // them it still requests operations on the set, so those are ended afterwards.
     if (set->group.shared && set->group.size > 1)
         status = shared_barrier(&ctx->exec, &set->group);
     else if (set->group.hierarchy)
@@ -355,7 +355,7 @@ static bhvd_status fetch_server_error(struct executor *exec, const struct collec
 // Runs a primitive's plan to completion if it cannot or need not be concurrent: within a host there is no latency to hide.
 static bhvd_status finish(struct executor *exec, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
 {
-    return !status && plan->made && (on_gpu || group->shared) ? plan_execute(exec, plan) : status;
+    return !status && plan->is_planned && (on_gpu || group->shared) ? plan_execute(exec, plan) : status;
 }
 
 static bhvd_status execute_primitive(struct executor *exec, struct group *group, struct collective *coll,

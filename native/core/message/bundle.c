@@ -144,7 +144,7 @@ static bool put_cached(struct bundle *bundle, const struct rank_set *from, struc
 static void put_item(struct bundle *bundle, const struct rank_set *from, const unsigned char *tag, size_t size)
 {
     struct bytes *out = &bundle->out;
-    write_runs(bundle);                 // earlier announcements of any rank come before
+    write_runs(bundle);                 // earlier requests of any rank come before
     size_t at = out->size, items = begin_group(out, from), head = items - at - sizeof(uint32_t);
     if (!out->failed && bundle->last_items && bundle->last_items - bundle->last_at == items - at &&
         memcmp(out->data + bundle->last_at, out->data + at, head) == 0) {
@@ -172,7 +172,7 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
                 return false;
             continue;
         }
-        if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED)
+        if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RESENT)
             bytes_take(&items, bytes_take_u32(&items));
         else if (tag != ITEM_LEFT)
             return false;                                   // no inline payloads in a tree

@@ -1,8 +1,8 @@
 // The requests of a relay and the ranks below it, as one message to its parent. Items of each rank keep their order. Between two
-// full requests, cached ids are kept as disjoint runs, each with the ranks that announced it, so that ids that all ranks
-// announce become one item, however each rank split them into messages.
+// full requests, cached ids are kept as disjoint runs, each with the ranks that requested it, so that ids that all ranks
+// request become one item, however each rank split them into messages.
 //
-//     groups, each: the set of ranks that announced it, u32 size, items (frame.h)
+//     groups, each: the set of ranks that requested it, u32 size, items (frame.h)
 #pragma once
 
 #include "core/message/rank_set.h"
@@ -23,7 +23,7 @@ struct bundle {
 };
 
 void bundle_fini(struct bundle *bundle);
-// Adds items that each of these ranks announced. False: malformed.
+// Adds items that each of these ranks requested. False: malformed.
 bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
 // The same for items that need no merging; they are not parsed.
 void bundle_put_whole(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);

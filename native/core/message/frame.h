@@ -6,7 +6,7 @@
 enum { COORDINATOR = 0 };        // its rank
 
 enum frame_type {
-    FRAME_RESPONSE = 2, FRAME_STALE = 3,         // inside FRAME_DOWN
+    FRAME_RESPONSE = 2, FRAME_CACHE_MISS = 3,    // inside FRAME_DOWN
     FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_STALLED = 6,
     FRAME_UP = 7, FRAME_DOWN = 8, FRAME_CLOSING = 11,      // relay.h
     FRAME_PAIRWISE_READY = 12, FRAME_PAIRWISE_REVOKE = 13          // pairwise.h
@@ -18,8 +18,8 @@ enum item_tag {
     ITEM_LEFT = 2,              // identifies none: relay.h
     ITEM_INLINE = 3,            // by its id, with values (inline_payload.h)
     ITEM_REVOKED = 4,           // in full, by a rank that revoked it (pairwise.h)
-    ITEM_PERSISTENT = 5,        // by its id; it is persistent from now on (pairwise.h)
-    ITEM_RENEWED = 6            // in full: the reply to STALE. Size 0: no operation is requested by that id any more
+    ITEM_PAIRWISE = 5,          // by its id; it is pairwise from now on (pairwise.h)
+    ITEM_RESENT = 6             // in full: the reply to CACHE_MISS. Size 0: no operation is requested by that id any more
 };
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted together

@@ -21,11 +21,11 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c + (size_t)ctx->options.size * sizeof c->requesters[0]);
     if (!c)
         return BHVD_ERR_SYSTEM;
-    c->wire.byte_ps = ctx->exec.connections.byte_ps;
+    c->network.beta_ps = ctx->exec.connections.beta_ps;
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const int64_t hop_ns = ctx->exec.connections.links[rank].round_trip_ns / 2;
-        if (c->wire.hop_ns < hop_ns)
-            c->wire.hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
+        const int64_t alpha_ns = ctx->exec.connections.links[rank].round_trip_ns / 2;
+        if (c->network.alpha_ns < alpha_ns)
+            c->network.alpha_ns = alpha_ns < UINT32_MAX ? (uint32_t)alpha_ns : UINT32_MAX;
     }
     return BHVD_OK;
 }
@@ -43,7 +43,10 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
 }
 
 // It requests nothing any more.
-static bool has_joined(const struct coordinator *c, int rank) { return c->requesters[rank].joined && !c->requesters[rank].stale; }
+static bool has_joined(const struct coordinator *c, int rank)
+{
+    return c->requesters[rank].joined && !c->requesters[rank].cache_misses;
+}
 
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
@@ -109,13 +112,13 @@ static bhvd_status end_join(bhvd_context *ctx)
     for (int rank = 0; rank < ctx->options.size; rank++)
         c->requesters[rank].joined = false;
     c->joined_count = 0;
-    for (int id = 0; id < ctx->sets.high; id++) {       // all ranks have revoked persistent operations, and request them in full
+    for (int id = 0; id < ctx->sets.high; id++) {       // all ranks have revoked pairwise operations, and request them in full
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set)
-            pairwise_release(ctx, set, set->persistent);
+            pairwise_release(ctx, set, set->pairwise_count);
     }
     response_begin(c, key.process_set, 1, 0, true);
-    response_put_head(&c->out, &key, 0, BHVD_OK);
+    response_put_header(&c->out, &key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
     bytes_put_i64(&c->out, c->last_joined);
     bytes_put_u32(&c->out, 0);
@@ -134,14 +137,14 @@ static bhvd_status on_join(bhvd_context *ctx, int rank)
     return end_join(ctx);
 }
 
-static bhvd_status keep_unexpected(struct coordinator *c, int rank, struct request *request)
+static bhvd_status keep_early_request(struct coordinator *c, int rank, struct request *request)
 {
-    struct unexpected_request *early = malloc(sizeof *early);
+    struct early_request *early = malloc(sizeof *early);
     if (!early)
         return BHVD_ERR_SYSTEM;
-    *early = (struct unexpected_request){NULL, rank, request};
+    *early = (struct early_request){NULL, rank, request};
     request_retain(request);
-    fifo_put(&c->unexpected, early, next);
+    fifo_put(&c->early_requests, early, next);
     return BHVD_OK;
 }
 
@@ -158,8 +161,8 @@ static void note_last(struct requester *requester, const struct pending *pending
 {
     if (pending->size < 2)
         return;
-    requester->last_asked++;
-    requester->waited_ns += requester->at_ns > pending->asked_ns ? (uint64_t)(requester->at_ns - pending->asked_ns) : 0;
+    requester->requested_last++;
+    requester->waited_ns += requester->at_ns > pending->requested_ns ? (uint64_t)(requester->at_ns - pending->requested_ns) : 0;
 }
 
 // Rank `rank` requests `request`: by the id of `entry`, or in full if that is NULL.
@@ -170,7 +173,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     struct bhvd_error error;
     note_request(&c->requesters[rank], request);
     if (!set)       // the set was removed: the rank learns it from its own removal
-        return c->additions ? keep_unexpected(c, rank, request) : BHVD_OK;
+        return c->additions ? keep_early_request(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
@@ -202,7 +205,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
         note_last(&c->requesters[rank], pending);
         fuse_enqueue(c, pending);
     }
-    pending->asked_ns = c->requesters[rank].at_ns;
+    pending->requested_ns = c->requesters[rank].at_ns;
     return BHVD_OK;
 }
 
@@ -212,9 +215,9 @@ static bhvd_status on_cached_request(bhvd_context *ctx, int rank, uint32_t id)
     struct coordinator_entry *entry = lru_find_id(&ctx->cache->coordinator, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
-    ctx->coordinator->asking = rank;
+    ctx->coordinator->requesting_rank = rank;
     if (index < 0)
-        return response_send_stale(ctx, rank, id);
+        return response_send_cache_miss(ctx, rank, id);
     if (!entry->cached.user)                    // for the first rank's request only, so the others need not update the order
         lru_touch(&ctx->cache->coordinator, &entry->cached);
     return on_request(ctx, rank, entry->requests[index], entry);
@@ -268,7 +271,7 @@ static bhvd_status on_full_request(bhvd_context *ctx, const int *ranks, int coun
         struct request *request;
         status = read_request(ctx->coordinator, bytes, size, &request);
         const struct process_set *set = request && is_revoked ? process_set_find(&ctx->sets, request->key.process_set) : NULL;
-        ctx->coordinator->asking = ranks[i];
+        ctx->coordinator->requesting_rank = ranks[i];
         if (!set || !refuse_late_request(ctx, set, ranks[i], request, &status)) {
             status = status ? status : on_request(ctx, ranks[i], request, NULL);
             if (!status && is_revoked)
@@ -293,15 +296,15 @@ static bhvd_status on_inline(bhvd_context *ctx, const int *ranks, int count, str
     return member >= 0 && pending->requests[member] ? inline_payload_add(pending, member, &item) : status;
 }
 
-// The reply to a STALE: the full request, or nothing if the operation is over.
-static bhvd_status on_renewed(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
+// The reply to a CACHE_MISS: the full request, or nothing if the operation is over.
+static bhvd_status on_resent(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
 {
     struct coordinator *c = ctx->coordinator;
     bool any_joined = false;
     for (int i = 0; i < count; i++) {
-        if (!c->requesters[ranks[i]].stale)
+        if (!c->requesters[ranks[i]].cache_misses)
             return BHVD_ERR_PROTOCOL;
-        c->requesters[ranks[i]].stale--;
+        c->requesters[ranks[i]].cache_misses--;
         any_joined |= c->requesters[ranks[i]].joined;
     }
     bhvd_status status = size ? on_full_request(ctx, ranks, count, bytes, size, false) : BHVD_OK;
@@ -319,13 +322,13 @@ static bhvd_status on_items(bhvd_context *ctx, const int *ranks, int count, stru
             struct id_range range = id_range_take(&r);
             if (!r.failed)
                 status = on_id_range(ctx, ranks, count, &range);
-        } else if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RENEWED) {
+        } else if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RESENT) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
             if (!bytes)
                 return BHVD_ERR_PROTOCOL;
-            status = tag == ITEM_RENEWED ? on_renewed(ctx, ranks, count, bytes, size)
-                                         : on_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
+            status = tag == ITEM_RESENT ? on_resent(ctx, ranks, count, bytes, size)
+                                        : on_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
         } else if (tag == ITEM_INLINE) {
             status = on_inline(ctx, ranks, count, &r);
         } else if (tag == ITEM_LEFT) {
@@ -342,7 +345,7 @@ static bhvd_status on_items(bhvd_context *ctx, const int *ranks, int count, stru
 
 bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
-    ctx->coordinator->asking = ranks[0];
+    ctx->coordinator->requesting_rank = ranks[0];
     const int64_t begin_ns = ranks[0] == COORDINATOR ? coordinator_time_begin(ctx) : 0;    // for other ranks relay.c measures it
     const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody reads it
     for (int i = 0; i < count; i++)
@@ -350,7 +353,7 @@ bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int cou
     bhvd_status status = on_items(ctx, ranks, count, items);
     coordinator_time_end(ctx, begin_ns);
     if (status == BHVD_ERR_PROTOCOL && ranks[0] != COORDINATOR)
-        return executor_fail_protocol(&ctx->exec, ctx->coordinator->asking);
+        return executor_fail_protocol(&ctx->exec, ctx->coordinator->requesting_rank);
     return status;
 }
 
@@ -407,7 +410,7 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
         return BHVD_OK;
     c->additions--;
     bhvd_status status = BHVD_OK;
-    for (struct unexpected_request *early = fifo_take_all(&c->unexpected), *next; early; early = next) {
+    for (struct early_request *early = fifo_take_all(&c->early_requests), *next; early; early = next) {
         next = early->next;
         status = status ? status : on_request(ctx, early->rank, early->request, NULL);
         if (status == BHVD_ERR_PROTOCOL)
@@ -440,7 +443,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
             lru_remove(cache, entry);
     }
     refuse_forget_set(ctx->coordinator, process_set);
-    pairwise_release(ctx, set, set->persistent);
+    pairwise_release(ctx, set, set->pairwise_count);
     return BHVD_OK;
 }
 
@@ -456,7 +459,7 @@ void coordinator_fini(bhvd_context *ctx)
     table_fini(&c->pending);
     fuse_fini(c);
     refuse_fini(c);
-    for (struct unexpected_request *early = c->unexpected.head, *next; early; early = next) {
+    for (struct early_request *early = c->early_requests.head, *next; early; early = next) {
         next = early->next;
         request_release(early->request);
         free(early);

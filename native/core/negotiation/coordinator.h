@@ -13,7 +13,7 @@
 bhvd_status coordinator_init(bhvd_context *ctx);
 void coordinator_fini(bhvd_context *ctx);
 
-// Takes requests that each of these ranks (ascending) announced. The error names the rank.
+// Takes requests that each of these ranks (ascending) sent. The error names the rank.
 bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items);
 // Ends operations that can no longer complete without this rank.
 void coordinator_on_goodbye(bhvd_context *ctx, int rank);

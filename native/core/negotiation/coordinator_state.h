@@ -15,14 +15,14 @@ struct requester {
     uint64_t operations;                        // number of requests
     int64_t at_ns;                              // time of the last one
     struct request *last;                       // the last one; NULL: none
-    int stale;                                  // STALEs without a reply: they concern operations posted before its join
+    int cache_misses;                           // CACHE_MISSes without a reply: they concern operations posted before its join
     bool joined, left;                          // left: it said goodbye
-    _Atomic uint64_t last_asked, waited_ns;     // operations that it requested last; total time since the second-to-last request
+    _Atomic uint64_t requested_last, waited_ns;  // operations that it requested last; total time since the second-to-last request
 };
 
 // A request for a process set that this rank has not added yet.
-struct unexpected_request {
-    struct unexpected_request *next;
+struct early_request {
+    struct early_request *next;
     int rank;
     struct request *request;
 };
@@ -34,11 +34,11 @@ struct coordinator {
     int joined_count, last_joined;
     int left_count, first_left;
     int additions;                              // process sets with a response that are not added here yet ...
-    struct FIFO(struct unexpected_request) unexpected;  // ... and requests for them from ranks that are ahead
-    int asking;                                 // the rank that sent the current request
+    struct FIFO(struct early_request) early_requests;   // ... and requests for them from ranks that are ahead
+    int requesting_rank;                        // the rank that sent the current request
     int64_t next_stall_check_ns;
     uint64_t response_number;                   // of the last response begun
-    struct wire wire;                           // hop to the farthest rank; byte of the slowest line
+    struct network_cost network;                // alpha: to the farthest rank; beta: of the slowest line
     size_t nbytes_of[LINK_MATCH_QUEUES];        // sizes of the last executions, by number
     struct bytes out;                           // the frame being written
     struct id_range range;                      // at the end of `out`

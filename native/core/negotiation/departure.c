@@ -16,7 +16,7 @@ bhvd_status departure_begin(bhvd_context *ctx)
         return BHVD_OK;                 // its goodbye is enough
     bhvd_status status = pairwise_revoke_all(ctx, ctx->options.rank);
     bytes_put_u8(&item, ITEM_LEFT);
-    status = status ? status : relay_announce(ctx, &item);
+    status = status ? status : relay_send_requests(ctx, &item);
     bytes_fini(&item);
     return status;
 }

@@ -12,12 +12,12 @@
 #include "core/negotiation/response.h"
 #include "core/negotiation/response_cache.h"
 
-// Fused operations are listed after their head, and heads in the list, in the order of completion. An operation joins the first of
-// this many latest heads with which it can be fused; programs rarely alternate between more kinds.
-enum { OPEN_HEADS = 16 };
+// A fusion group is the list of fused operations, known by its first. Groups are in the order of completion. An operation joins the
+// first of this many latest groups that it fits; programs rarely alternate between more kinds.
+enum { OPEN_GROUPS = 16 };
 
-struct open_heads {
-    struct pending *heads[OPEN_HEADS];      // the oldest first
+struct open_groups {
+    struct pending *groups[OPEN_GROUPS];    // the oldest first
     int count;
 };
 
@@ -27,37 +27,38 @@ void fuse_enqueue(struct coordinator *c, struct pending *pending)
     fifo_put(&c->ready, pending, next_ready);
 }
 
-static struct pending *find_head(const struct open_heads *open, const struct pending *pending, size_t nbytes, size_t threshold)
+static struct pending *find_fusion_group(const struct open_groups *open, const struct pending *pending, size_t nbytes,
+                                         size_t threshold)
 {
     for (int i = 0; i < open->count; i++) {
-        if (nbytes <= threshold - open->heads[i]->fused_nbytes &&
-            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - open->heads[i]->fused_request_nbytes &&
-            pending_is_fusable(open->heads[i], pending))
-            return open->heads[i];
+        if (nbytes <= threshold - open->groups[i]->fused_nbytes &&
+            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - open->groups[i]->fused_request_nbytes &&
+            pending_is_fusable(open->groups[i], pending))
+            return open->groups[i];
     }
     return NULL;
 }
 
-static void open_head(struct open_heads *open, struct pending *head)
+static void open_group(struct open_groups *open, struct pending *fusion)
 {
-    if (open->count == OPEN_HEADS)
-        memmove(open->heads, open->heads + 1, (size_t)--open->count * sizeof *open->heads);
-    open->heads[open->count++] = head;
+    if (open->count == OPEN_GROUPS)
+        memmove(open->groups, open->groups + 1, (size_t)--open->count * sizeof *open->groups);
+    open->groups[open->count++] = fusion;
 }
 
 static void fuse(struct coordinator *c, size_t threshold)
 {
-    struct open_heads open = {.count = 0};
+    struct open_groups open = {.count = 0};
     for (struct pending *p = fifo_take_all(&c->ready), *next; p; p = next) {
         const size_t nbytes = request_nbytes(p->requests[p->first]);
-        struct pending *head = find_head(&open, p, nbytes, threshold);
+        struct pending *fusion = find_fusion_group(&open, p, nbytes, threshold);
         next = p->next_ready;
-        if (head) {
-            *head->fused_tail = p;
-            head->fused_tail = &p->next_fused;
-            head->fused_nbytes += nbytes;
-            head->fused_request_nbytes += p->requests[p->first]->size;
-            head->fused_count++;
+        if (fusion) {
+            *fusion->fused_tail = p;
+            fusion->fused_tail = &p->next_fused;
+            fusion->fused_nbytes += nbytes;
+            fusion->fused_request_nbytes += p->requests[p->first]->size;
+            fusion->fused_count++;
             continue;
         }
         p->fused_tail = &p->next_fused;
@@ -66,7 +67,7 @@ static void fuse(struct coordinator *c, size_t threshold)
         p->fused_count = 1;
         fifo_put(&c->ready, p, next_ready);
         if (nbytes < threshold && pending_is_fusable(p, p))
-            open_head(&open, p);
+            open_group(&open, p);
     }
 }
 
@@ -92,7 +93,7 @@ static bhvd_status refuse_some(bhvd_context *ctx)
 }
 
 // Writes the part before the agreed numbers. False: the response is complete, by id.
-static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
+static bool put_response_header(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
     const bool all = pending->ready_count == pending->size;
@@ -101,9 +102,9 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
         inline_payload_put_sum(&ctx->exec, pending, out);
         return false;
     }
-    if (all && pending->entry && pairwise_may_persist(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+    if (all && pending->entry && pairwise_may_begin(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
         refuse_forget(ctx->coordinator, &pending->key);         // some members joined instead
-        bytes_put_u8(out, ITEM_PERSISTENT);
+        bytes_put_u8(out, ITEM_PAIRWISE);
         bytes_put_u32(out, pending->entry->id);
         return false;
     }
@@ -114,7 +115,7 @@ static bool put_response_head(bhvd_context *ctx, struct bytes *out, const struct
     // Process sets are not cached: a second request of the same name is another operation.
     if (all && ctx->cache->capacity && first->kind < BHVD_PROCESS_SET_ADD)
         id = coordinator_cache_store(ctx->cache, pending->requests, pending->size);
-    response_put_head(out, &pending->key, id, BHVD_OK);
+    response_put_header(out, &pending->key, id, BHVD_OK);
     return true;
 }
 
@@ -122,7 +123,7 @@ static void put_response(bhvd_context *ctx, struct bytes *out, const struct pend
 {
     const struct request *first = pending->requests[pending->first];
     const bool all = pending->ready_count == pending->size;
-    if (!put_response_head(ctx, out, pending))
+    if (!put_response_header(ctx, out, pending))
         return;
     pending_put_agreed(out, pending, 0, NULL);
     bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks need the request
@@ -139,15 +140,15 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
     struct bytes *out = &ctx->coordinator->out;
     bhvd_status status = BHVD_OK;
     response_begin(ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
-    if (!put_response_head(ctx, out, pending))
+    if (!put_response_header(ctx, out, pending))
         return response_send(ctx, set);
     int64_t *longest = malloc(first->tensor_count * sizeof *longest);
-    const size_t head_size = out->size;
+    const size_t header_size = out->size;
     for (uint32_t t = 0; t < first->tensor_count && longest; t++)
         longest[t] = pending_longest(pending, t);
     for (int i = 1; i <= set->group.size && !status && longest; i++) {
         const int member = i % set->group.size;     // this rank, if a member, has position 0
-        out->size = head_size;
+        out->size = header_size;
         pending_put_agreed(out, pending, member, longest);
         bytes_put_u32(out, 0);
         status = response_send_to(ctx, set->group.ranks[member]);
@@ -173,17 +174,17 @@ bhvd_status fuse_respond(bhvd_context *ctx)
     timeline_cycle(&ctx->timeline);
     bhvd_status status = refuse_some(ctx);
     fuse(c, (size_t)ctx->options.fusion_threshold);
-    for (struct pending *head; !status && (head = fifo_take(&c->ready, next_ready));) {
-        const struct process_set *set = process_set_find(&ctx->sets, head->key.process_set);
-        if (head->requests[head->first]->kind == BHVD_ALLTOALL) {
-            timeline_negotiation_end(&ctx->timeline, &head->key);
-            status = respond_each(ctx, set, head);
-            pending_free(head);
+    for (struct pending *fusion; !status && (fusion = fifo_take(&c->ready, next_ready));) {
+        const struct process_set *set = process_set_find(&ctx->sets, fusion->key.process_set);
+        if (fusion->requests[fusion->first]->kind == BHVD_ALLTOALL) {
+            timeline_negotiation_end(&ctx->timeline, &fusion->key);
+            status = respond_each(ctx, set, fusion);
+            pending_free(fusion);
             continue;
         }
-        response_begin(c, head->key.process_set, (uint32_t)head->fused_count, head->fused_nbytes,
-                       is_alone(head->requests[head->first]));
-        for (struct pending *p = head, *next; p; p = next) {
+        response_begin(c, fusion->key.process_set, (uint32_t)fusion->fused_count, fusion->fused_nbytes,
+                       is_alone(fusion->requests[fusion->first]));
+        for (struct pending *p = fusion, *next; p; p = next) {
             next = p->next_fused;
             timeline_negotiation_end(&ctx->timeline, &p->key);
             put_response(ctx, &c->out, p);
@@ -196,9 +197,9 @@ bhvd_status fuse_respond(bhvd_context *ctx)
 
 void fuse_fini(struct coordinator *c)
 {
-    for (struct pending *head = fifo_take_all(&c->ready), *next_head; head; head = next_head) {
-        next_head = head->next_ready;
-        for (struct pending *p = head, *next; p; p = next) {
+    for (struct pending *fusion = fifo_take_all(&c->ready), *next_fusion; fusion; fusion = next_fusion) {
+        next_fusion = fusion->next_ready;
+        for (struct pending *p = fusion, *next; p; p = next) {
             next = p->next_fused;
             pending_free(p);
         }

@@ -57,7 +57,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
             if ((status = pairwise_revoke_all(ctx, NOBODY_LEFT)))
                 break;
         }
-        op->phase = OPERATION_ANNOUNCED;
+        op->phase = OPERATION_REQUESTED;
         const enum pairwise_state pairwise = pairwise_post(ctx, op);
         if (pairwise == PAIRWISE_FAILED)
             return ctx->exec.failure.status;
@@ -68,15 +68,15 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
         else if (pairwise == PAIRWISE_REVOKED)
             relay_put_request(ctx, out, ITEM_REVOKED, op);
         if (out->size >= REQUEST_FRAME_BYTES || (!next && out->size)) {
-            status = relay_announce(ctx, out);
+            status = relay_send_requests(ctx, out);
             out->size = 0;
             range = (struct id_range){0};
         }
     }
-    return status || out->size == 0 ? status : relay_announce(ctx, out);
+    return status || out->size == 0 ? status : relay_send_requests(ctx, out);
 }
 
-bhvd_status member_on_stale(bhvd_context *ctx, struct bytes_reader r)
+bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader r)
 {
     struct cache_entry *entry = lru_find_id(&ctx->cache->own, bytes_take_u32(&r));
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
@@ -85,12 +85,12 @@ bhvd_status member_on_stale(bhvd_context *ctx, struct bytes_reader r)
         return BHVD_ERR_PROTOCOL;
     if (op) {
         lru_remove(&ctx->cache->own, &entry->cached);
-        relay_put_request(ctx, &out, ITEM_RENEWED, op);
+        relay_put_request(ctx, &out, ITEM_RESENT, op);
     } else {
-        bytes_put_u8(&out, ITEM_RENEWED);
+        bytes_put_u8(&out, ITEM_RESENT);
         bytes_put_u32(&out, 0);
     }
-    bhvd_status status = relay_announce(ctx, &out);
+    bhvd_status status = relay_send_requests(ctx, &out);
     bytes_fini(&out);
     return status;
 }
@@ -204,7 +204,7 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     }
     if (!op)
         return BHVD_OK;
-    if (op->phase != (op->coll.is_proxy ? OPERATION_POSTED : OPERATION_ANNOUNCED) || !set)
+    if (op->phase != (op->coll.is_proxy ? OPERATION_POSTED : OPERATION_REQUESTED) || !set)
         status = BHVD_ERR_PROTOCOL;
     else if (!keep_agreed(op, agreed, count))
         status = BHVD_ERR_SYSTEM;
@@ -257,10 +257,10 @@ static bhvd_status on_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t 
             const struct inline_payload item = inline_payload_take(r);
             op = take_cached(ctx, item.id);
             status = !item.values ? BHVD_ERR_PROTOCOL : op ? inline_payload_keep_sum(op, &item) : BHVD_OK;
-        } else if (tag == ITEM_PERSISTENT) {
+        } else if (tag == ITEM_PAIRWISE) {
             const uint32_t id = bytes_take_u32(r);
             op = take_cached(ctx, id);
-            status = r->failed ? BHVD_ERR_PROTOCOL : op ? pairwise_begin(ctx, op, id, &execution->wire) : BHVD_OK;
+            status = r->failed ? BHVD_ERR_PROTOCOL : op ? pairwise_begin(ctx, op, id, &execution->network) : BHVD_OK;
         } else if (tag == ITEM_CACHED) {
             const struct id_range range = id_range_take(r);
             said = range.count;
@@ -286,7 +286,7 @@ bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
 {
     uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint8_t window = bytes_take_u8(&r);
-    const uint32_t hop_ns = bytes_take_u32(&r), byte_ps = bytes_take_u32(&r);
+    const uint32_t alpha_ns = bytes_take_u32(&r), beta_ps = bytes_take_u32(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     // Each item takes some bytes, or is an id that this rank knows.
@@ -296,7 +296,7 @@ bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->colls[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
-    *execution = (struct execution){.number = number, .after = number - window, .wire = {hop_ns, byte_ps},
+    *execution = (struct execution){.number = number, .after = number - window, .network = {alpha_ns, beta_ps},
                                      .process_set = process_set};
     bhvd_status status = on_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {

@@ -19,8 +19,8 @@
 
 #include "core/context/operation.h"
 
-// Announces operations that this rank posted (a list linked by `next`).
+// Requests operations that this rank posted (a list linked by `next`).
 bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted);
-// Frames of the coordinator, which may be this rank: a response; a STALE, which asks for the full request of an unknown id.
+// Frames of the coordinator, which may be this rank: a response; a CACHE_MISS, which asks for the full request of an unknown id.
 bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader payload);
-bhvd_status member_on_stale(bhvd_context *ctx, struct bytes_reader payload);
+bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader payload);

@@ -12,20 +12,20 @@
 #include "primitive/primitive.h"
 
 enum {
-    PERSISTENT_MAX = 1 << 16            // per job: bounds the memory for programs that use ever new names
+    PAIRWISE_MAX = 1 << 16              // per job: bounds the memory for programs that use ever new names
 };
 
 struct neighbor {
     int rank;
-    uint32_t announced;                 // the number of its last pairwise operation
+    uint32_t ready_number;              // the number of its last pairwise operation
     bool is_revoked;                    // it takes part in no later one,
     int left;                           // because this rank left; NOBODY_LEFT: for another reason
 };
 
-struct persistent {
+struct pairwise_entry {
     struct lru_entry cached;            // its name lies inside request
     struct bytes request;
-    struct wire wire;
+    struct network_cost network;
     uint32_t number;                    // of this rank's last pairwise operation
     struct neighbor neighbors[PEERS_MAX];
     int count;
@@ -33,55 +33,55 @@ struct persistent {
     bool is_last;                       // this rank leaves after `number`; its neighbors have been notified
     struct bhvd_operation *op;          // the operation `number`, held, until it has started; NULL: none waits
     int64_t since_ns, warned_ns;
-    struct persistent *next_waiting;
+    struct pairwise_entry *next_waiting;
 };
 
 // ---------------------------------------------------------------------------------------------------------- the tables
 
-static void persistent_free(void *entry)
+static void entry_free(void *cached)
 {
-    struct persistent *persistent = entry;
-    operation_release(persistent->op);
-    bytes_fini(&persistent->request);
-    free(persistent);
+    struct pairwise_entry *entry = cached;
+    operation_release(entry->op);
+    bytes_fini(&entry->request);
+    free(entry);
 }
 
-static void wait_for_neighbors(struct pairwise *pairwise, struct persistent *persistent, struct bhvd_operation *op)
+static void wait_for_neighbors(struct pairwise *pairwise, struct pairwise_entry *entry, struct bhvd_operation *op)
 {
     atomic_fetch_add(&op->references, 1);
     op->is_pairwise = true;
-    persistent->op = op;
-    persistent->since_ns = persistent->warned_ns = clock_now_ns();
-    persistent->next_waiting = pairwise->waiting;
-    pairwise->waiting = persistent;
+    entry->op = op;
+    entry->since_ns = entry->warned_ns = clock_now_ns();
+    entry->next_waiting = pairwise->waiting;
+    pairwise->waiting = entry;
     pairwise->changed = true;
 }
 
 // Removes it from the waiting list. Returns its operation, held.
-static struct bhvd_operation *take_out(struct pairwise *pairwise, struct persistent *persistent)
+static struct bhvd_operation *take_out(struct pairwise *pairwise, struct pairwise_entry *entry)
 {
-    struct bhvd_operation *op = persistent->op;
-    for (struct persistent **at = &pairwise->waiting; op && *at; at = &(*at)->next_waiting) {
-        if (*at == persistent) {
-            *at = persistent->next_waiting;
+    struct bhvd_operation *op = entry->op;
+    for (struct pairwise_entry **at = &pairwise->waiting; op && *at; at = &(*at)->next_waiting) {
+        if (*at == entry) {
+            *at = entry->next_waiting;
             break;
         }
     }
-    persistent->op = NULL;
+    entry->op = NULL;
     return op;
 }
 
-static void forget(bhvd_context *ctx, struct persistent *persistent)
+static void forget(bhvd_context *ctx, struct pairwise_entry *entry)
 {
-    operation_release(take_out(ctx->pairwise, persistent));
-    lru_remove(&ctx->pairwise->all, &persistent->cached);
+    operation_release(take_out(ctx->pairwise, entry));
+    lru_remove(&ctx->pairwise->all, &entry->cached);
 }
 
 struct pairwise *pairwise_create(void)
 {
     struct pairwise *pairwise = calloc(1, sizeof *pairwise);
     if (pairwise)
-        pairwise->all.free = persistent_free;
+        pairwise->all.free = entry_free;
     return pairwise;
 }
 
@@ -92,26 +92,26 @@ void pairwise_destroy(struct pairwise *pairwise)
     free(pairwise);
 }
 
-// ------------------------------------------------------------------------------------------------------------ persistent
+// --------------------------------------------------------------------------------------------------------------- entries
 
-bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const struct request *request)
+bool pairwise_may_begin(bhvd_context *ctx, struct process_set *set, const struct request *request)
 {
     if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->device >= 0)
         return false;
     if (request->hierarchical &&
         (set->group.rank < 0 || primitive_is_hierarchical(&set->group, request->kind, true) || set->group.shared))
         return false;
-    if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->agreed == PERSISTENT_MAX)
+    if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->agreed == PAIRWISE_MAX)
         return false;
     ctx->pairwise->agreed++;
-    set->persistent++;
+    set->pairwise_count++;
     return true;
 }
 
 void pairwise_release(bhvd_context *ctx, struct process_set *set, int count)
 {
-    count = count < set->persistent ? count : set->persistent;
-    set->persistent -= count;
+    count = count < set->pairwise_count ? count : set->pairwise_count;
+    set->pairwise_count -= count;
     ctx->pairwise->agreed -= count;
 }
 
@@ -121,53 +121,53 @@ static struct peers neighbors_of(const struct collective *coll, const struct gro
     return peers_of(topology, group->size, group->rank, coll->round);
 }
 
-bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct wire *wire)
+bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct network_cost *network)
 {
     struct pairwise *pairwise = ctx->pairwise;
     const struct operation_key key = operation_key_of(op);
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    struct persistent *persistent = lru_find(&pairwise->all, &key);
-    if (persistent)
-        forget(ctx, persistent);
-    persistent = calloc(1, sizeof *persistent);
-    if (!persistent || !set) {
-        free(persistent);
+    struct pairwise_entry *entry = lru_find(&pairwise->all, &key);
+    if (entry)
+        forget(ctx, entry);
+    entry = calloc(1, sizeof *entry);
+    if (!entry || !set) {
+        free(entry);
         return set ? executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
     }
-    *persistent = (struct persistent){.cached = {.id = id}, .wire = *wire};
+    *entry = (struct pairwise_entry){.cached = {.id = id}, .network = *network};
     const struct peers peers = neighbors_of(&op->coll, &set->group);
     for (int p = 0; p < peers.count; p++)
-        persistent->neighbors[persistent->count++].rank = set->group.ranks[peers.index[p]];
-    bytes_put(&persistent->request, op->request.data, op->request.size);
-    if (!persistent->request.failed) {
-        const char *name = (const char *)persistent->request.data + (op->coll.name - (const char *)op->request.data);
-        persistent->cached.key = (struct operation_key){key.process_set, key.name_size, name};
-        if (lru_insert(&pairwise->all, &persistent->cached))
+        entry->neighbors[entry->count++].rank = set->group.ranks[peers.index[p]];
+    bytes_put(&entry->request, op->request.data, op->request.size);
+    if (!entry->request.failed) {
+        const char *name = (const char *)entry->request.data + (op->coll.name - (const char *)op->request.data);
+        entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
+        if (lru_insert(&pairwise->all, &entry->cached))
             return BHVD_OK;
     }
-    persistent_free(persistent);
+    entry_free(entry);
     return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
 }
 
-static bool is_same(const struct persistent *persistent, const struct bhvd_operation *op)
+static bool is_same(const struct pairwise_entry *entry, const struct bhvd_operation *op)
 {
-    return !op->on_gpu && persistent->request.size == op->request.size &&
-           memcmp(persistent->request.data, op->request.data, op->request.size) == 0;
+    return !op->on_gpu && entry->request.size == op->request.size &&
+           memcmp(entry->request.data, op->request.data, op->request.size) == 0;
 }
 
 // Sends the id, `number`, and of a REVOKE the rank that left. An error has failed the executor and ended all operations: only
 // those that the caller holds still exist.
-static bhvd_status signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number,
+static bhvd_status signal_neighbors(bhvd_context *ctx, const struct pairwise_entry *entry, enum frame_type type, uint32_t number,
                                     int left)
 {
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
-    bytes_put_u32(&out, persistent->cached.id);
+    bytes_put_u32(&out, entry->cached.id);
     bytes_put_u32(&out, number);
     if (type == FRAME_PAIRWISE_REVOKE)
         bytes_put_u32(&out, (uint32_t)left);
-    for (int i = 0; i < persistent->count && !status; i++)          // READY need not wake idle ranks
-        status = frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);
+    for (int i = 0; i < entry->count && !status; i++)               // READY need not wake idle ranks
+        status = frame_send(ctx, entry->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);
     bytes_fini(&out);
     return status;
 }
@@ -175,22 +175,22 @@ static bhvd_status signal_neighbors(bhvd_context *ctx, const struct persistent *
 // Revokes the entry. An operation that waits for its neighbors is the last under this id. The next one is requested in full from
 // the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it. left: the rank whose departure is the
 // reason; NOBODY_LEFT: another reason.
-static bhvd_status revoke_entry(bhvd_context *ctx, struct persistent *persistent, int left)
+static bhvd_status revoke_entry(bhvd_context *ctx, struct pairwise_entry *entry, int left)
 {
-    const bhvd_status status = signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number, left);
-    struct cache_entry *entry = lru_find(&ctx->cache->own, &persistent->cached.key);
-    if (entry && !entry->cached.user)
-        lru_remove(&ctx->cache->own, &entry->cached);
-    persistent->is_revoked = true;
+    const bhvd_status status = signal_neighbors(ctx, entry, FRAME_PAIRWISE_REVOKE, entry->number, left);
+    struct cache_entry *own = lru_find(&ctx->cache->own, &entry->cached.key);
+    if (own && !own->cached.user)
+        lru_remove(&ctx->cache->own, &own->cached);
+    entry->is_revoked = true;
     return status;
 }
 
 // Does a neighbor take no part in the next one? *left: as of struct neighbor.
-static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *persistent, int *left)
+static bool someone_is_gone(const bhvd_context *ctx, const struct pairwise_entry *entry, int *left)
 {
-    for (int i = 0; i < persistent->count; i++) {
-        const struct neighbor *neighbor = &persistent->neighbors[i];
-        const bool takes_part = neighbor->announced > persistent->number;   // in the next one
+    for (int i = 0; i < entry->count; i++) {
+        const struct neighbor *neighbor = &entry->neighbors[i];
+        const bool takes_part = neighbor->ready_number > entry->number;     // in the next one
         const bool is_open = ctx->exec.connections.links[neighbor->rank].state == LINK_OPEN;
         if (is_open && (!neighbor->is_revoked || takes_part))
             continue;
@@ -203,23 +203,23 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *pe
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
 {
     const struct operation_key key = operation_key_of(op);
-    struct persistent *persistent = lru_find(&ctx->pairwise->all, &key);
-    if (!persistent)
+    struct pairwise_entry *entry = lru_find(&ctx->pairwise->all, &key);
+    if (!entry)
         return PAIRWISE_NONE;
-    if (persistent->is_revoked) {
-        forget(ctx, persistent);
+    if (entry->is_revoked) {
+        forget(ctx, entry);
         return PAIRWISE_NONE;
     }
     int left = NOBODY_LEFT;
-    if (!is_same(persistent, op) || someone_is_gone(ctx, persistent, &left)) {
-        const bhvd_status status = revoke_entry(ctx, persistent, left);
-        forget(ctx, persistent);
+    if (!is_same(entry, op) || someone_is_gone(ctx, entry, &left)) {
+        const bhvd_status status = revoke_entry(ctx, entry, left);
+        forget(ctx, entry);
         return status ? PAIRWISE_FAILED : PAIRWISE_REVOKED;
     }
-    if (signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number, NOBODY_LEFT))
+    if (signal_neighbors(ctx, entry, FRAME_PAIRWISE_READY, ++entry->number, NOBODY_LEFT))
         return PAIRWISE_FAILED;
     ctx->counters.cache_hits++;
-    wait_for_neighbors(ctx->pairwise, persistent, op);
+    wait_for_neighbors(ctx->pairwise, entry, op);
     return PAIRWISE_WAITS;
 }
 
@@ -227,10 +227,10 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
 static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int left)
 {
     bhvd_status status = BHVD_OK;
-    for (struct lru_entry *entry = ctx->pairwise->all.oldest; entry && !status; entry = entry->newer) {
-        struct persistent *persistent = (struct persistent *)entry;
-        if (!persistent->is_revoked && (!process_set || entry->key.process_set == *process_set))
-            status = revoke_entry(ctx, persistent, left);
+    for (struct lru_entry *cached = ctx->pairwise->all.oldest; cached && !status; cached = cached->newer) {
+        struct pairwise_entry *entry = (struct pairwise_entry *)cached;
+        if (!entry->is_revoked && (!process_set || cached->key.process_set == *process_set))
+            status = revoke_entry(ctx, entry, left);
     }
     return status;
 }
@@ -240,55 +240,55 @@ void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(
 
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
 {
-    for (struct lru_entry *entry = ctx->pairwise->all.oldest, *newer; entry; entry = newer) {
-        newer = entry->newer;
-        if (entry->key.process_set == process_set)
-            forget(ctx, (struct persistent *)entry);
+    for (struct lru_entry *cached = ctx->pairwise->all.oldest, *newer; cached; cached = newer) {
+        newer = cached->newer;
+        if (cached->key.process_set == process_set)
+            forget(ctx, (struct pairwise_entry *)cached);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------- neighbors
 
-static struct neighbor *neighbor_of(struct persistent *persistent, int rank)
+static struct neighbor *neighbor_of(struct pairwise_entry *entry, int rank)
 {
-    for (int i = 0; persistent && i < persistent->count; i++)
-        if (persistent->neighbors[i].rank == rank)
-            return &persistent->neighbors[i];
+    for (int i = 0; entry && i < entry->count; i++)
+        if (entry->neighbors[i].rank == rank)
+            return &entry->neighbors[i];
     return NULL;
 }
 
 bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), number = bytes_take_u32(&payload);
-    struct persistent *persistent = lru_find_id(&ctx->pairwise->all, id);
-    struct neighbor *neighbor = neighbor_of(persistent, link->rank);
-    if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
+    struct pairwise_entry *entry = lru_find_id(&ctx->pairwise->all, id);
+    struct neighbor *neighbor = neighbor_of(entry, link->rank);
+    if (payload.failed || payload.at != payload.end || (entry && !neighbor))
         return BHVD_ERR_PROTOCOL;
-    // This rank has revoked it, and has sent that. A READY cannot come before the response that makes the operation persistent: the
+    // This rank has revoked it, and has sent that. A READY cannot come before the response that makes the operation pairwise: the
     // neighbor posts it again only after the execution of that response, in which it exchanged values with this rank.
-    if (!persistent)
+    if (!entry)
         return BHVD_OK;
-    if (number != neighbor->announced + 1 || neighbor->is_revoked)
+    if (number != neighbor->ready_number + 1 || neighbor->is_revoked)
         return BHVD_ERR_PROTOCOL;
-    neighbor->announced = number;
+    neighbor->ready_number = number;
     ctx->pairwise->changed = true;
     return BHVD_OK;
 }
 
-// Gives up the waiting operation. Tells the neighbors, since one of them may have started it. Returns it, held.
-static struct bhvd_operation *give_up(bhvd_context *ctx, struct persistent *persistent, int left)
+// Ends the wait for the neighbors. Tells the neighbors, since one of them may have started it. Returns it, held.
+static struct bhvd_operation *cancel_wait(bhvd_context *ctx, struct pairwise_entry *entry, int left)
 {
-    struct bhvd_operation *op = take_out(ctx->pairwise, persistent);
-    persistent->number--;
-    revoke_entry(ctx, persistent, left);
-    forget(ctx, persistent);
+    struct bhvd_operation *op = take_out(ctx->pairwise, entry);
+    entry->number--;
+    revoke_entry(ctx, entry, left);
+    forget(ctx, entry);
     return op;
 }
 
 // Requests the waiting operation from the coordinator, as a rank does that has revoked it.
-static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent, int left)
+static bhvd_status fall_back_to_coordinator(bhvd_context *ctx, struct pairwise_entry *entry, int left)
 {
-    struct bhvd_operation *op = give_up(ctx, persistent, left);
+    struct bhvd_operation *op = cancel_wait(ctx, entry, left);
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
     if (!operation_is_complete(op) && ctx->closing.status) {
@@ -296,7 +296,7 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent,
     } else if (!operation_is_complete(op) && !atomic_load(&ctx->closed)) {   // else this rank leaves, which ends it
         op->is_pairwise = false;
         relay_put_request(ctx, &out, ITEM_REVOKED, op);
-        status = relay_announce(ctx, &out);
+        status = relay_send_requests(ctx, &out);
     }
     bytes_fini(&out);
     operation_release(op);
@@ -307,42 +307,42 @@ bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct byte
 {
     const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
     const int left = (int32_t)bytes_take_u32(&payload);
-    struct persistent *persistent = lru_find_id(&ctx->pairwise->all, id);
-    struct neighbor *neighbor = neighbor_of(persistent, link->rank);
-    if (payload.failed || payload.at != payload.end || (persistent && !neighbor) || left < NOBODY_LEFT ||
+    struct pairwise_entry *entry = lru_find_id(&ctx->pairwise->all, id);
+    struct neighbor *neighbor = neighbor_of(entry, link->rank);
+    if (payload.failed || payload.at != payload.end || (entry && !neighbor) || left < NOBODY_LEFT ||
         left >= ctx->options.size)
         return BHVD_ERR_PROTOCOL;
-    if (!persistent)
+    if (!entry)
         return BHVD_OK;
-    const uint32_t started = persistent->number - (persistent->op != NULL);
+    const uint32_t started = entry->number - (entry->op != NULL);
     if (started > last && left != NOBODY_LEFT)
         return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left,
                               "rank %d left the job before rank %d could begin '%.*s', which rank %d has begun", left,
-                              link->rank, (int)persistent->cached.key.name_size, persistent->cached.key.name,
+                              link->rank, (int)entry->cached.key.name_size, entry->cached.key.name,
                               ctx->options.rank);
     if (started > last)
         return executor_fail(&ctx->exec, BHVD_ERR_MISMATCH,
                              "rank %d takes no part in '%.*s', for which rank %d has begun to exchange with it: a rank has "
                              "joined, or its process set is removed before all have requested it, or ranks request it with "
                              "different arguments. Give each variant its own name.", link->rank,
-                             (int)persistent->cached.key.name_size, persistent->cached.key.name, ctx->options.rank);
+                             (int)entry->cached.key.name_size, entry->cached.key.name, ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->left = left;
-    neighbor->announced = last;
-    if (left == link->rank && persistent->number < last && !persistent->is_revoked)
-        revoke_entry(ctx, persistent, left);        // the leaving rank waits for READY or for this
-    return persistent->op && persistent->number > last ? ask_instead(ctx, persistent, left) : BHVD_OK;
+    neighbor->ready_number = last;
+    if (left == link->rank && entry->number < last && !entry->is_revoked)
+        revoke_entry(ctx, entry, left);             // the leaving rank waits for READY or for this
+    return entry->op && entry->number > last ? fall_back_to_coordinator(ctx, entry, left) : BHVD_OK;
 }
 
 void pairwise_on_goodbye(bhvd_context *ctx, int rank)
 {
-    for (struct persistent *persistent = ctx->pairwise->waiting, *next; persistent; persistent = next) {
-        const struct neighbor *neighbor = neighbor_of(persistent, rank);
-        next = persistent->next_waiting;
-        if (!neighbor || neighbor->announced >= persistent->number)
+    for (struct pairwise_entry *entry = ctx->pairwise->waiting, *next; entry; entry = next) {
+        const struct neighbor *neighbor = neighbor_of(entry, rank);
+        next = entry->next_waiting;
+        if (!neighbor || neighbor->ready_number >= entry->number)
             continue;
         struct bhvd_error error;
-        struct bhvd_operation *op = give_up(ctx, persistent, rank);
+        struct bhvd_operation *op = cancel_wait(ctx, entry, rank);
         reason_left(&error, rank);
         if (!operation_is_complete(op))
             operation_complete(op, &error);
@@ -352,46 +352,46 @@ void pairwise_on_goodbye(bhvd_context *ctx, int rank)
 
 void pairwise_leave(bhvd_context *ctx)
 {
-    for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
-        if (!persistent->is_last)
-            revoke_entry(ctx, persistent, ctx->options.rank);   // again, if it has another reason: only this one is answered
-        persistent->is_last = true;
+    for (struct pairwise_entry *entry = ctx->pairwise->waiting; entry; entry = entry->next_waiting) {
+        if (!entry->is_last)
+            revoke_entry(ctx, entry, ctx->options.rank);        // again, if it has another reason: only this one is answered
+        entry->is_last = true;
     }
 }
 
 bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set)
 {
-    const struct persistent *persistent = ctx->pairwise->waiting;
-    while (persistent && persistent->cached.key.process_set != process_set)
-        persistent = persistent->next_waiting;
-    return persistent;
+    const struct pairwise_entry *entry = ctx->pairwise->waiting;
+    while (entry && entry->cached.key.process_set != process_set)
+        entry = entry->next_waiting;
+    return entry;
 }
 
 // -------------------------------------------------------------------------------------------------------------- starts
 
 // The rank of a neighbor that has not posted it yet; -1: none.
-static int first_missing(const struct persistent *persistent)
+static int first_missing(const struct pairwise_entry *entry)
 {
-    for (int i = 0; i < persistent->count; i++)
-        if (persistent->neighbors[i].announced < persistent->number)
-            return persistent->neighbors[i].rank;
+    for (int i = 0; i < entry->count; i++)
+        if (entry->neighbors[i].ready_number < entry->number)
+            return entry->neighbors[i].rank;
     return -1;
 }
 
-struct bhvd_operation *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire)
+struct bhvd_operation *pairwise_next(bhvd_context *ctx, uint32_t *id, struct network_cost *network)
 {
     bool waits = false;
-    for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
-        const bool is_over = operation_is_complete(persistent->op);
-        if (!is_over && first_missing(persistent) >= 0)
+    for (struct pairwise_entry *entry = ctx->pairwise->waiting; entry; entry = entry->next_waiting) {
+        const bool is_over = operation_is_complete(entry->op);
+        if (!is_over && first_missing(entry) >= 0)
             continue;
-        if (!is_over && tasks_use_memory(&ctx->exec, collective_exclusive_memory(&persistent->op->coll))) {
+        if (!is_over && tasks_use_memory(&ctx->exec, collective_exclusive_memory(&entry->op->coll))) {
             waits = true;                       // check again when that one is over
             continue;
         }
-        struct bhvd_operation *op = take_out(ctx->pairwise, persistent);
-        *id = persistent->cached.id;
-        *wire = persistent->wire;
+        struct bhvd_operation *op = take_out(ctx->pairwise, entry);
+        *id = entry->cached.id;
+        *network = entry->network;
         return op;
     }
     ctx->pairwise->changed = waits;
@@ -410,21 +410,21 @@ void pairwise_check_stalls(bhvd_context *ctx)
     if (now_ns < ctx->pairwise->next_check_ns)
         return;
     ctx->pairwise->next_check_ns = now_ns + STALL_CHECK_NS;
-    for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
-        const int missing = first_missing(persistent);
-        const int64_t waited_ns = now_ns - persistent->since_ns;
+    for (struct pairwise_entry *entry = ctx->pairwise->waiting; entry; entry = entry->next_waiting) {
+        const int missing = first_missing(entry);
+        const int64_t waited_ns = now_ns - entry->since_ns;
         if (missing < 0 || waited_ns < warning_ns)
             continue;
-        if (now_ns - persistent->warned_ns >= warning_ns) {
-            persistent->warned_ns = now_ns;
+        if (now_ns - entry->warned_ns >= warning_ns) {
+            entry->warned_ns = now_ns;
             log_write(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not requested it as "
-                      "often as this rank.", (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
+                      "often as this rank.", (int)entry->cached.key.name_size, entry->cached.key.name, missing,
                       (double)waited_ns / 1e9);
         }
         if (shutdown_ns > 0 && waited_ns >= shutdown_ns) {
             executor_blame(&ctx->exec, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, missing,
                            "'%.*s' waits for rank %d for longer than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
-                           (int)persistent->cached.key.name_size, persistent->cached.key.name, missing,
+                           (int)entry->cached.key.name_size, entry->cached.key.name, missing,
                            (long long)(shutdown_ns / 1000000000));
             return;
         }

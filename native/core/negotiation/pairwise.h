@@ -1,6 +1,6 @@
-// Persistent pairwise operations: averaging with neighbors, without the coordinator.
+// Pairwise operations: averaging with neighbors, without the coordinator.
 //
-// When all members of a set request the same D_FP_S or D_LP_S a second time, the coordinator responds that it is persistent.
+// When all members of a set request the same D_FP_S or D_LP_S a second time, the coordinator responds that it is pairwise.
 // From then on a rank that posts it again signals its neighbors instead:
 //
 //     member    posts -> READY(id, number) to each neighbor; starts when each of them has sent the same number
@@ -9,10 +9,10 @@
 // neighbors. READY precedes the first message, so data reaches only ranks that have posted.
 //
 // A rank that requests the name differently, joins, removes the process set or leaves sends REVOKE(id, last number, rank that left;
-// -1: none) to its neighbors. A neighbor that waits for a later number revokes too, and asks the coordinator; if it had promised
-// that number, it now sends a lower one. The coordinator compares requests of revoking ranks at once, because the other ranks may
-// never send theirs. A neighbor that has started a later number fails the job: a rank left, or the program is wrong. A leaving rank
-// waits for the last number that it has promised: a neighbor that has not posted it answers with REVOKE.
+// -1: none) to its neighbors. A neighbor that waits for a later number revokes too, and requests it from the coordinator; if it
+// had promised that number, it now sends a lower one. The coordinator compares requests of revoking ranks at once, because the
+// other ranks may never send theirs. A neighbor that has started a later number fails the job: a rank left, or the program is
+// wrong. A leaving rank waits for the last number that it has promised: a neighbor that has not posted it answers with REVOKE.
 // Thread: the engine's.
 #pragma once
 
@@ -24,30 +24,30 @@ enum { NOBODY_LEFT = -1 };
 
 struct link;
 struct process_set;
-struct persistent;
+struct pairwise_entry;
 
 struct pairwise {
     struct lru_cache all;
-    struct persistent *waiting;         // those with an operation that has not started
+    struct pairwise_entry *waiting;     // those with an operation that has not started
     bool changed;                       // one of them may start now
-    int agreed;                         // coordinator: number of persistent operations
+    int agreed;                         // coordinator: number of pairwise operations
     int64_t next_check_ns;
 };
 
 struct pairwise *pairwise_create(void);        // NULL: no memory
 void pairwise_destroy(struct pairwise *pairwise);
 
-// Coordinator: may the request, equal on all members, become persistent?
-bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const struct request *request);
+// Coordinator: may the request, equal on all members, become pairwise?
+bool pairwise_may_begin(bhvd_context *ctx, struct process_set *set, const struct request *request);
 // Coordinator: `count` operations of a set need it again, or the set is removed.
 void pairwise_release(bhvd_context *ctx, struct process_set *set, int count);
-// Member: the operation becomes persistent. The execution of this response runs as usual.
-bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct wire *wire);
+// Member: the operation becomes pairwise. The execution of this response runs as usual.
+bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct network_cost *network);
 
 enum pairwise_state {
-    PAIRWISE_NONE,              // not persistent: announce it to the coordinator
+    PAIRWISE_NONE,              // not pairwise: request it from the coordinator
     PAIRWISE_WAITS,             // for its neighbors
-    PAIRWISE_REVOKED,           // announce it in full, as ITEM_REVOKED
+    PAIRWISE_REVOKED,           // request it in full, as ITEM_REVOKED
     PAIRWISE_FAILED             // the executor has failed, which has ended it and all others
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op);
@@ -72,6 +72,6 @@ bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set);
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set);
 
 // The next operation that may start, or has ended: the caller owns its reference. NULL: none.
-struct bhvd_operation *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
+struct bhvd_operation *pairwise_next(bhvd_context *ctx, uint32_t *id, struct network_cost *network);
 // Warns about late neighbors, and ends the job if that was requested.
 void pairwise_check_stalls(bhvd_context *ctx);

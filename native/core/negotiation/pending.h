@@ -10,15 +10,15 @@ struct lru_entry;
 struct pending {
     struct table_node by_name;
     struct pending *next_ready;                 // coordinator_state.h
-    struct pending *next_fused, **fused_tail;   // the operations fused with it; in a head: the end of that list,
-    size_t fused_nbytes;                        // total size including the head,
+    struct pending *next_fused, **fused_tail;   // the fusion group after it; in its first: the end of that list,
+    size_t fused_nbytes;                        // total size of the group,
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,
-    int fused_count;                            // and their number, including the head
+    int fused_count;                            // and number of its operations
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set
     struct lru_entry *entry;         // all requests so far used this id; NULL: someone sent a full one
     int64_t since_ns, warned_ns;
-    int64_t asked_ns;                           // time of the last request
+    int64_t requested_ns;                       // time of the last request
     int ready_count;
     bool is_revoked;                            // a member has revoked it (pairwise.h), so others may never request it
     int first;                                  // set rank of the first request

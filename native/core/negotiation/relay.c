@@ -48,13 +48,13 @@ static bhvd_status no_memory(bhvd_context *ctx)
     return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to negotiate operations");
 }
 
-bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy)
+bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool no_wakeup)
 {
     struct link *link = &ctx->exec.connections.links[rank];
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // it left: it needs no response, and its goodbye ended its requests
     ctx->counters.negotiation_messages++;
-    bhvd_status status = link_send_frame(link, type, payload, lazy);
+    bhvd_status status = link_send_frame(link, type, payload, no_wakeup);
     // A broken connection is noticed when it is read, after a goodbye that may explain it.
     if (status == BHVD_ERR_PEER_LOST)
         return BHVD_OK;
@@ -71,8 +71,8 @@ static bhvd_status flush_up(bhvd_context *ctx)
         return BHVD_OK;
     // An idle parent has not posted yet: it reads these requests when it posts. It is a member of set 0; for other sets
     // it may have nothing of its own to wait for, so those requests do wake it. So does a rank that leaves.
-    const bool lazy = ctx->sets.generation <= 1 && !atomic_load(&ctx->closed);
-    bhvd_status status = frame_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), lazy);
+    const bool no_wakeup = ctx->sets.generation <= 1 && !atomic_load(&ctx->closed);
+    bhvd_status status = frame_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), no_wakeup);
     bundle_clear(&relay->bundle);
     return status;
 }
@@ -99,7 +99,7 @@ void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag
     bytes_put(items, op->request.data, op->request.size);
 }
 
-bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items)
+bhvd_status relay_send_requests(bhvd_context *ctx, const struct bytes *items)
 {
     const int rank = ctx->options.rank;
     if (items->failed)

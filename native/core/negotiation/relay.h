@@ -4,7 +4,7 @@
 //
 //     UP        bundle.h
 //     DOWN      items, each: the set of receivers (none: all below, and the receiver of the frame), u8 frame type, u32 size,
-//               that frame's payload: RESPONSE or STALE
+//               that frame's payload: RESPONSE or CACHE_MISS
 //     CLOSING   the coordinator has left, with its reason: comes after all DOWNs (departure.c)
 //
 // A rank that wants to leave but must stay (departure.h) announces that with the item LEFT.
@@ -38,11 +38,11 @@ bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receiver
 void relay_fini(bhvd_context *ctx);
 
 // Sends a frame of the negotiation to a rank, unless the rank has left.
-bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy);
+bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool no_wakeup);
 // Appends the operation's full request to items.
 void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_operation *op);
-// Announces this rank's requests.
-bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items);
+// Sends this rank's requests.
+bhvd_status relay_send_requests(bhvd_context *ctx, const struct bytes *items);
 // At the coordinator: sends a response or notice to the members of a set, this rank last, or to one rank.
 bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, enum frame_type type,
                               const struct bytes *payload);

@@ -7,9 +7,9 @@
 #include "core/message/reason.h"
 
 // Requests of one rank by unknown ids without a reply, beyond the cache's capacity: far more than a rank ever has.
-enum { STALE_MAX = 1 << 16 };
+enum { CACHE_MISS_MAX = 1 << 16 };
 
-void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
+void response_put_header(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
 {
     bytes_put_u8(out, ITEM_FULL);
     bytes_put_u16(out, key->name_size);
@@ -20,7 +20,7 @@ void response_put_head(struct bytes *out, const struct operation_key *key, uint3
 
 static void put_error(struct bytes *out, const struct operation_key *key, const struct bhvd_error *error)
 {
-    response_put_head(out, key, 0, error->status);
+    response_put_header(out, key, 0, error->status);
     reason_put(out, error);
 }
 
@@ -42,8 +42,8 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
     c->range = (struct id_range){0};
     bytes_put_i64(out, (int64_t)++c->response_number);
     bytes_put_u8(out, put_in_window(c, alone ? WINDOW_ALONE : nbytes));
-    bytes_put_u32(out, c->wire.hop_ns);
-    bytes_put_u32(out, c->wire.byte_ps);
+    bytes_put_u32(out, c->network.alpha_ns);
+    bytes_put_u32(out, c->network.beta_ps);
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);
 }
@@ -83,14 +83,14 @@ bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set
     return status;
 }
 
-bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
+bhvd_status response_send_cache_miss(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
-    if (ctx->coordinator->requesters[rank].stale >= STALE_MAX + ctx->options.cache_capacity)
+    if (ctx->coordinator->requesters[rank].cache_misses >= CACHE_MISS_MAX + ctx->options.cache_capacity)
         return BHVD_ERR_PROTOCOL;           // it does not reply
     bytes_put_u32(&out, id);
-    ctx->coordinator->requesters[rank].stale++;
-    bhvd_status status = relay_send_to(ctx, rank, FRAME_STALE, &out);
+    ctx->coordinator->requesters[rank].cache_misses++;
+    bhvd_status status = relay_send_to(ctx, rank, FRAME_CACHE_MISS, &out);
     bytes_fini(&out);
     return status;
 }

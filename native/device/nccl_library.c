@@ -1,4 +1,4 @@
-#include "device/nccl.h"
+#include "device/nccl_library.h"
 
 #include "base/status.h"
 #include "device/library.h"

@@ -9,7 +9,7 @@
 
 // Code k of segment s is at `at` + k * each + s * segment; in slots, s modulo their number.
 struct code_lay {
-    enum space space;
+    enum buffer_kind buffer;
     size_t at, each, segment;
     bool in_slots;
 };
@@ -28,11 +28,11 @@ struct codes {
 };
 
 // For codes made and decoded here: slots in scratch memory. Each segment has `own` codes of this rank and `received` codes of
-// others, of at most `longest` bytes. wire: determines the number of slots.
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct wire *wire);
+// others, of at most `longest` bytes. network: determines the number of slots.
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct network_cost *network);
 
-// C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, recodes, and sends the result
-// to all. own, received, results: k is the rank that owns the chunk, or that sent it.
+// C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, reencodes, and sends the
+// result to all. own, received, results: k is the rank that owns the chunk, or that sent it.
 void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes);
 
 // Each rank sends the code of its whole vector, one chunk, to its peers, and combines it with theirs. own: k is 0. received,

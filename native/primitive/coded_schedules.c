@@ -1,4 +1,4 @@
-#include "primitive/schedules.h"
+#include "primitive/coded_schedules.h"
 
 #include "base/size.h"
 
@@ -6,28 +6,28 @@
 // again, since slots are freed in order.
 enum { SLOTS = 3, SLOTS_MAX = 64, SLOTS_NBYTES = 8 << 20 };
 
-static size_t slots_for(const struct wire *wire, size_t nbytes)
+static size_t slots_for(const struct network_cost *network, size_t nbytes)
 {
-    const double round_trip_ps = 2000.0 * wire->hop_ns, held = round_trip_ps / wire_byte_ps(wire);
+    const double round_trip_ps = 2000.0 * network->alpha_ns, held = round_trip_ps / network_beta_ps(network);
     const double wanted = 2 * held < SLOTS_NBYTES ? 2 * held : SLOTS_NBYTES;
     const size_t fit = SLOTS_NBYTES / nbytes, most = fit < SLOTS_MAX ? fit : SLOTS_MAX;
     const size_t slots = SLOTS + (size_t)(wanted / (double)nbytes);
     return most < SLOTS ? SLOTS : slots < most ? slots : most;
 }
 
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct wire *wire)
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct network_cost *network)
 {
     const size_t stride = size_round_up(longest, CACHE_LINE), slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
-    const size_t most = slot ? slots_for(wire, slot) : SLOTS_MAX;
+    const size_t most = slot ? slots_for(network, slot) : SLOTS_MAX;
     codes->slots = segments < most ? segments : most;
-    codes->own = (struct code_lay){IN_SCRATCH, 0, stride, slot, true};
-    codes->received = (struct code_lay){IN_SCRATCH, own * stride, stride, slot, true};
+    codes->own = (struct code_lay){SCRATCH_BUFFER, 0, stride, slot, true};
+    codes->received = (struct code_lay){SCRATCH_BUFFER, own * stride, stride, slot, true};
     codes->encodes = codes->decodes = true;
 }
 
-static struct place code_at(const struct codes *codes, const struct code_lay *lay, int k, size_t s)
+static struct location code_at(const struct codes *codes, const struct code_lay *lay, int k, size_t s)
 {
-    return in_space(lay->space, lay->at + (size_t)k * lay->each + (lay->in_slots ? s % codes->slots : s) * lay->segment);
+    return in_buffer(lay->buffer, lay->at + (size_t)k * lay->each + (lay->in_slots ? s % codes->slots : s) * lay->segment);
 }
 
 static size_t code_size(const struct codes *codes, struct segment_part part)
@@ -35,9 +35,9 @@ static size_t code_size(const struct codes *codes, struct segment_part part)
     return part.count ? codes->size(codes->arg, part.count) : 0;
 }
 
-static struct part values_of(const struct codes *codes, struct segment_part part)
+static struct byte_range values_of(const struct codes *codes, struct segment_part part)
 {
-    return (struct part){part.begin * codes->element, part.count * codes->element};
+    return (struct byte_range){part.begin * codes->element, part.count * codes->element};
 }
 
 // ---------------------------------------------------------------------------------------------------- scatter, gather
@@ -52,15 +52,15 @@ static struct segment_part part_of(const struct scatter_gather *x, int k, size_t
     return segments_part(&x->codes->cut, (uint64_t)k, s);
 }
 
-static struct place own_at(const struct scatter_gather *x, int k, size_t s) { return code_at(x->codes, &x->codes->own, k, s); }
+static struct location own_at(const struct scatter_gather *x, int k, size_t s) { return code_at(x->codes, &x->codes->own, k, s); }
 
-static struct place received_at(const struct scatter_gather *x, int k, size_t s)
+static struct location received_at(const struct scatter_gather *x, int k, size_t s)
 {
     return code_at(x->codes, &x->codes->received, k, s);
 }
 
 // The mean of rank k. If codes are decoded here, it reuses the slot of a code that is no longer needed.
-static struct place mean_at(const struct scatter_gather *x, int k, size_t s)
+static struct location mean_at(const struct scatter_gather *x, int k, size_t s)
 {
     if (!x->codes->decodes)
         return code_at(x->codes, &x->codes->results, k, s);
@@ -101,21 +101,21 @@ static int gather(const struct scatter_gather *x, size_t s, int came, bool again
     const int me = schedule->rank;
     const struct segment_part own = part_of(x, me, s);
     const size_t mine = code_size(x->codes, own);
-    int recoded = came, done = STEP_NONE;
+    int reencoded = came, done = STEP_NONE;
     if (mine)
-        recoded = schedule_recode(schedule, mean_at(x, me, s), mine, received_at(x, 0, s), own_at(x, me, s),
-                                  values_of(x->codes, own), came);
+        reencoded = schedule_reencode(schedule, mean_at(x, me, s), mine, received_at(x, 0, s), own_at(x, me, s),
+                                      values_of(x->codes, own), came);
     for (int i = 0; i < schedule->size; i++) {
         const int k = (me + i) % schedule->size;
         const struct segment_part part = part_of(x, k, s);
         const size_t nbytes = code_size(x->codes, part);
-        int there = recoded;
+        int there = reencoded;
         if (k != me && mine) {
-            const int sent = schedule_send(schedule, k, mean_at(x, me, s), mine, recoded);
+            const int sent = schedule_send(schedule, k, mean_at(x, me, s), mine, reencoded);
             done = again ? schedule_both(schedule, done, sent) : done;
         }
         if (k != me && nbytes)
-            there = schedule_receive(schedule, k, mean_at(x, k, s), nbytes, recoded);
+            there = schedule_receive(schedule, k, mean_at(x, k, s), nbytes, reencoded);
         if (nbytes && x->codes->decodes)
             there = schedule_decode(schedule, mean_at(x, k, s), nbytes, values_of(x->codes, part), there);
         done = again ? schedule_both(schedule, done, there) : done;
@@ -154,7 +154,7 @@ void schedule_exchange(struct schedule *schedule, const struct codes *codes, con
     for (size_t s = 0; s < segments; s++) {
         const struct segment_part part = segments_part(&codes->cut, 0, s);
         const size_t nbytes = code_size(codes, part);
-        const struct place own = code_at(codes, &codes->own, 0, s);
+        const struct location own = code_at(codes, &codes->own, 0, s);
         const int free = slot_is_free(&freed, codes, s);
         const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), free) : free;
         const bool is_awaited = s + codes->slots < segments || !codes->encodes;

@@ -1,4 +1,4 @@
-#include "tensorflow/staging.h"
+#include "tensorflow/xla_memory.h"
 
 #include "base/block_pool.h"
 

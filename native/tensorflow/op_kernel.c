@@ -1,4 +1,4 @@
-#include "tensorflow/kernel.h"
+#include "tensorflow/op_kernel.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "core/api/context.h"
+#include "core/api/lifecycle.h"
 
 #include <stdlib.h>
 #include <unistd.h>

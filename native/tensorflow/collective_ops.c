@@ -2,10 +2,10 @@
  *
  * In eager mode (attribute `blocking`) the calling thread itself waits, and drives the progress.
  */
-#include "tensorflow/collective.h"
+#include "tensorflow/collective_ops.h"
 
 #include "tensorflow/completion.h"
-#include "tensorflow/kernel.h"
+#include "tensorflow/op_kernel.h"
 
 #include <inttypes.h>
 #include <stdio.h>
