@@ -12,7 +12,7 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import ROOT, fake_cuda, fake_cuda_path, missing_gpu
 from tests.laboratory import device as laboratory
 
-NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)
+NCCL = next((path for path in device.nccl_files().split(":") if path), None)
 
 
 @pytest.mark.skipif(NCCL is None, reason="the package nvidia-nccl-cu12 (or -cu13) is not installed")
