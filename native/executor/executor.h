@@ -3,7 +3,7 @@
 // and collectives (collective.h), but no names or requests.
 //
 // While an execution waits, the engine's other work must continue: it supplies a few functions for that, the callbacks.
-// Thread: the engine's, except where noted.
+// Thread: holder of engine_lock, except where noted.
 #pragma once
 
 #include <pthread.h>

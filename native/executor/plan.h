@@ -10,7 +10,7 @@
 //                        The caller destroys tasks without `on_complete`. Links still point to transfers in freed tasks, so nobody
 //                        polls links once exec->failure is set, and link_fini does not access transfers either.
 //     planning           a function that fills a plan leaves it empty when it returns an error.
-// Thread: the engine's.
+// Thread: holder of engine_lock.
 #pragma once
 
 #include "executor/span.h"

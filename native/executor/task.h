@@ -1,5 +1,5 @@
 // A task is a collective that runs beside others: a schedule (plan.h) or a two-level collective (two_level.h). All tasks advance
-// whenever links have been polled. Only task_execute waits for one. Thread: the engine's.
+// whenever links have been polled. Only task_execute waits for one. Thread: holder of engine_lock.
 #pragma once
 
 #include "executor/executor.h"

@@ -5,7 +5,7 @@
 //
 // A data channel is registered for input until a message arrives that nobody expects yet, and again once it is expected:
 // otherwise an engine could neither sleep nor compute. It is registered for output only when a write did not fit.
-// Thread: the engine's; any thread may sleep on `fd`.
+// Thread: holder of engine_lock; any thread may sleep on `fd`.
 #pragma once
 
 #include "transport/link.h"

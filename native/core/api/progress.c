@@ -67,7 +67,7 @@ static void ask_for_short_slice(void)
 }
 
 // A thread that waits for its operation runs the engine, and sockets wake that thread as well as this one: this thread is not
-// needed for each of its operations. But a ring is meant for this thread: something was posted or left behind (engine_release).
+// needed for each of its operations. But the doorbell rings for this thread: something was posted or left behind (engine_release).
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
     const struct doorbell *doorbell = &ctx->exec.connections.doorbell;
@@ -90,7 +90,7 @@ static void *progress_main(void *arg)
         if (!take_engine(ctx, &nap_ms))
             continue;
         pause_set_doorbell(&ctx->exec, DOORBELL_AWAKE);
-        // Not earlier: a waiting thread may have held the engine and slept on the same doorbell, and would miss the ring.
+        // Not earlier: a waiting thread may have held the engine and slept on the same doorbell, and would miss it.
         doorbell_drain(&ctx->exec.connections.doorbell);
         // Messages from other hosts wake this thread; until then leave the core to the computation.
         const int limit = tasks_are_running(&ctx->exec) && pause_blocks(&ctx->exec) ? 1 : IDLE_ROUNDS;

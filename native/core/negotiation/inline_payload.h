@@ -12,7 +12,7 @@
 #include "core/negotiation/pending.h"
 #include "executor/executor.h"
 
-enum { INLINE_PAYLOAD_BYTES = 512 };  // per tensor
+enum { INLINE_PAYLOAD_BYTES = 512 };  // of the one tensor
 
 // May the operation send its values with its request: a small allreduce of one tensor, not Adasum ...
 static inline bool inline_payload_fits(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)

@@ -13,7 +13,7 @@
 // had promised that number, it now sends a lower one. The coordinator compares requests of revoking ranks at once, because the
 // other ranks may never send theirs. A neighbor that has started a later number fails the job: a rank left, or the program is
 // wrong. A leaving rank waits for the last number that it has promised: a neighbor that has not posted it answers with REVOKE.
-// Thread: the engine's.
+// Thread: holder of engine_lock.
 #pragma once
 
 #include "base/bytes.h"
