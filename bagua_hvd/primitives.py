@@ -36,6 +36,7 @@ from bagua_hvd.codecs import (  # with the primitives that take them
     sign_rms,
     topk,
 )
+from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.native import TensorView
@@ -218,8 +219,7 @@ _NUMBER = (int, float, np.integer, np.floating)
 def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
     if out is not None:
         _check("a NumPy array, or None", np.ndarray, out=out)
-    if name is not None:
-        _check("a str", str, name=name)
+    check_name(name, "a primitive")
     if not isinstance(values, Bucket):
         if not isinstance(name, str):
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bagua_hvd.codecs import Codec
+from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
@@ -132,5 +133,6 @@ def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _post(kind: int, codes: np.ndarray, group: ProcessSet, name: str) -> Posted:
+    check_name(name)
     view = vectors.array_view(codes)._replace(dst=0)
     return context().post(kind, name, [view], process_set=registered_id(group))

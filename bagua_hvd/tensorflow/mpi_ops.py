@@ -63,15 +63,6 @@ def _divided(values, divisor):
     return values / tf.cast(divisor, values.dtype)
 
 
-def _of_equal_shapes(indices, firsts):
-    """The indices. Their op fails, on all ranks, unless all first dimensions are equal; -1: not known."""
-    alike = tf.reduce_all(tf.logical_or(firsts < 0, tf.equal(firsts, tf.reduce_max(firsts))))
-    said = "the ranks' tf.IndexedSlices differ in the first dimension of dense_shape:"
-    check = tf.debugging.Assert(alike, [said, tf.reduce_min(firsts), tf.reduce_max(firsts)])
-    with tf.control_dependencies([] if check is None else [check]):     # None: checked already, in eager mode
-        return tf.identity(indices)
-
-
 def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope):
     if op == Adasum:
         raise NotImplementedError(
@@ -84,12 +75,7 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
     part = "{}.{}".format if name else lambda *_: None
     id = registered_id(process_set)
     values = collective_ops.allgather([_dense(slices.values)], part(name, "values"), id, ignore_name_scope)[0]
-    # Nothing else compares the ranks' first dimensions, which the dense shape has.
-    own = _dense(slices.indices)
-    first = -1 if slices.dense_shape is None else tf.cast(slices.dense_shape[0], own.dtype)
-    rows = tf.stack([own, tf.fill(tf.shape(own), tf.cast(first, own.dtype))], axis=1)
-    rows = collective_ops.allgather([rows], part(name, "indices"), id, ignore_name_scope)[0]
-    indices = _of_equal_shapes(rows[:, 0], rows[:, 1])
+    indices = collective_ops.allgather([_dense(slices.indices)], part(name, "indices"), id, ignore_name_scope)[0]
     if op == Average:
         values = _divided(values, collective_ops.fact("size", id))
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -166,8 +166,8 @@ def _describe(optimizer, parameters):
 
 
 def _other_keys(optimizer):
-    """The keys of an optimizer's state that are no tensors, such as "global" of some optimizers."""
-    return [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+    """The keys of an optimizer's state that are equal on all ranks, such as "global" of some optimizers."""
+    return [key for key in optimizer.state if isinstance(key, (str, int))]
 
 
 def _allocate_state(states, key, state, device):

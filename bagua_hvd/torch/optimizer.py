@@ -354,16 +354,6 @@ def _check_step(optimizer, algorithm):
         )
 
 
-def _check_groups(groups, named):
-    """Raises ValueError if a list of `groups` has something else than parameters of the optimizer."""
-    own = {id(parameter) for _, parameter in named}
-    for i, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
-        for j, given in enumerate(group):
-            if id(given) not in own:
-                what = f"of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else f"{given!r:.100}"
-                raise ValueError(f"groups[{i}][{j}] ({what}) is no parameter of the optimizer: leave it out")
-
-
 def DistributedOptimizer(optimizer: torch.optim.Optimizer,
                          named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
                          compression: type[Compressor] = Compression.none, backward_passes_per_step: int = 1,
@@ -420,7 +410,6 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
     if options.algorithm is not None:
         _check_step(optimizer, options.algorithm)
     named = parameters_by_name(optimizer, named_parameters)
-    _check_groups(options.groups, named)
     options = options._replace(process_set=counterparts((parameter for _, parameter in named), process_set))
     if op == Adasum and options.communicates:
         return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)

@@ -2,7 +2,7 @@
 
 The choice is the same on all ranks, since the input is. Plans are only numbers here; 0 is the exact one.
 """
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -63,16 +63,16 @@ class Hysteresis:
         return self.kinds[plan] if plan < len(self.kinds) else plan
 
     def decide(self, step: int, measured: int, predicted: Sequence[int], usable: Sequence[bool],
-               lossy: bool = False, refused: bool = False) -> Verdict:
+               lossy: bool = False, refused: Collection[int] = ()) -> Verdict:
         """Decides at the end of a window.
 
         Args:
             step: the number of steps made. measured: us of a step in the window. predicted: us of a step by every plan.
             usable: by plan, whether it may be used. lossy: the current plan's codes lose more than its class allows.
-            refused: the candidate's codes would.
+            refused: the candidate and other plans with its codec, if its codes would lose too much.
         """
         if refused:
-            self.barred.add(self.candidate)
+            self.barred.update(refused)
             self.candidate, self.windows = -1, 0
         ratio = measured * _ONE // max(1, predicted[self.plan])
         self.ratios[self.plan] = max(_LEAST, min(_MOST, ratio))

@@ -128,14 +128,14 @@ class Tuner:
         """Called before a bucket is communicated: sometimes measures the codec's losses on it, and codecs' speeds."""
         if self._speeds is None and self._agenda.get(self._steps + 1) == self._measure:
             self._speeds = Speeds(self._codecs)         # during the backward pass
+        if any(str(member.device) != "cpu" for member in bucket.members.values()):
+            return      # the backward pass would wait for the copy
         self._sample_candidate(bucket)
         algorithm = self.plan.algorithm
         if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
             return
         buckets = self._model.gradients
         if buckets[self._windows % len(buckets)] is not bucket or not algorithm.takes(bucket.dtype):
-            return
-        if any(str(member.device) != "cpu" for member in bucket.members.values()):
             return
         self._error_ppm = _losses_ppm(bucket, algorithm.codec)
 
@@ -147,6 +147,14 @@ class Tuner:
             return
         self._candidate_step = self._steps
         self._candidate_ppm = max(self._candidate_ppm, _losses_ppm(bucket, codec))
+
+    def _with_codec_of(self, candidate: int, error_ppm: int) -> list[int]:
+        """The plans that would lose too much: none, or the candidate and others with its codec."""
+        if candidate < 0 or not _lossy(self._plans[candidate], error_ppm):
+            return []
+        codec = self._plans[candidate].algorithm.codec
+        return [number for number, plan in enumerate(self._plans)
+                if getattr(plan.algorithm, "codec", None) == codec and _lossy(plan, error_ppm)]
 
     def stepped(self) -> None:
         """Called after each step, on all ranks.
@@ -235,13 +243,14 @@ class Tuner:
         predicted = self.predict(figures, self._measured)
         before, before_us = self._hysteresis.plan, self._hysteresis.before_us
         candidate = self._hysteresis.candidate
-        refused = self._plans[candidate] if candidate >= 0 and _lossy(self._plans[candidate], candidate_ppm) else None
+        refused = self._with_codec_of(candidate, candidate_ppm)
         usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and
                   (plan is self.plan or _fits(parts, self._measured))       # this one's state is allocated already
                   for plan, parts in zip(self._plans, self._parts, strict=True)]
-        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy, bool(refused))
+        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy, refused)
         self._record_decision(verdict, before, before_us, figures, predicted,
-                              candidate_ppm if refused and not lossy else error_ppm, refused)
+                              candidate_ppm if refused and not lossy else error_ppm,
+                              self._plans[candidate] if refused else None)
         self._keep()
         if verdict.plan == before:
             self._next_window()

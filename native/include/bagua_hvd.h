@@ -213,7 +213,7 @@ struct bhvd_counters {
     uint64_t cache_hits, cache_misses;
     uint64_t coordinator_ns;        /* rank 0: processor time spent coordinating, counted after
                                      * bhvd_context_measure_coordinator */
-    uint64_t negotiation_messages;  /* announcements and responses, sent and received; one message holds any number of them */
+    uint64_t negotiation_messages;  /* requests and responses, sent and received; one message holds any number of them */
     uint64_t shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent;    /* payload_bytes_sent by medium; in shared memory
                                      * it counts the bytes that each other rank reads */
     uint64_t nccl_bytes;            /* bytes of the tensors given to NCCL; only NCCL knows how often it sends them */

@@ -140,7 +140,7 @@ def test_the_frameworks_stream_orders_everything(world):
 
 
 def test_tensors_that_are_not_there_yet_hold_up_nobody():
-    """After the agreement, an operation is announced once its tensors are ready; others may overtake it."""
+    """After the agreement, an operation is requested once its tensors are ready; others may overtake it."""
     with on_hosts("AABB") as world:
         at = placements(4)
 

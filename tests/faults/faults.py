@@ -79,7 +79,7 @@ def pause_all(job, victim, rng):
 
 
 def kill_while_others_wait(job, victim, rng):
-    """The victim is computing, has announced nothing, and dies."""
+    """The victim is computing, has requested nothing, and dies."""
     job.act(victim, worker.compute)
     time.sleep(rng.uniform(0.1, 0.5))
     job.signal(victim, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Measures the cost of negotiation: every rank posts many tiny allreduces, for a growing number of ranks.
 
 Ranks share the machine's few cores, so wall time means little. So the coordinator (rank 0) counts its CPU time for
-coordination: reading announcements, deciding and responding, with the system calls of its responses. Per tensor and
+coordination: reading requests, deciding and responding, with the system calls of its responses. Per tensor and
 rank, that is the cost of each further rank. There are three cases: with the response cache ("cached": the names of a
 running training), with new names ("new"), and with a wait for each tensor before the next one is posted ("single":
 cached, but each in its own messages). It also counts its messages in both directions; in a tree

@@ -83,7 +83,7 @@ def test_negotiation_is_measured(tmp_path):
     assert all(column in ended.stdout for column in negotiation.COLUMNS)
     rows = json.loads(file.read_text())["rows"]
     assert [(row["ranks"], row["names"]) for row in rows] == [(n, names) for n in (2, 3) for names in negotiation.NAMES]
-    # A cached tensor is an id, at worst in its own message; a new one is announced in full, with name and shape.
+    # A cached tensor is an id, at worst in its own message; a new one is requested in full, with name and shape.
     cached, new, _ = rows[:3]
     assert 0 < cached["control_bytes"] < new["control_bytes"] - 40
     assert all(row["coordinator_ns"] > 0 for row in rows)

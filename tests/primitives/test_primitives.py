@@ -140,7 +140,7 @@ def disagreements_and_wrong_calls():
         "average='no': expected a bool": lambda: c_fp_s(array, world, average="no", name="wrong"),
         "prescale_factor='2': expected a number": lambda: c_fp_s(array, world, prescale_factor="2", name="wrong"),
         r"out=\[0.0\]: expected a NumPy array": lambda: c_fp_s(array, world, out=[0.0], name="wrong"),
-        "name=3: expected a str": lambda: c_fp_s(array, world, name=3),
+        "a primitive takes a str as `name`, not 3": lambda: c_fp_s(array, world, name=3),
         "error='x': expected an ErrorState": lambda: c_lp_s(array, world, error="x", name="wrong"),
         "seed='1': expected an integer": lambda: c_lp_s(array, world, seed="1", name="wrong"),
         "a codec is one of": lambda: c_lp_s(array, world, "sign", name="wrong"),
@@ -151,6 +151,8 @@ def disagreements_and_wrong_calls():
     }.items():
         with pytest.raises(TypeError, match=sentence):
             call()
+    with pytest.raises(ValueError, match="it has a NUL character"):
+        c_fp_s(array, world, name="wrong\0")
     with pytest.raises(ValueError, match=r"before=\(0, 1\): expected 3 numbers"):
         d_lp_s(array, world, minmax_uint8, replicas, name="wrong", before=(0, 1))
     with pytest.raises(ValueError, match=r"topology=\[\]: expected one of"):

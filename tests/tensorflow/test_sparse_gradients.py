@@ -99,24 +99,5 @@ def uneven():
     assert plain.indices.numpy().tolist() == [3] * 4
 
 
-def unlike_shapes():
-    """Rows of tensors of different shapes are an error, on all ranks; the job continues."""
-    hvd.init()
-    rank = hvd.rank()
-    for make in (lambda f: f, tf.function):
-        for shape in ([6 + rank, 1], [6, 1 + rank]):
-            slices = tf.IndexedSlices(tf.ones([2, shape[1]]), tf.constant([3, 5]), tf.constant(shape))
-            with pytest.raises(tf.errors.OpError, match=r"(?s)differ in the first dimension of dense_shape:.*6.*7|"
-                               "Mismatched ALLGATHER tensor shapes"):
-                make(lambda slices=slices: hvd.allreduce(slices, name="s").values)()
-        for shape in ([6, 1], None if rank else [6, 1]):        # None: not known
-            slices = tf.IndexedSlices(tf.ones([rank, 1]), tf.range(rank), shape and tf.constant(shape))
-            assert make(lambda slices=slices: hvd.allreduce(slices, name="s").values)().shape == (1, 1)
-
-
-def test_unlike_shapes(run_ranks):
-    run_ranks(2, unlike_shapes)
-
-
 def test_different_rows(run_ranks):
     run_ranks(2, uneven)

@@ -461,9 +461,6 @@ def construction():
         "call it, as in model.named_parameters..": {"named_parameters": model.named_parameters},
         "only appear once": {"groups": [[first], [first]]},
         "non-negative integer or a list": {"groups": -1},
-        r"groups.0..1. .of shape .4,.. is no parameter of the optimizer": {
-            "groups": [[first, nn.Parameter(torch.zeros(4))]]},
-        r"groups.0..0. .'weight'. is no parameter": {"groups": [["weight"]]},
         "list of lists": {"groups": [first]},
         "unknown algorithm 'bytegard'. Did you mean 'bytegrad'": {"algorithm": "bytegard"},
         "op=Sum.*average=True": {"algorithm": ByteGrad(), "op": hvd.Sum},

@@ -259,9 +259,10 @@ class ElasticDriver:
         if self.generation == 0:
             self._fail(error)
             return
+        if self._clock() >= self._no_start_before:      # else said already, of another worker
+            self._crew.say(f"baguarun: no worker can be started on {worker.host}, for want of resources here: "
+                           f"{error.strerror}; the next attempt is in {_NEXT_START_SECONDS} s.")
         self._no_start_before = self._clock() + _NEXT_START_SECONDS
-        self._crew.say(f"baguarun: no worker can be started on {worker.host}, for want of resources here: "
-                       f"{error.strerror}; the next attempt is in {_NEXT_START_SECONDS} s.")
 
     def _failed(self, worker, exit_code, said, note=None, because_of=None):
         if worker.host not in self._hosts.current_hosts:

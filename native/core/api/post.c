@@ -143,7 +143,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     if (op->request.failed)
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     else if (op->request.size > REQUEST_BYTES_MAX)
-        status = error_set(error, BHVD_ERR_ARGUMENT, "'%s' has too many tensors or splits to be announced at once: post "
+        status = error_set(error, BHVD_ERR_ARGUMENT, "'%s' has too many tensors or splits to be requested at once: post "
                            "several groups", args->name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);

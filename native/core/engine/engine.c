@@ -56,7 +56,7 @@ static bool take_posted(bhvd_context *ctx)
     pthread_mutex_unlock(&ctx->post_lock);
     posted = keep_ready(ctx, posted);
     if (posted && member_request(ctx, posted) && !ctx->exec.failure.status)
-        executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
+        executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "an operation could not be requested; this process may be out of memory");
     return posted != NULL;
 }
 

@@ -1,4 +1,4 @@
-"""Persistent pairwise averages: without the coordinator (native/core/negotiation/pairwise.h)."""
+"""Pairwise averages: after two identical requests they need no coordinator (native/core/negotiation/pairwise.h)."""
 import random
 import threading
 import time
@@ -17,23 +17,23 @@ COUNT = 70_000          # more than a segment
 TRANSPORTS = ["inproc", "shm", "tcp"]
 
 
-def meet(context, name, x, topology=SHIFT_ONE, round=0):
+def average(context, name, x, topology=SHIFT_ONE, round=0):
     out = np.empty_like(x)
     post(context, name, [view(x, "float32", out)], topology, round).wait()
     return out
 
 
-def make_stand(world, name, topology=SHIFT_ONE, round=0):
-    """Makes the operation persistent, so that it no longer needs the coordinator."""
+def make_pairwise(world, name, topology=SHIFT_ONE, round=0):
+    """Makes the operation pairwise, so that it no longer needs the coordinator."""
     for _ in range(2):
-        world.run(lambda rank, context: meet(context, name, values("float32", COUNT, rank), topology, round))
+        world.run(lambda rank, context: average(context, name, values("float32", COUNT, rank), topology, round))
 
 
 @pytest.mark.parametrize("negotiation", ["star", "tree"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_late_rank_delays_its_neighbours_and_nobody_else(transport, negotiation):
     with World(6, transport, negotiation=negotiation, negotiation_fanout=2) as world:       # pairs: 0 3, 1 4, 2 5
-        make_stand(world, "x")
+        make_pairwise(world, "x")
         others_are_done = threading.Barrier(5)
         neighbour_is_done = threading.Event()
 
@@ -43,7 +43,7 @@ def test_a_late_rank_delays_its_neighbours_and_nobody_else(transport, negotiatio
                 if rank == 4 and step == 3:
                     others_are_done.wait(20)        # all but its neighbour, which never wait for this rank
                     assert not neighbour_is_done.is_set()
-                got = meet(context, "x", values("float32", COUNT, 100 * step + rank))
+                got = average(context, "x", values("float32", COUNT, 100 * step + rank))
                 inputs = [values("float32", COUNT, 100 * step + r) for r in range(6)]
                 np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
             if rank == 1:
@@ -116,7 +116,7 @@ def test_all_may_ask_in_another_way_at_any_time(topology):
                 count = COUNT + step // 5 % 2
                 if late.random() < 0.3:
                     time.sleep(0.005)
-                got = meet(context, "x", values("float32", count, 100 * step + rank), topology)
+                got = average(context, "x", values("float32", count, 100 * step + rank), topology)
                 inputs = [values("float32", count, 100 * step + r) for r in range(4)]
                 np.testing.assert_array_equal(got, averaged(topology, "float32", inputs, rank, 0))
 
@@ -125,17 +125,17 @@ def test_all_may_ask_in_another_way_at_any_time(topology):
 
 def test_who_asks_in_another_way_and_its_neighbour_hear_it():
     with World(4, "tcp") as world:
-        make_stand(world, "early")      # pairs: 0 2, 1 3
-        make_stand(world, "late")
+        make_pairwise(world, "early")      # pairs: 0 2, 1 3
+        make_pairwise(world, "late")
 
         def call(rank, context):
             for name, other_way in (("late", 1), ("early", 3)):
                 time.sleep(0.3 if rank == 1 else 0)         # its neighbour already waits
                 if rank % 2 == 0:
-                    meet(context, name, values("float32", COUNT, rank))
+                    average(context, name, values("float32", COUNT, rank))
                     continue
                 with pytest.raises(HorovodInternalError, match="Mismatched .* shapes"):
-                    meet(context, name, values("float32", COUNT + (rank == other_way), rank))
+                    average(context, name, values("float32", COUNT + (rank == other_way), rank))
             total = np.full(5, rank, np.float32)            # the job still works
             context.post(native.ALLREDUCE, "sum", [view(total, "float32", "in place")]).wait()
             assert (total == 6).all()
@@ -145,40 +145,40 @@ def test_who_asks_in_another_way_and_its_neighbour_hear_it():
 
 def test_in_a_ring_all_hear_of_it_and_none_hangs():
     with World(5, "tcp") as world:
-        make_stand(world, "x", RING)
+        make_pairwise(world, "x", RING)
 
         def call(rank, context):
             if rank == 2:
                 time.sleep(0.3)
             with pytest.raises(HorovodInternalError, match="shapes|different arguments"):
-                meet(context, "x", values("float32", COUNT + (rank == 2), rank), RING)
+                average(context, "x", values("float32", COUNT + (rank == 2), rank), RING)
 
         world.run(call)
 
 
 def test_a_neighbour_joins():
     with World(4, "tcp") as world:
-        make_stand(world, "x")
-        make_stand(world, "y")
+        make_pairwise(world, "x")
+        make_pairwise(world, "y")
         has_heard = threading.Event()       # the others join later, so rank 1 is the one that has joined
 
         def call(rank, context):
             if rank in (0, 2):
                 for _ in range(3):
-                    meet(context, "x", values("float32", COUNT, rank))
+                    average(context, "x", values("float32", COUNT, rank))
                 assert has_heard.wait(20)
             elif rank == 3:
                 for name, late in (("x", 0), ("y", 0.4)):   # first it waits during the join, then it posts after it
                     time.sleep(late)
                     with pytest.raises(HorovodInternalError, match="not supported with Join .* Rank 1 has joined"):
-                        meet(context, name, values("float32", COUNT, rank))
+                        average(context, name, values("float32", COUNT, rank))
                 has_heard.set()
             else:
                 time.sleep(0.2)
             context.post(native.JOIN, "join").wait()
             asked = context.counters().cache_misses
             for step in range(4):                           # all continue afterwards
-                got = meet(context, "x", values("float32", COUNT, 100 * step + rank))
+                got = average(context, "x", values("float32", COUNT, 100 * step + rank))
                 inputs = [values("float32", COUNT, 100 * step + r) for r in range(4)]
                 np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
             # With a new id, so that a late frame for the old one is recognized.
@@ -190,7 +190,7 @@ def test_a_neighbour_joins():
 def test_all_join_before_the_last_average_is_over():
     """Rank 1 has posted the average and joined when its neighbor posts: it still takes part."""
     with World(4, "tcp") as world:
-        make_stand(world, "x", RING)
+        make_pairwise(world, "x", RING)
         has_joined = threading.Event()
 
         def call(rank, context):
@@ -215,7 +215,7 @@ def test_all_join_before_the_last_average_is_over():
 
 def test_who_has_begun_hears_that_the_neighbour_of_one_who_left_gives_up():
     with World(5, "tcp") as world:
-        make_stand(world, "x", RING)
+        make_pairwise(world, "x", RING)
 
         def call(rank, context):
             if rank == 2:
@@ -223,7 +223,7 @@ def test_who_has_begun_hears_that_the_neighbour_of_one_who_left_gives_up():
                 context.shutdown()
                 return ""
             with pytest.raises(HorovodInternalError) as caught:
-                meet(context, "x", values("float32", COUNT, rank), RING)
+                average(context, "x", values("float32", COUNT, rank), RING)
             return str(caught.value)
 
         messages = world.run(call)
@@ -232,7 +232,7 @@ def test_who_has_begun_hears_that_the_neighbour_of_one_who_left_gives_up():
 
 def test_a_neighbour_leaves():
     with World(4, "tcp") as world:
-        make_stand(world, "x")
+        make_pairwise(world, "x")
 
         def call(rank, context):
             if rank == 1:
@@ -241,9 +241,9 @@ def test_a_neighbour_leaves():
             elif rank == 3:
                 for _ in range(2):                          # first it waits for the other rank, then that rank has left
                     with pytest.raises(HorovodInternalError, match="rank 1 left the job|shut down"):
-                        meet(context, "x", values("float32", COUNT, rank))
+                        average(context, "x", values("float32", COUNT, rank))
             else:
-                meet(context, "x", values("float32", COUNT, rank))
+                average(context, "x", values("float32", COUNT, rank))
 
         world.run(call)
 
@@ -253,7 +253,7 @@ def test_a_rank_posts_and_leaves_at_once(delay):
     """Its neighbor gets the average or an error; other pairs continue either way."""
     for _ in range(3):
         with World(4, "tcp") as world:
-            make_stand(world, "x")              # pairs: 0 2, 1 3
+            make_pairwise(world, "x")              # pairs: 0 2, 1 3
             start, is_over = threading.Barrier(2), threading.Event()
 
             def call(rank, context, start=start, is_over=is_over):
@@ -266,12 +266,12 @@ def test_a_rank_posts_and_leaves_at_once(delay):
                     start.wait(20)
                     time.sleep(delay)
                     with suppress(HorovodInternalError):
-                        meet(context, "x", x)
+                        average(context, "x", x)
                     is_over.set()
                 else:
                     assert is_over.wait(20)
                     inputs = [values("float32", COUNT, r) for r in range(4)]
-                    got = meet(context, "x", x)
+                    got = average(context, "x", x)
                     np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
 
             world.run(call)
@@ -281,7 +281,7 @@ def test_a_rank_posts_and_leaves_at_once(delay):
 def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
     """A rank in a ring may be a step behind a rank that is not its neighbour and shuts down."""
     with World(6, "tcp", negotiation=negotiation, negotiation_fanout=1) as world:
-        make_stand(world, "x", RING)
+        make_pairwise(world, "x", RING)
         has_left = threading.Event()
 
         def call(rank, context):
@@ -289,7 +289,7 @@ def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
                 if rank == 3 and step == 2:     # 1 and 5, rank 0's neighbours, wait only for 2 and 4
                     assert has_left.wait(20)
                     time.sleep(0.2)         # its goodbye has arrived
-                got = meet(context, "x", values("float32", COUNT, 10 * step + rank), RING)
+                got = average(context, "x", values("float32", COUNT, 10 * step + rank), RING)
                 inputs = [values("float32", COUNT, 10 * step + r) for r in range(6)]
                 np.testing.assert_array_equal(got, averaged(RING, "float32", inputs, rank, 0))
             if rank == 0:
@@ -322,11 +322,11 @@ def test_a_process_set_is_removed_and_made_again():
 def test_a_long_wait_names_the_rank():
     """At the stall limit, not at the second warning: rank 1 comes between the two."""
     with World(2, "tcp", stall_warning_ms=3000, stall_shutdown_ms=4000) as world:
-        make_stand(world, "x")
+        make_pairwise(world, "x")
 
         def call(rank, context):
             time.sleep(5.5 * rank)
             with pytest.raises(HorovodInternalError, match="'x' waits for rank 1 for longer than 4 seconds"):
-                meet(context, "x", values("float32", COUNT, rank))
+                average(context, "x", values("float32", COUNT, rank))
 
         world.run(call)
