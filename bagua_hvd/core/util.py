@@ -79,7 +79,9 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
     return handle_average_backwards_compatibility
 
 
-_cache = functools.cache        # Horovod's name
+def _cache(f):
+    """Horovod's name for functools.cache()."""
+    return functools.cache(f)
 
 
 def in_window(items, start, finish, nbytes, limit=64 << 20):

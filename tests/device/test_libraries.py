@@ -28,7 +28,7 @@ def test_nccl_of_the_package():
 @pytest.mark.skipif(NCCL is None, reason="the package nvidia-nccl-cu12 (or -cu13) is not installed")
 def test_our_numbers_are_those_of_nccls_header():
     """native/device/nccl_library.h has its own prototypes: types, reductions, states, and the head of ncclConfig_t."""
-    ours = (ROOT / "native" / "device" / "nccl.h").read_text()
+    ours = (ROOT / "native" / "device" / "nccl_library.h").read_text()
     theirs = (Path(NCCL).parents[1] / "include" / "nccl.h").read_text()
     for name in ("Int8", "Uint8", "Int32", "Int64", "Float16", "Float32", "Float64", "Bfloat16", "Sum", "Prod", "Max",
                  "Min", "Success"):
