@@ -20,7 +20,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -101,7 +100,7 @@ class Backward:
         self.gradients_untouched = gradients_untouched
         self._frozen = frozen
         self._end: Callable[[], Any] | None = None      # weak reference to the _End of the current pass
-        self._lock: Any = nullcontext()                 # a lock if hooks may run on several threads
+        self._lock = threading.RLock()                  # PyTorch runs the hooks of each device on a thread of its own
         # Other Backwards with hooks on parameters of this one -> the name of one shared parameter.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         # Backwards that the last pass touched and whose windows have as many passes as this one's.
@@ -114,8 +113,6 @@ class Backward:
     def register(self, first: int) -> None:
         """Hooks parameter `first` of the TorchSource and those after it; sets missing gradients to zeros."""
         handles, nodes = [], []
-        if len({parameter.device for parameter in self._source.parameters}) > 1:
-            self._lock = threading.RLock()
         for index, parameter in enumerate(self._source.parameters[first:], first):
             if not is_sharded(parameter):
                 # Kept alive: a new node would take the current stream, but a bucket is posted from one stream.
