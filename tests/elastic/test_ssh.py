@@ -41,7 +41,7 @@ def test_a_host_that_cannot_be_reached(make_job, ssh_hosts):
 
 def test_a_new_host_does_not_suffer_from_one_that_is_silent(make_job, fake_ssh):
     job = make_job({"localhost": 1, "far1": 1})
-    job.start("--min-np", 1, "--start-timeout", 8, command=WORKER, env=fake_ssh.environment)
+    job.start("--min-np", 1, "--start-timeout", 20, command=WORKER, env=fake_ssh.environment)
     job.wait_for("committed", 2)
     agent = fake_ssh.agent("far1")
     os.kill(agent, signal.SIGSTOP)
