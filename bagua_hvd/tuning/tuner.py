@@ -128,8 +128,6 @@ class Tuner:
         """Called before a bucket is communicated: sometimes measures the codec's losses on it, and codecs' speeds."""
         if self._speeds is None and self._agenda.get(self._steps + 1) == self._measure:
             self._speeds = Speeds(self._codecs)         # during the backward pass
-        if any(str(member.device) != "cpu" for member in bucket.members.values()):
-            return      # the backward pass would wait for the copy
         self._sample_candidate(bucket)
         algorithm = self.plan.algorithm
         if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
@@ -348,8 +346,10 @@ def _fits(parts: Sequence[Part], measured: Measured) -> bool:
 def _losses_ppm(bucket: Bucket, codec: Any) -> int:
     """The RMS over elements of a codec's loss relative to their member's norm; without members that are not finite.
 
-    _PPM_MAX if finite values become infinite or NaN.
+    _PPM_MAX if finite values become infinite or NaN. 0, not known, on GPUs: the backward pass would wait for the copy.
     """
+    if any(str(member.device) != "cpu" for member in bucket.members.values()):
+        return 0
     values = bucket.read()
     if not _holds_extremes(values, codec):
         return _PPM_MAX
