@@ -240,7 +240,7 @@ def main(name, folder, options):
         return 0
     except Exception as error:
         leave_error(folder, rank, error)
-        if backend and name == "mpi":       # elsewhere the launcher ends the other ranks
+        if backend:
             backend.abort()
         return 1
 
