@@ -28,6 +28,9 @@ from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
 from bagua_hvd.core.vectors import DTYPES, native_order
 
+# What isinstance() takes for arguments, Python's own or NumPy's.
+INTEGERS = (int, np.integer)
+NUMBERS = (*INTEGERS, float, np.floating)
 _RANDOM = (lib.BHVD_CODEC_QSGD, lib.BHVD_CODEC_ROTATED1, lib.BHVD_CODEC_ROTATED2,
            lib.BHVD_CODEC_ROTATED3, lib.BHVD_CODEC_ROTATED4)
 
@@ -50,7 +53,7 @@ class Codec(NamedTuple):
 
     def fields(self, seed: int) -> dict[str, Any]:
         """The fields of that struct, by name. TypeError, ValueError: a wrong seed."""
-        if not isinstance(seed, (int, np.integer)):
+        if not isinstance(seed, INTEGERS):
             raise TypeError(f"seed={seed!r:.100}: expected an integer")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed={seed}: expected 0 <= seed < 2^64")
@@ -101,7 +104,7 @@ class Codec(NamedTuple):
         Raises:
             ValueError: these are not the bytes of such a chunk. TypeError: not an array, or no integer.
         """
-        if not isinstance(count, (int, np.integer)) or count < 0:
+        if not isinstance(count, INTEGERS) or count < 0:
             raise TypeError(f"count={count!r:.100}: expected an integer of 0 or more")
         array: np.ndarray = np.empty(count, dtype)
         native_dtype = self._dtype(array.dtype)
@@ -224,7 +227,7 @@ def float8(size: int = 256) -> Codec:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return isinstance(value, NUMBERS) and not isinstance(value, bool)
 
 
 def _size(argument: str, size: int, smallest: int, largest: int) -> float:

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bagua_hvd.codecs import (  # with the primitives that take them
+    INTEGERS,
+    NUMBERS,
     Codec,
     bfloat16,
     block,
@@ -69,7 +71,7 @@ class ErrorState:
     """
 
     def __init__(self, count: int, size: int, hierarchical: bool = False) -> None:
-        _check("an integer", _INTEGER, count=count, size=size)
+        _check("an integer", INTEGERS, count=count, size=size)
         self.worker = np.zeros(count, np.float32)
         self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
@@ -212,8 +214,7 @@ def _check(expected: str, types: Any, **given: Any) -> None:
             raise TypeError(f"{name}={value!r:.100}: expected {expected}")
 
 
-_BOOL, _INTEGER = (bool, int, np.bool_), (int, np.integer)
-_NUMBER = (int, float, np.integer, np.floating)
+_BOOL = (bool, int, np.bool_)
 
 
 def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
@@ -259,7 +260,7 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
     """
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, average=average)
-    _check("a number", _NUMBER, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     return context().post(
         native.ALLREDUCE, values.name, values.views, process_set=registered_id(group),
         op=native.OP_AVERAGE if average else native.OP_SUM,
@@ -293,7 +294,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
     """
     values, id = _values(bucket, name, out), registered_id(group)
     _check("a bool", _BOOL, average=average, hierarchical=hierarchical)
-    _check("a number", _NUMBER, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
     if error is not None and not error.fits(values.count, group.size(), hierarchical):
@@ -331,7 +332,7 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
     """
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
-    _check("an integer", _INTEGER, round=round)
+    _check("an integer", INTEGERS, round=round)
     return context().post(
         native.D_FP_S, values.name, values.views, process_set=registered_id(group),
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,

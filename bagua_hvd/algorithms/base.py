@@ -26,9 +26,7 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from bagua_hvd.codecs import Codec, float32, topk
+from bagua_hvd.codecs import NUMBERS, Codec, float32, topk
 from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import ErrorState
@@ -180,7 +178,7 @@ class Algorithm:
 
 def checked(name: str, value: float, fits: Callable[[float], bool], expected: str) -> float:
     """Returns a constructor's argument; raises ValueError unless it is a number that fits."""
-    if not isinstance(value, (int, float, np.integer, np.floating)) or not fits(value):
+    if not isinstance(value, NUMBERS) or not fits(value):
         raise ValueError(f"{name}={value!r}: expected {expected}")
     return value
 
