@@ -17,7 +17,7 @@ COUNT = 70_000          # more than a segment
 TRANSPORTS = ["inproc", "shm", "tcp"]
 
 
-def average(context, name, x, topology=SHIFT_ONE, round=0):
+def run_average(context, name, x, topology=SHIFT_ONE, round=0):
     out = np.empty_like(x)
     post(context, name, [view(x, "float32", out)], topology, round).wait()
     return out
@@ -26,7 +26,7 @@ def average(context, name, x, topology=SHIFT_ONE, round=0):
 def make_pairwise(world, name, topology=SHIFT_ONE, round=0):
     """Makes the operation pairwise, so that it no longer needs the coordinator."""
     for _ in range(2):
-        world.run(lambda rank, context: average(context, name, values("float32", COUNT, rank), topology, round))
+        world.run(lambda rank, context: run_average(context, name, values("float32", COUNT, rank), topology, round))
 
 
 @pytest.mark.parametrize("negotiation", ["star", "tree"])
@@ -43,7 +43,7 @@ def test_a_late_rank_delays_its_neighbours_and_nobody_else(transport, negotiatio
                 if rank == 4 and step == 3:
                     others_are_done.wait(20)        # all but its neighbour, which never wait for this rank
                     assert not neighbour_is_done.is_set()
-                got = average(context, "x", values("float32", COUNT, 100 * step + rank))
+                got = run_average(context, "x", values("float32", COUNT, 100 * step + rank))
                 inputs = [values("float32", COUNT, 100 * step + r) for r in range(6)]
                 np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
             if rank == 1:
@@ -116,7 +116,7 @@ def test_all_may_ask_in_another_way_at_any_time(topology):
                 count = COUNT + step // 5 % 2
                 if late.random() < 0.3:
                     time.sleep(0.005)
-                got = average(context, "x", values("float32", count, 100 * step + rank), topology)
+                got = run_average(context, "x", values("float32", count, 100 * step + rank), topology)
                 inputs = [values("float32", count, 100 * step + r) for r in range(4)]
                 np.testing.assert_array_equal(got, averaged(topology, "float32", inputs, rank, 0))
 
@@ -132,10 +132,10 @@ def test_who_asks_in_another_way_and_its_neighbour_hear_it():
             for name, other_way in (("late", 1), ("early", 3)):
                 time.sleep(0.3 if rank == 1 else 0)         # its neighbour already waits
                 if rank % 2 == 0:
-                    average(context, name, values("float32", COUNT, rank))
+                    run_average(context, name, values("float32", COUNT, rank))
                     continue
                 with pytest.raises(HorovodInternalError, match="Mismatched .* shapes"):
-                    average(context, name, values("float32", COUNT + (rank == other_way), rank))
+                    run_average(context, name, values("float32", COUNT + (rank == other_way), rank))
             total = np.full(5, rank, np.float32)            # the job still works
             context.post(native.ALLREDUCE, "sum", [view(total, "float32", "in place")]).wait()
             assert (total == 6).all()
@@ -151,7 +151,7 @@ def test_in_a_ring_all_hear_of_it_and_none_hangs():
             if rank == 2:
                 time.sleep(0.3)
             with pytest.raises(HorovodInternalError, match="shapes|different arguments"):
-                average(context, "x", values("float32", COUNT + (rank == 2), rank), RING)
+                run_average(context, "x", values("float32", COUNT + (rank == 2), rank), RING)
 
         world.run(call)
 
@@ -165,20 +165,20 @@ def test_a_neighbour_joins():
         def call(rank, context):
             if rank in (0, 2):
                 for _ in range(3):
-                    average(context, "x", values("float32", COUNT, rank))
+                    run_average(context, "x", values("float32", COUNT, rank))
                 assert has_heard.wait(20)
             elif rank == 3:
                 for name, late in (("x", 0), ("y", 0.4)):   # first it waits during the join, then it posts after it
                     time.sleep(late)
                     with pytest.raises(HorovodInternalError, match="not supported with Join .* Rank 1 has joined"):
-                        average(context, name, values("float32", COUNT, rank))
+                        run_average(context, name, values("float32", COUNT, rank))
                 has_heard.set()
             else:
                 time.sleep(0.2)
             context.post(native.JOIN, "join").wait()
             asked = context.counters().cache_misses
             for step in range(4):                           # all continue afterwards
-                got = average(context, "x", values("float32", COUNT, 100 * step + rank))
+                got = run_average(context, "x", values("float32", COUNT, 100 * step + rank))
                 inputs = [values("float32", COUNT, 100 * step + r) for r in range(4)]
                 np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
             # With a new id, so that a late frame for the old one is recognized.
@@ -223,7 +223,7 @@ def test_who_has_begun_hears_that_the_neighbour_of_one_who_left_gives_up():
                 context.shutdown()
                 return ""
             with pytest.raises(HorovodInternalError) as caught:
-                average(context, "x", values("float32", COUNT, rank), RING)
+                run_average(context, "x", values("float32", COUNT, rank), RING)
             return str(caught.value)
 
         messages = world.run(call)
@@ -241,9 +241,9 @@ def test_a_neighbour_leaves():
             elif rank == 3:
                 for _ in range(2):                          # first it waits for the other rank, then that rank has left
                     with pytest.raises(HorovodInternalError, match="rank 1 left the job|shut down"):
-                        average(context, "x", values("float32", COUNT, rank))
+                        run_average(context, "x", values("float32", COUNT, rank))
             else:
-                average(context, "x", values("float32", COUNT, rank))
+                run_average(context, "x", values("float32", COUNT, rank))
 
         world.run(call)
 
@@ -266,12 +266,12 @@ def test_a_rank_posts_and_leaves_at_once(delay):
                     start.wait(20)
                     time.sleep(delay)
                     with suppress(HorovodInternalError):
-                        average(context, "x", x)
+                        run_average(context, "x", x)
                     is_over.set()
                 else:
                     assert is_over.wait(20)
                     inputs = [values("float32", COUNT, r) for r in range(4)]
-                    got = average(context, "x", x)
+                    got = run_average(context, "x", x)
                     np.testing.assert_array_equal(got, averaged(SHIFT_ONE, "float32", inputs, rank, 0))
 
             world.run(call)
@@ -289,7 +289,7 @@ def test_ranks_finish_what_is_theirs_after_rank_0_has_left(negotiation):
                 if rank == 3 and step == 2:     # 1 and 5, rank 0's neighbours, wait only for 2 and 4
                     assert has_left.wait(20)
                     time.sleep(0.2)         # its goodbye has arrived
-                got = average(context, "x", values("float32", COUNT, 10 * step + rank), RING)
+                got = run_average(context, "x", values("float32", COUNT, 10 * step + rank), RING)
                 inputs = [values("float32", COUNT, 10 * step + r) for r in range(6)]
                 np.testing.assert_array_equal(got, averaged(RING, "float32", inputs, rank, 0))
             if rank == 0:
@@ -327,6 +327,6 @@ def test_a_long_wait_names_the_rank():
         def call(rank, context):
             time.sleep(5.5 * rank)
             with pytest.raises(HorovodInternalError, match="'x' waits for rank 1 for longer than 4 seconds"):
-                average(context, "x", values("float32", COUNT, rank))
+                run_average(context, "x", values("float32", COUNT, rank))
 
         world.run(call)
