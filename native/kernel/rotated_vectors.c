@@ -187,15 +187,10 @@ INLINE void inverse(char *dst, size_t count, float *a, size_t d, const uint32_t 
 
 INLINE float sums_of(vec *sums)
 {
-    float parts[LANES];
     UNROLLED for (int w = EACH / 2; w > 0; w /= 2)
         UNROLLED for (int p = 0; p < w; p++)
             sums[p] += sums[p + w];
-    vec_store(parts, sums[0]);
-    for (int w = LANES / 2; w > 0; w /= 2)
-        for (int j = 0; j < w; j++)
-            parts[j] += parts[j + w];
-    return parts[0];
+    return vec_sum(sums[0]);
 }
 
 INLINE float squares(const float *a, size_t d)

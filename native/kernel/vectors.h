@@ -7,6 +7,7 @@
 //     vec_choose(m, a, b)      b in the lanes of m, else a
 //     vec_negate(x, bits, v)   the sign of lane i flipped where bit v LANES + i is set; v < BLOCK_VECTORS
 //     vec_least(x), vec_greatest(x)    over the lanes, none of which is a NaN
+//     vec_sum(x)               lane j plus lane j + w, for w = LANES / 2, ... 1
 //     vec_nearest(x), vec_truncated(x) as a `whole`
 //     bytes_signed(n), bytes_unsigned(n)    BLOCK numbers as bytes
 //     vec_to_u8(q)             BLOCK numbers as bytes, rounded and clamped to 0..255

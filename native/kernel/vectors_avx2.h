@@ -24,6 +24,13 @@ INLINE float vec_greatest(vec x)
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
 
+INLINE float vec_sum(vec x)
+{
+    __m128 y = _mm256_castps256_ps128(x) + _mm256_extractf128_ps(x, 1);
+    y += _mm_movehl_ps(y, y);
+    return y[0] + y[1];
+}
+
 typedef __m128i halves;
 #define halves_from_bytes _mm_cvtepu8_epi16
 #define vec_from_halves _mm256_cvtph_ps

@@ -6,6 +6,7 @@
 #define vec_max _mm512_max_ps
 #define vec_least _mm512_reduce_min_ps
 #define vec_greatest _mm512_reduce_max_ps
+#define vec_sum _mm512_reduce_add_ps
 
 INLINE vec vec_load(const void *p) { return _mm512_loadu_ps(p); }
 INLINE void vec_store(void *p, vec x) { _mm512_storeu_ps(p, x); }
