@@ -47,7 +47,7 @@ class _Codes:
         if self._received is None:
             self._operation.wait()
             nbytes, size, owner = self._operation.result(0)
-            rows = np.frombuffer(native.buffer(owner, nbytes), np.uint8).reshape(size, -1)
+            rows: np.ndarray = np.frombuffer(native.buffer(owner, nbytes), np.uint8).reshape(size, -1)
             for rank, row in enumerate(rows):
                 padded, parameter = _CODEC.unpack_from(row)
                 name = padded.rstrip(b"\0").decode()
@@ -128,7 +128,7 @@ def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, se
 
 
 def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:
-    header = np.frombuffer(_CODEC.pack(codec.name.encode(), codec.parameter), np.uint8)
+    header: np.ndarray = np.frombuffer(_CODEC.pack(codec.name.encode(), codec.parameter), np.uint8)
     return np.concatenate([header, codec.encode(values, seed)])
 
 
