@@ -85,6 +85,7 @@ void executor_after_fork(struct executor *exec);
 
 // When the executor fails. Any function may fail it, also below a link's or a task's `advance`:
 //
+//     0. detection          fail_link (links.c: hang-up or error), departure_on_goodbye (another rank has noticed), heartbeat.c, wait.c
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that are
 //                           not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
@@ -140,7 +141,8 @@ bool executor_waits_for_room(const struct executor *exec);
 void executor_check_liveness(struct executor *exec);
 
 // wait.c. Waits until ready(arg) is > 0: then BHVD_OK, even after a failure. Negative: ready has failed the executor.
-// waiting_for: the awaited global rank, for the error message; -1: several.
+// waiting_for: the awaited global rank, for the error message; -1: several. Polls meanwhile: frames arrive, tasks and their
+// executions complete, pairwise operations start, and a failure aborts all tasks with `on_complete`; no other execution begins.
 typedef int (*executor_ready_fn)(struct executor *exec, void *arg);
 bhvd_status executor_wait(struct executor *exec, executor_ready_fn ready, void *arg, int waiting_for);
 // The same for work on a GPU, which the engine polls instead of sleeping. A GPU may be busy with earlier work, and NCCL's

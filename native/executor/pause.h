@@ -24,5 +24,5 @@ void pause_processor(void);
 
 // For threads that sleep without the engine. Sets the state that ranks read before they ring this rank's doorbell.
 void pause_set_doorbell(struct executor *exec, enum doorbell_state state);
-// The sleep. links_too: false after a failure, when nobody reads the sockets any more. looking: sleep only POLL_AGAIN_NS.
+// The sleep. links_too: false after a failure, when nobody reads the sockets any more. must_poll: sleep only POLL_AGAIN_NS.
 void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, bool must_poll);

@@ -62,14 +62,17 @@ static int name_awaited(const struct executor *exec, int waiting_for, char *out,
 static bhvd_status fail_timeout(struct executor *exec, int waiting_for)
 {
     char who[128];
-    if (exec->waits_for_gpu)
-        return executor_fail(exec, BHVD_ERR_TIMEOUT, "rank %d: the GPU has not finished for %.1f s; the limit is %d times "
-                             "HOROVOD_GLOO_TIMEOUT_SECONDS", exec->connections.rank,
-                             (double)executor_gpu_timeout_ns(exec) / 1e9, GPU_TIMEOUTS);
     const int rank = name_awaited(exec, waiting_for, who, sizeof who);
     return executor_blame(exec, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, rank,
                           "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
                           "HOROVOD_GLOO_TIMEOUT_SECONDS", exec->timeout_ms / 1000.0, who);
+}
+
+static bhvd_status fail_gpu_timeout(struct executor *exec)
+{
+    return executor_fail(exec, BHVD_ERR_TIMEOUT, "rank %d: the GPU has not finished for %.1f s; the limit is %d times "
+                         "HOROVOD_GLOO_TIMEOUT_SECONDS", exec->connections.rank,
+                         (double)executor_gpu_timeout_ns(exec) / 1e9, GPU_TIMEOUTS);
 }
 
 void executor_check_progress(struct executor *exec)
@@ -101,7 +104,7 @@ bhvd_status executor_wait(struct executor *exec, executor_ready_fn ready, void *
         if (moved)
             rounds = 0;
         if (checks_clock(exec, rounds, polls) && progress_timer_expired(exec, &timer, limit_ns) && ready(exec, arg) <= 0) {
-            return fail_timeout(exec, waiting_for);
+            return exec->waits_for_gpu ? fail_gpu_timeout(exec) : fail_timeout(exec, waiting_for);
         }
         if (!moved || (pause_blocks(exec) && !ready(exec, arg)))
             pause_engine(exec, &rounds, timer.since_ns ? timer.since_ns + limit_ns : CLOCK_NEVER, ready, arg);

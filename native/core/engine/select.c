@@ -287,6 +287,8 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operat
     else if (!status)
         status = process_set_add(&ctx->sets, &ctx->exec, op->splits, (int)op->split_count, of_members, &id, error);
     pthread_mutex_unlock(&ctx->sets_lock);
+    if (status == BHVD_ERR_SYSTEM)
+        status = executor_fail_with(&ctx->exec, error);         // the other ranks have the set
     op->value = id;
     bhvd_status added = coordinator_set_added(ctx);
     return status ? status : added;
@@ -317,10 +319,10 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_ope
     if (!status)
         status = executor_wait(&ctx->exec, is_unused, set, -1);
     pairwise_forget_set(ctx, number);
-    if (!status)
-        status = coordinator_set_removed(ctx, set);
     communicators_await(ctx);
     communicators_close(ctx, set);
+    if (!status)
+        status = coordinator_set_removed(ctx, set);             // last: whatever polls may bring requests for the set
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(&ctx->sets, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);

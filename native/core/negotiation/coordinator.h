@@ -6,6 +6,13 @@
 //     refuse.c         responds with an error to those that cannot be done
 //     pending.c        an operation that waits for members; checks that they agree
 //     response.c       writes and sends responses
+//
+// A request's way, over rank 0 and back (relays in between pass it on):
+//
+//     member_request -> relay_send_requests -> relay_on_up -> coordinator_on_requests -> fuse_enqueue, once all members have sent it
+//     engine_poll -> coordinator_respond -> fuse_respond -> relay_on_down -> member_on_response
+//
+// A known request is only an id in the first line, and a known response only ids in the second: ranks still wait for the response.
 #pragma once
 
 #include "core/negotiation/coordinator_state.h"

@@ -102,7 +102,7 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
         inline_payload_put_sum(&ctx->exec, pending, out);
         return false;
     }
-    if (all && pending->entry && pairwise_may_begin(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+    if (all && pending->entry && pairwise_try_begin(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
         refuse_forget(ctx->coordinator, &pending->key);         // some members joined instead
         bytes_put_u8(out, ITEM_PAIRWISE);
         bytes_put_u32(out, pending->entry->id);

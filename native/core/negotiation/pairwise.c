@@ -94,7 +94,7 @@ void pairwise_destroy(struct pairwise *pairwise)
 
 // --------------------------------------------------------------------------------------------------------------- entries
 
-bool pairwise_may_begin(bhvd_context *ctx, struct process_set *set, const struct request *request)
+bool pairwise_try_begin(bhvd_context *ctx, struct process_set *set, const struct request *request)
 {
     if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->device >= 0)
         return false;
@@ -132,7 +132,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
     entry = calloc(1, sizeof *entry);
     if (!entry || !set) {
         free(entry);
-        return set ? executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
+        return set ? BHVD_ERR_SYSTEM : BHVD_OK;
     }
     *entry = (struct pairwise_entry){.cached = {.id = id}, .network = *network};
     const struct peers peers = neighbors_of(&op->coll, &set->group);
@@ -146,7 +146,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
             return BHVD_OK;
     }
     entry_free(entry);
-    return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
+    return BHVD_ERR_SYSTEM;
 }
 
 static bool is_same(const struct pairwise_entry *entry, const struct bhvd_operation *op)

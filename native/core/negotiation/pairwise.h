@@ -37,11 +37,11 @@ struct pairwise {
 struct pairwise *pairwise_create(void);        // NULL: no memory
 void pairwise_destroy(struct pairwise *pairwise);
 
-// Coordinator: may the request, equal on all members, become pairwise?
-bool pairwise_may_begin(bhvd_context *ctx, struct process_set *set, const struct request *request);
+// Coordinator: makes the request, equal on all members, pairwise if it can be; counts it then.
+bool pairwise_try_begin(bhvd_context *ctx, struct process_set *set, const struct request *request);
 // Coordinator: `count` operations of a set need it again, or the set is removed.
 void pairwise_release(bhvd_context *ctx, struct process_set *set, int count);
-// Member: the operation becomes pairwise. The execution of this response runs as usual.
+// Member: the operation becomes pairwise. The execution of this response runs as usual. BHVD_ERR_SYSTEM: no memory.
 bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct network_cost *network);
 
 enum pairwise_state {
