@@ -2,20 +2,21 @@
 import hashlib
 import os
 import socket
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 # Processes that differ in one of these namespaces do not share memory or network, although they share the kernel.
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
 
 
-def _namespaces():
-    found = []
+def _identity():
+    """The kernel's boot, and the namespaces: hosts of one name that were just started have equal namespace numbers."""
+    with suppress(OSError):
+        yield Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     for name in _NAMESPACES:
-        try:
-            found.append(os.readlink(f"/proc/self/ns/{name}"))
-        except OSError:
-            found.append("")
-    return ",".join(found)
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/ns/{name}")
 
 
 def host_hash(salt: Any = None) -> str:
@@ -25,5 +26,5 @@ def host_hash(salt: Any = None) -> str:
         salt: processes with an equal salt form a host of their own; None: no salt.
     """
     hostname = socket.gethostname()
-    text = f"{hostname}-{_namespaces()}" + ("" if salt is None else f"-{salt}")
+    text = f"{hostname}-{','.join(_identity())}" + ("" if salt is None else f"-{salt}")
     return f"{hostname.split('.')[0]}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

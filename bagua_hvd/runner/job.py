@@ -91,12 +91,12 @@ def _resolved(hostname):
 
 
 def _is_own(address):
-    """Whether a socket can be bound to the address: a check that needs no list of interfaces."""
+    """Whether packets to the address leave from it: needs no list of interfaces, and holds with ip_nonlocal_bind."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-            return True
+            probe.connect((str(address), 9))        # sends nothing
+            return probe.getsockname()[0] == str(address)
     except OSError:
         return False
 

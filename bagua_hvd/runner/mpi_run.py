@@ -34,6 +34,8 @@ _MPIRUN_SECONDS = 2
 _ARRIVAL_SECONDS = 5
 # Variables of the job that the caller itself is a rank of.
 _OURS = {*PLACE, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC"}
+# Set by batch systems: Open MPI finds the allocation's hosts by itself.
+_ALLOCATIONS = {"SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "PE_HOSTFILE"}
 
 
 def _mpirun(env):
@@ -67,7 +69,7 @@ def command(args, hosts, env):
 
     Args:
         args: the parsed flags of baguarun.
-        hosts: `h1:2,h2:2`; None: this host.
+        hosts: `h1:2,h2:2`; None: those of the batch system's allocation, or this host.
         env: the environment to pass on.
     Raises:
         FileNotFoundError: no mpirun. ValueError: malformed hosts, or flags that this mpirun does not have.
@@ -83,8 +85,10 @@ def command(args, hosts, env):
 
 
 def _open_mpi(args, hosts, env):
-    start = ["--allow-run-as-root", "--tag-output", "-np", str(args.num_proc), "-H",
-             hosts or f"localhost:{args.num_proc}", *shlex.split(args.binding_args or "--bind-to none --map-by slot")]
+    start = ["--allow-run-as-root", "--tag-output", "-np", str(args.num_proc)]
+    if hosts is not None or not _ALLOCATIONS.intersection(env):
+        start += ["-H", hosts or f"localhost:{args.num_proc}"]
+    start += shlex.split(args.binding_args or "--bind-to none --map-by slot")
     if args.tcp_flag:
         start += ["--mca", "pml", "ob1", "--mca", "btl", "^openib"]
     if args.nics:
@@ -121,6 +125,7 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     Raises:
         As run().
     """
+    hosts = hosts or f"localhost:{args.num_proc}"
     slots = plan(args.num_proc, hosts)
     here = all(is_local(slot.hostname) for slot in slots)
     secret_key = make_secret_key()

@@ -96,6 +96,13 @@ def test_a_script_without_an_interpreter_line_is_for_the_shell(tmp_path):
     assert HostDiscoveryScript(str(path)).find_available_hosts_and_slots() == {"host1": 1, "host2": 2}
 
 
+def test_a_command_with_arguments_is_for_the_shell(tmp_path):
+    path = script(tmp_path, 'echo "$1:$2"')
+    assert HostDiscoveryScript(f"{path} a 3").find_available_hosts_and_slots() == {"a": 3}
+    with pytest.raises(RuntimeError, match="ended with exit code 127.*no/such"):
+        HostDiscoveryScript("/no/such --flag").find_available_hosts_and_slots()
+
+
 @pytest.mark.parametrize("end, words", [("wait", "has not ended after 1 s, and was killed"),
                                         ("exit 0", "has ended, but what it started held its output open for 1 s")])
 def test_a_script_that_hangs_is_killed_with_what_it_started(tmp_path, monkeypatch, end, words):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_hvd.job.engines import join
 from bagua_hvd.job.engines.detect import Placement, detect
 from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange, folder
 from bagua_hvd.job.engines.join import Membership
@@ -146,6 +147,19 @@ def test_slurm_on_three_hosts(namespaces, environment, tmp_path):
     assert [json.loads(stdout) for stdout, _ in outputs] == [
         [0, 4, 0, 1, 0, 3, 15.0], [1, 4, 0, 2, 1, 3, 15.0], [2, 4, 1, 2, 0, 1, 15.0], [3, 4, 0, 1, 2, 3, 15.0]]
     assert list((tmp_path / ".bagua_hvd").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PMI_FD", None])
+def test_only_an_srun_with_pmi_starts_mpi(name, monkeypatch):
+    """MPI_Init would end the process."""
+    for variable in [variable for variable in os.environ if variable.startswith("PMI")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.delenv("BAGUA_HVD_EXCHANGE", raising=False)
+    if name:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(join, "MpiExchange", lambda placement: "MpiExchange")
+    monkeypatch.setattr(join, "FileExchange", lambda job, one_host: "FileExchange")
+    assert join._exchange(Placement("slurm", 0, 2, 1, "7.0"), False, 1) == ("MpiExchange" if name else "FileExchange")
 
 
 def slurm_ranks(size, environment, tmp_path, script=SCRIPT, **variables):

@@ -260,6 +260,15 @@ def test_signals_end_the_job(launcher, signum):
     assert signal.Signals(signum).name in stderr and "Traceback" not in stderr and "Process 0 exit" not in stderr
 
 
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_warnings_of_a_batch_system_reach_the_ranks(launcher, signum):
+    popen = launcher.start("-np", 2, "bash", "-c", f"trap 'echo saved; exit 0' {signum.name}; echo up; {LONG} & wait")
+    assert [popen.stdout.readline().endswith(b"up\n") for _ in range(2)] == [True, True]
+    popen.send_signal(signum)
+    stdout, stderr = (text.decode() for text in popen.communicate(timeout=60))
+    assert popen.returncode == 0 and sorted(stdout.splitlines()) == ["[0]<stdout>:saved", "[1]<stdout>:saved"], stderr
+
+
 STUBBORN = ["sh", "-c", "trap '' TERM INT HUP; echo up; while :; do sleep 1; done"]
 
 

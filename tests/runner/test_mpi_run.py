@@ -37,6 +37,14 @@ def test_open_mpi(launcher):
         assert part in text.replace("'", ""), part
 
 
+@pytest.mark.parametrize("variable", [None, "SLURM_JOB_ID", "PBS_NODEFILE"])
+def test_open_mpi_chooses_the_hosts_of_an_allocation(launcher, monkeypatch, variable):
+    if variable:
+        monkeypatch.setenv(variable, "7")
+    command = composed(launcher, "mpirun (Open MPI) 5.0.1")
+    assert ("-H" in command) == (variable is None)
+
+
 def test_hydra(launcher):
     command = composed(launcher, "HYDRA build details:", "-H", "a:2,b:2", "--binding-args=-bind-to core",
                        "--network-interface", "eth0", "--exclude-env", "PYTHON*,BAGUA_HVD_J*")

@@ -2,6 +2,7 @@
 import json
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,14 @@ def test_unequal_slots_on_hosts_other_than_the_launchers(launcher, namespaces):
     assert report(launcher, namespaces, "-np", 4, "-H", "h1:1,h2:3") == [
         ["h1", 0, 4, 0, 1, 0, 2, 15.0], ["h2", 1, 4, 0, 3, 1, 2, 15.0],
         ["h2", 2, 4, 1, 3, 0, 1, 15.0], ["h2", 3, 4, 2, 3, 0, 1, 15.0]]
+
+
+def test_another_host_is_not_local_where_foreign_addresses_can_be_bound(namespaces):
+    """With ip_nonlocal_bind, as on hosts that take over each other's addresses."""
+    code = ("from bagua_hvd.runner.job import is_local; open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); "
+            "print([is_local(f'10.0.0.{n}') for n in (1, 2)])")
+    command = [*namespaces.enter(0), sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "[True, False]\n"
 
 
 def test_training(launcher, namespaces):

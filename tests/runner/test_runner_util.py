@@ -93,6 +93,12 @@ def test_host_hash():
     assert host_hash.host_hash(salt="a") == host_hash.host_hash(salt="a")
 
 
+def test_hosts_of_one_name_differ_by_the_boot_of_their_kernels(monkeypatch):
+    here = host_hash.host_hash()
+    monkeypatch.setattr(host_hash.Path, "read_text", lambda path: "another boot")
+    assert host_hash.host_hash() != here
+
+
 FLAGS = [
     (["--algorithm", "bytegrad"], "BAGUA_ALGORITHM", "bytegrad"),
     (["--start-timeout", "7"], "HOROVOD_START_TIMEOUT", "7"),

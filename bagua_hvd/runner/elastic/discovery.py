@@ -48,7 +48,8 @@ class HostDiscoveryScript(HostDiscovery):
     """Runs an executable that prints one host per line, `name:slots` or `name`; no output means no hosts.
 
     Args:
-        discovery_script: path of the executable; the shell runs one that does not begin with `#!`.
+        discovery_script: path of the executable, or a command with arguments; the shell runs those, and files that do
+            not begin with `#!`.
         slots: slots for lines without a number; None: such lines are errors.
     Attributes:
         limit_seconds: a script that runs longer is killed, and its result is an error.
@@ -101,6 +102,10 @@ class HostDiscoveryScript(HostDiscovery):
 
         try:
             return start(self._script)
+        except FileNotFoundError:
+            if len(self._script.split()) == 1:
+                raise
+            return start("/bin/sh", "-c", self._script)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
