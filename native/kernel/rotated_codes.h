@@ -84,20 +84,32 @@ SHARED double normalize(float *a, size_t d)
     return factor;
 }
 
-// Returns t of a block with the coefficients a / scale.
-SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, size_t d, double scale)
+// A block with the coefficients a / scale.
+struct block {
+    size_t begin, d;
+    float *a;
+    double scale;               // 0: all are 0; NaN: one is not finite
+    float sum, root;            // of squares; root mean square
+};
+
+SHARED struct block block_of(size_t begin, size_t d, float *a, double scale)
 {
-    float sum = squares(a, d);
-    if (!rotated_is_regular(sum)) {
-        const double factor = normalize(a, d);
-        if (!(factor > 0)) {
-            memset(codes, 0, d / 8 * (size_t)coder->levels->bits);
-            return (float)factor;
-        }
-        scale *= factor;
-        sum = squares(a, d);
+    struct block block = {begin, d, a, scale, squares(a, d), 0};
+    if (!rotated_is_regular(block.sum)) {
+        block.scale *= normalize(a, d);
+        block.sum = squares(a, d);
     }
-    return rotated_scale((double)sum / coder->quantize(codes, a, d, sqrtf(sum / (float)d)) / scale);
+    block.root = sqrtf(block.sum / (float)d);
+    return block;
+}
+
+// Returns t.
+INLINE float encode_block(const struct coder *coder, uint8_t *codes, const struct block *block)
+{
+    if (block->scale > 0)
+        return rotated_scale((double)block->sum / coder->quantize(codes, block->a, block->d, block->root) / block->scale);
+    memset(codes, 0, block->d / 8 * (size_t)coder->levels->bits);
+    return (float)block->scale;
 }
 
 // Encodes coefficients, or src if they are NULL.
@@ -105,20 +117,30 @@ SHARED void encode(const struct coder *coder, const struct io *io, void *dst, co
                    uint64_t key, const struct bhvd_codec_options *options)
 {
     const struct codes at = codes_at(coder, dst, count, options);
+    _Alignas(64) float blocks[2][ROTATED_LARGEST_BLOCK];
     int is_finite = 1;
     if (count)
         memset(at.codes - CODEC_BLOCK, 0, CODEC_BLOCK);     // the scales' padding
-    for (size_t begin = 0; begin < count; begin += at.size) {
-        const size_t left = count - begin, d = rotated_block(left, at.size);
-        _Alignas(64) float block[ROTATED_LARGEST_BLOCK], *a = coefficients ? coefficients + begin : block;
-        uint32_t signs[ROTATED_LARGEST_BLOCK / 32];
-        if (!coefficients) {
-            rotated_signs(signs, key, begin, d);
-            io->forward(a, (const char *)src + begin * io->size, left < d ? left : d, d, signs);
+    struct block before = {0};
+    // Each block is encoded after the next one is transformed: then the processor need not wait for its root.
+    for (size_t begin = 0, n = 0; begin < count || before.a; begin += at.size, n++) {
+        struct block next = {0};
+        if (begin < count) {
+            const size_t left = count - begin, d = rotated_block(left, at.size);
+            float *a = coefficients ? coefficients + begin : blocks[n % 2];
+            uint32_t signs[ROTATED_LARGEST_BLOCK / 32];
+            if (!coefficients) {
+                rotated_signs(signs, key, begin, d);
+                io->forward(a, (const char *)src + begin * io->size, left < d ? left : d, d, signs);
+            }
+            next = block_of(begin, d, a, coefficients ? 1 : (double)d);
         }
-        const float t = encode_block(coder, codes_of_block(&at, begin), a, d, coefficients ? 1 : (double)d);
-        store_f32(scale_of_block(&at, begin), t);
-        is_finite &= t == t;
+        if (before.a) {
+            const float t = encode_block(coder, codes_of_block(&at, before.begin), &before);
+            store_f32(scale_of_block(&at, before.begin), t);
+            is_finite &= t == t;
+        }
+        before = next;
     }
     codec_header_init(dst, ROTATED_VERSION, is_finite);
     memcpy(dst, &key, sizeof key);
