@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from bagua_hvd.job import basics
 
@@ -27,7 +27,7 @@ def _number(cost, sample):
         raise ValueError(f"complexity_fn gives {cost!r} for sample {sample}; it must give a number") from None
 
 
-class LoadBalancingDistributedSampler(Sampler[int]):
+class LoadBalancingDistributedSampler(DistributedSampler[int]):
     """Iterates over this rank's share of the epoch; the k-th samples of all ranks cost about the same.
 
     An epoch has every sample once, on some rank. If the number of ranks does not divide the number of samples, a few
@@ -56,6 +56,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         chunks: int64, shape (len(self), num_replicas), indices by rising cost, column r of rank r.
     """
 
+    # Nothing of the base remains but its type, by which Lightning sees that ranks' shares differ already. Its __init__
+    # would need torch.distributed.
     def __init__(self, dataset: Any, complexity_fn: Callable[[Any], float] | None = None,
                  num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True, seed: int = 0,
                  drop_last: bool = False, random_level: float = 0.0, *,
@@ -73,6 +75,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         if not np.isfinite(self.complexities).all():
             worst = int(np.argmin(np.isfinite(self.complexities)))
             raise ValueError(f"the complexity of sample {worst} is {self.complexities[worst]}; it must be finite")
+        self.dataset = dataset
         self.shuffle, self.seed, self.drop_last, self.random_level = shuffle, seed, drop_last, random_level
         self._given = num_replicas, rank
         self.epoch = 0
@@ -122,6 +125,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
             chunks, order = self._cut(left, ranks)
             left = np.setdiff1d(left, chunks[order].ravel()[:count])
         self.chunks, self._order = self._cut(left, self.num_replicas)
+        self.num_samples, self.total_size = len(self.chunks), self.chunks.size
 
     def _cut(self, left, n):
         """The chunks of the samples `left`, by rising cost; and the order of their rows."""

@@ -3,12 +3,13 @@ import lightning.fabric
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.job import basics
 from bagua_hvd.lightning import environment
-from lightning_training import Model, data, ours, weights
+from lightning_training import Model, data, ours, trainer, weights
 from ports import free_port
 
 
@@ -61,6 +62,40 @@ def fabric(folder):
 
 def test_fabric(run_ranks, tmp_path):
     run_ranks(2, fabric, arguments={"folder": str(tmp_path)})
+
+
+class Seeing(Model):
+    """Keeps the samples that it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def training_step(self, batch, index):
+        self.seen += batch[0][:, 0].tolist()
+        return super().loss(batch)
+
+
+def samplers():
+    """Lightning does not divide the share of a sampler that divides the samples itself."""
+    rows = TensorDataset(torch.arange(32.0).unsqueeze(1).expand(32, 12), torch.zeros(32, dtype=torch.long))
+    hvd.init()
+    for make in (lambda: hvd.LoadBalancingDistributedSampler(rows, complexities=range(32)),
+                 lambda: hvd.elastic.ElasticSampler(rows)):
+        model = Seeing()
+        trainer("bagua", -1, max_epochs=2).fit(model, DataLoader(rows, 4, sampler=make()))
+        run = lightning.fabric.Fabric(accelerator="cpu", devices=hvd.size(), strategy="bagua")
+        run.launch()
+        loader = run.setup_dataloaders(DataLoader(rows, 4, sampler=make()))
+        epochs = [[x for batch in loader for x in batch[0][:, 0].tolist()] for _ in range(2)]
+        for first, second in ((model.seen[:16], model.seen[16:]), epochs):
+            for epoch in (first, second):
+                assert sorted(hvd.allgather(torch.tensor(epoch)).tolist()) == list(range(32))
+            assert first != second
+
+
+def test_samplers(run_ranks):
+    run_ranks(2, samplers)
 
 
 def test_the_port_is_one_of_those_that_the_user_allows(monkeypatch):

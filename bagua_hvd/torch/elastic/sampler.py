@@ -2,12 +2,12 @@
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 from bagua_hvd.job import basics
 
 
-class ElasticSampler(Sampler):
+class ElasticSampler(DistributedSampler):
     """Iterates over this rank's share of the rest of the epoch.
 
     All ranks use the same order: 0, 1, 2, ..., or a permutation from seed and epoch. The first `processed_num` entries
@@ -27,6 +27,10 @@ class ElasticSampler(Sampler):
         job at the last reset(); num_samples: length of an iteration; remaining_indices: entries left, of all ranks.
     """
 
+    drop_last = False
+
+    # Nothing of the base remains but its type, by which Lightning sees that ranks' shares differ already. Its __init__
+    # would need torch.distributed.
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset = dataset
         self.shuffle = shuffle
