@@ -324,8 +324,7 @@ class Reducer:
         self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
         if self.model.delay and self.model.continues:
             raise ValueError(ADDED_TO_LATE)
-        if self._weight is not None or self._source.factor != 1:
-            self._weigh()
+        self._source.factor = 1.0
         if not self._begun:
             self.model.pending = {}
         sends = "communicates_gradients" not in self._own_hooks or self.algorithm.communicates_gradients(self.model)
@@ -338,10 +337,10 @@ class Reducer:
         if self.model.window and sends and not self.model.delay:
             self._layout.name_buckets(".again")
 
-    def _weigh(self):
-        weight, self._weight = self._weight, None
+    def _weigh(self, weight):
+        self._weight = None
         try:
-            self._source.factor = 1.0 if weight is None else weight.factor()
+            self._source.factor = weight.factor()
         except BaseException:
             self.reset()
             raise
@@ -399,6 +398,9 @@ class Reducer:
 
     def _place(self, index):
         """Places a complete gradient in its bucket, and posts the bucket when it is full."""
+        # Not when the window begins: a weight may be set between its passes. One set after the last is the next's.
+        if self._weight is not None and not any(self._window.placed):
+            self._weigh(self._weight)
         bucket = self._layout.bucket_of[index]
         if bucket is None:
             self._post_sparse(index)

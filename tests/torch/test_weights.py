@@ -105,21 +105,34 @@ def several_windows():
     hvd.init()
     count = COUNTS[0][hvd.rank()]
     x, y = samples(0, hvd.rank(), count)
-    expected = one_process([0])
+    expected = one_process([0, 0])
     for options in ({"backward_passes_per_step": 2}, {}):
         model = model_of()
         opt = wrapped(model, **options)
-        if options:
-            opt.set_weight(1 + hvd.rank())      # the last weight of a window counts
-        else:
-            with opt.no_sync():
+        for _ in range(2):      # in the first one, no bucket is posted before all passes have ended
+            opt.zero_grad()
+            if options:
+                opt.set_weight(1 + hvd.rank())      # the last weight of a window counts
                 (mse_loss(model(x), y) / 4).backward()
-        if options:
-            (mse_loss(model(x), y) / 4).backward()
-        opt.set_weight(count)
-        (mse_loss(model(x), y) * 3 / 4).backward()
-        opt.step()
+            else:
+                with opt.no_sync():
+                    (mse_loss(model(x), y) / 4).backward()
+            opt.set_weight(count)
+            (mse_loss(model(x), y) * 3 / 4).backward()
+            opt.step()
         torch.testing.assert_close(flat(model), expected)
+    # A weight that is set when buckets are in flight is that of the next window.
+    model = model_of()
+    opt = wrapped(model, gradients_untouched=True)
+    for step in range(3):
+        opt.zero_grad()
+        if step < 2:
+            opt.set_weight(count)
+        mse_loss(model(x), y).backward()
+        if step == 1:
+            opt.set_weight(count)
+        opt.step()
+    torch.testing.assert_close(flat(model), one_process([0] * 3))
     # A rank without samples may skip its backward pass.
     model = model_of()
     opt = wrapped(model)
