@@ -45,6 +45,11 @@ SHARED = (
     "backward pass within no_sync() of the other"
 )
 
+TAKEN = (
+    "a hook on {name} has taken its gradient before it was reduced: hooks run in the order of their registration, so "
+    "register those that step or clear gradients after DistributedOptimizer(...)"
+)
+
 COMPILED = (
     "the backward pass is compiled (torch._dynamo.config.compiled_autograd), and would end before its gradients are "
     "averaged: leave compiled_autograd off, since torch.compile(model) works without it; or pass "
@@ -184,6 +189,8 @@ class Backward:
             with self._lock:
                 end = (None if self._end is None else self._end()) or self._await_end()
                 if end is not None:
+                    if parameter.grad is None and self._reduces():
+                        raise RuntimeError(TAKEN.format(name=self._source.names[index]))
                     end.gradient_ready(index, _graph_task() == end.task)
 
         return gradient_accumulated

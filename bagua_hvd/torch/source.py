@@ -20,6 +20,11 @@ from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.source import Source
 
+CHANGED = (
+    "the gradient of {name} was changed while it was averaged over the ranks: change gradients after backward(), with "
+    "gradients_untouched=True after optimizer.synchronize(), or in hooks registered before DistributedOptimizer(...)"
+)
+
 
 class _SparseOperation:
     """Gathers one sparse gradient, its indices and values, in one operation."""
@@ -194,6 +199,7 @@ class TorchSource(Source):
         self.op = op
         self.process_set = process_set
         self._sent_tensors: dict[int, Any] = {}     # index -> (tensor sent instead of p.grad, compression's context)
+        self._given: list[Any] = []                 # (index, parameter, its gradient in flight, version of that)
         self._sparse_dims: dict[int, int] = {}      # index -> sparse_dim of gradients seen sparse
         self._weights = _Contiguous()
         self._scaler: Callable[[], Any] | None = None       # a weak reference
@@ -262,6 +268,7 @@ class TorchSource(Source):
             gradient = torch.zeros_like(parameter, requires_grad=False)
             if parameter.requires_grad:     # one that was frozen meanwhile gets none, and does not move
                 parameter.grad = gradient
+        given: Any = gradient
         if self._sharded:
             gradient = local(gradient)
         sent, context = gradient, None
@@ -269,9 +276,11 @@ class TorchSource(Source):
             self._sparse_dims[index] = gradient.sparse_dim()
             sent = gradient.to_dense()
         elif not self._sharded and _shares_memory(gradient):
-            sent = gradient.clone()
+            sent, given = gradient.clone(), None        # the others may change it
         if self.factor != 1:
             multiply(sent, self.factor)
+        if given is not None:
+            self._given.append((index, parameter, given, given._version))
         if self.compression is not None:
             with torch.no_grad():
                 sent, context = self.compression.compress(sent)
@@ -290,6 +299,7 @@ class TorchSource(Source):
 
     def hand_over(self, indices: Iterable[int], memory: list[TensorView] | None) -> Any:
         parameters = [self.parameters[index] for index in indices]
+        self._given = []        # with delay=1 all of them leave the user's hands
         if not all(index not in self._sent_tensors and _is_nobody_elses(parameter)
                    for index, parameter in zip(indices, parameters, strict=True)):
             return None
@@ -345,8 +355,16 @@ class TorchSource(Source):
                 gradient = gradient.to_sparse(sparse_dim)
         return _SparseOperation(parameter, gradient, name, self.op, self.process_set)
 
+    def _check_unchanged(self):
+        given, self._given = self._given, []
+        for index, parameter, gradient, version in given:
+            now = parameter.grad
+            if (now is not gradient or gradient._version != version) and now is not None:
+                raise RuntimeError(CHANGED.format(name=self.names[index]))
+
     @torch.no_grad()
     def finish(self) -> None:
+        self._check_unchanged()
         for index, (reduced, context) in self._sent_tensors.items():
             parameter = self.parameters[index]
             if self.compression is not None:
@@ -377,6 +395,7 @@ class TorchSource(Source):
 
     def discard(self) -> None:
         self._sent_tensors = {}
+        self._given = []
 
     def weight(self, index: int) -> Any:
         parameter = self.parameters[index]

@@ -1,4 +1,5 @@
 """backward() leaves reduced gradients, for every kind of pass and every change of gradients before the step."""
+import itertools
 import os
 import threading
 import warnings
@@ -244,6 +245,70 @@ def one_parameter_in_two_optimizers():
 
 def test_one_parameter_in_two_optimizers(run_ranks):
     run_ranks(2, one_parameter_in_two_optimizers)
+
+
+def hooks_of_the_user():
+    """Hooks that take gradients run after ours, hooks that change gradients before ours; others are errors."""
+    hvd.init()
+    rank = hvd.rank()
+
+    def steps(after):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        own = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in names}
+
+        def step(parameter):
+            own[parameter].step()
+            own[parameter].zero_grad()
+
+        for wraps in (True, False) if after else (False, True):
+            for parameter, name in names.items():
+                if wraps:
+                    own[parameter] = hvd.DistributedOptimizer(own[parameter], [(name, parameter)])
+                else:
+                    parameter.register_post_accumulate_grad_hook(step)
+        torch.manual_seed(rank)
+        for _ in range(3):
+            model(torch.randn(5, 3)).square().mean().backward()
+        assert_same_everywhere(model)
+
+    steps(after=True)
+    with pytest.raises(RuntimeError, match=r"a hook on 2\.(weight|bias) has taken its gradient"):
+        steps(after=False)
+
+    def halves(parameter):
+        parameter.grad.mul_(0.5)
+
+    def replaces(parameter):
+        parameter.grad = parameter.grad * 0.5
+
+    for hook, untouched in itertools.product((halves, replaces), (False, True)):
+        for before in (True, False):
+            p, q = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
+            if before:
+                p.register_post_accumulate_grad_hook(hook)
+            opt = hvd.DistributedOptimizer(torch.optim.SGD([q, p], lr=0.1), gradients_untouched=untouched)
+            for step in range(4):
+                if step == 2 and not before and not untouched:
+                    p.register_post_accumulate_grad_hook(hook)
+                opt.zero_grad()
+                loss = (p.sum() + q.sum()) * (2.0 + 2 * rank)
+                wrong = step > 1 and not before
+                if not wrong:
+                    loss.backward()
+                    opt.step()
+                    assert torch.equal(p.grad, torch.full((3,), mean_of(lambda r: 1.0 + r) * (2 - before)))
+                    continue
+                with pytest.raises(RuntimeError, match=r"noname\.0\.1 was changed while it was averaged"):
+                    loss.backward()
+                    if untouched:
+                        hook(p)
+                    opt.step()
+
+
+def test_hooks_of_the_user(run_ranks):
+    run_ranks(2, hooks_of_the_user)
 
 
 class Positions(nn.Module):
@@ -538,7 +603,8 @@ def waits_in_step():
         if time > 0:                            # in the first step nothing is posted before step()
             with opt.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
                 loss.backward()
-            opt.synchronize()
+            with pytest.raises(RuntimeError, match="was changed while it was averaged"):
+                opt.synchronize()
             opt.zero_grad()
             model(x).sum().backward()
         opt.step()
@@ -1067,5 +1133,6 @@ def test_hooks_of_several_devices_run_one_at_a_time():
     end = SimpleNamespace(task=None, gradient_ready=gradient_ready)
     hooks._end = lambda: end
     for index, parameter in enumerate(parameters):
+        parameter.grad = torch.zeros_like(parameter)
         hooks._after_accumulation(index)(parameter)
     assert taken == [False, False]
