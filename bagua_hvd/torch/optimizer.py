@@ -33,9 +33,10 @@ from bagua_hvd.training.model import Model
 
 
 class _Protocol:
-    """Flags for the next step; one object for an optimizer and all its proxies."""
+    """Flags for the next step, and the parameters; one object for an optimizer and all its proxies."""
 
-    def __init__(self):
+    def __init__(self, parameters):
+        self.known = set(map(id, parameters))       # the optimizer's dict of names keeps them alive
         self.forget()
 
     def forget(self):
@@ -54,8 +55,7 @@ class _Distributed(Wrapped):
         self.sparse_as_dense = options.sparse_as_dense
         self.process_set = options.process_set
         self.algorithm = options.algorithm
-        self._protocol = _Protocol()
-        self._groups = len(optimizer.param_groups)
+        self._protocol = _Protocol(self._parameter_names)
         kept = of_this_rank(self.__dict__, options.process_set)     # loaded before wrapping
         optimizer.param_groups[0].pop(STATE_KEY, None)
         self._source = source = TorchSource(self, options.compression, self.sparse_as_dense, self.op, self.process_set)
@@ -113,10 +113,10 @@ class _Distributed(Wrapped):
                 "call optimizer.algorithm.abort() on all ranks before add_param_group(), and resume() after it"
             )
         super().add_param_group(param_group)
-        self._groups = len(self.param_groups)
-        group = self._groups - 1
+        group = len(self.param_groups) - 1
         named = [(f"noname.{group}.{i}", parameter) for i, parameter in enumerate(self.param_groups[-1]["params"])]
         self._parameter_names.update({parameter: name for name, parameter in named})
+        self._protocol.known.update(id(parameter) for _, parameter in named)
         if self.reducer is not None:
             self._backward.add(named)
 
@@ -216,11 +216,13 @@ class _Distributed(Wrapped):
         """
         self._count_step()
         reducer, protocol = self.reducer, self._protocol
-        if len(self._given.param_groups) != self._groups:
-            raise RuntimeError(
-                "a parameter group was added to the optimizer that DistributedOptimizer wraps, and its gradients are "
-                "not reduced: call add_param_group() of the DistributedOptimizer"
-            )
+        for group in self._given.param_groups:
+            if not protocol.known.issuperset(map(id, group["params"])):
+                raise RuntimeError(
+                    "a parameter was added to the param_groups of a DistributedOptimizer, or replaced another there, "
+                    "and its gradient is not reduced: call add_param_group() of the DistributedOptimizer, or wrap an "
+                    "optimizer of the new parameters"
+                )
         if reducer is None:
             return super().step(**kwargs) if closure is None else super().step(closure=closure, **kwargs)
         if protocol.synchronizes and protocol.synchronized_by_user and reducer.synchronized:

@@ -268,6 +268,51 @@ def test_sparse_gradients(run_ranks):
     run_ranks(2, sparse)
 
 
+def parameters_come_and_go():
+    """Parameters that come by another way than add_param_group() are an error; those that go are not."""
+    hvd.init()
+
+    def opt_of(model):
+        return hvd.DistributedOptimizer(torch.optim.SGD([{"params": model[0].parameters()},
+                                                         {"params": model[2].parameters()}], lr=0.1))
+
+    def replace(opt):
+        opt.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(2))
+
+    def append(opt):
+        opt.param_groups[1]["params"].append(nn.Parameter(torch.zeros(2)))
+
+    def add(opt):
+        opt._given.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+    def remove(opt):
+        del opt.param_groups[1]
+
+    def exchange(opt):
+        del opt.param_groups[1]
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+    for change in (replace, append, add, remove, exchange):
+        model = make_model()
+        opt = opt_of(model)
+        for step in range(3):
+            opt.zero_grad()
+            loss_of(model, batch_of(hvd.rank(), step)).backward()
+            if step == 1:
+                change(opt)
+                if change in (replace, append, add):
+                    with pytest.raises(RuntimeError, match="was added to the param_groups of a DistributedOptimizer"):
+                        opt.step()
+                    break
+            opt.step()
+        assert_same_everywhere(model)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_parameters_come_and_go(run_ranks, n):
+    run_ranks(n, parameters_come_and_go)
+
+
 # ------------------------------------------------------------------------------------- the protocol of one step ----
 
 
