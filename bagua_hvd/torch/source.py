@@ -35,7 +35,9 @@ class _SparseOperation:
         self.gathered = rules.grouped_allgather(frontend, sparse.rows_of(gradient), name, process_set)
 
     def wait(self):
-        self.parameter.grad = sparse.sum_of(self.gathered.wait(), self.parameter.shape, self.divisor)
+        gradient = sparse.sum_of(self.gathered.wait(), self.parameter.shape, self.divisor)
+        if self.parameter.requires_grad or self.parameter.grad is not None:     # see prepare()
+            self.parameter.grad = gradient
 
 
 class _Contiguous:

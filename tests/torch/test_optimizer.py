@@ -260,6 +260,16 @@ def sparse():
                 opt.step()
                 assert model["embedding"].weight.grad.is_sparse
             assert_same_everywhere(model)
+            if algorithm is None:       # frozen with momentum: no gradient, no step
+                weight = model["embedding"].weight
+                opt.param_groups[0]["momentum"] = 0.9
+                for frozen in (False, True):
+                    weight.requires_grad_(not frozen)
+                    before = weight.detach().clone()
+                    opt.zero_grad()
+                    model["linear"](model["embedding"](torch.tensor([rank]))).sum().backward()
+                    opt.step()
+                    assert torch.equal(weight, before) == frozen, sparse_as_dense
     said = [str(w.message) for w in caught if "sparse gradients" in str(w.message)]
     assert len(said) == (rank == 0), said
 
