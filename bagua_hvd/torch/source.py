@@ -405,6 +405,8 @@ class TorchSource(Source):
 
     def weight_written(self, index: int) -> None:
         self._weights.write_back(index)
+        # A backward pass that needs the old weights must fail, as after torch's own steps.
+        torch.autograd.graph.increment_version(self.parameters[index])
 
     def take_scale_from(self, scaler: Any) -> None:
         """Takes the loss scale of gradients from this GradScaler from now on."""

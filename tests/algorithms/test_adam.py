@@ -219,6 +219,20 @@ def pitfalls():
                 optimizer.step()
         weights.append(flat(model).copy())
     assert (weights[0] == weights[1]).all()
+    # Their steps are changes in place to autograd, like torch's.
+    for algorithm in ("qadam", "onebit_adam"):
+        layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+        optimizer = hvd.QAdamOptimizer(layers.parameters(), warmup_steps=1)
+        optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)
+        for _ in range(3):
+            loss = layers(torch.ones(1, 3)).sum()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+            optimizer.synchronize()     # for the parameters that came before the error
+            optimizer.zero_grad()
     # Changes of gradients or weights between the backward pass and the step are kept.
     model = make_model(start(0, False))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR), algorithm=QAdam(warmup_steps=1))
