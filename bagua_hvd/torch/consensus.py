@@ -9,7 +9,7 @@ from bagua_hvd.torch.mpi_ops import grouped_allreduce
 
 
 class consensus:
-    """Sets a model's floating-point parameters and buffers to their mean over the ranks, at once. Collective.
+    """Sets the floating-point tensors of a model's state_dict() to their mean over the ranks, at once. Collective.
 
         hvd.consensus(model)                    # from here on all ranks have the mean
 
@@ -17,7 +17,7 @@ class consensus:
             evaluate(model)
 
     With algorithm="async", call `optimizer.algorithm.abort()` before it. Integer buffers (batch norm's
-    num_batches_tracked) keep their values.
+    num_batches_tracked), and those that are not persistent, such as masks, keep their values.
 
     Args:
         model: a torch.nn.Module, the same on all ranks. process_set: the ranks that take part.

@@ -23,6 +23,7 @@ class Model(nn.Module):
         self.empty = nn.Parameter(torch.empty(0, 3))
         self.register_buffer("count", torch.tensor(0))
         self.register_buffer("frozen", torch.zeros(5))
+        self.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min), persistent=False)
 
 
 def filled(value):
@@ -37,6 +38,7 @@ def assert_all(model, value, count):
     for name, tensor in model.state_dict().items():
         wanted = value if tensor.is_floating_point() else count
         assert (tensor == wanted).all(), (name, tensor)
+    assert (model.mask == torch.finfo(torch.float32).min).all()      # a sum of these would be -inf
     assert model.one.weight is model.two.weight
     assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
