@@ -84,7 +84,7 @@ class SyncBatchNorm(_BatchNorm):
         Returns:
             The module itself, changed, or its replacement if it is a BatchNorm.
         Raises:
-            ValueError: a lazy BatchNorm has not seen a batch yet.
+            ValueError: a lazy BatchNorm has not seen a batch yet; a BatchNorm has a forward() of its own.
         """
         return cls._converted(module, {})
 
@@ -100,6 +100,9 @@ class SyncBatchNorm(_BatchNorm):
             if isinstance(module, LazyModuleMixin):
                 raise ValueError(f"{type(module).__name__} does not know its features yet: pass a batch through "
                                  "the model before convert_sync_batchnorm()")
+            if getattr(module.forward, "__func__", None) not in _FORWARDS:
+                raise ValueError(f"{type(module).__name__} has its own forward(), which SyncBatchNorm would not run: "
+                                 "derive it from hvd.SyncBatchNorm, or split it into a BatchNorm and a module after it")
             converted = cls(module.num_features, module.eps, module.momentum, module.affine,
                             module.track_running_stats)
             replacements[module] = converted
@@ -153,6 +156,9 @@ class _Normalize(torch.autograd.Function):
         dx = centered.mul_(_along(-scale * invstd.square() * T_by_N, x))
         dx.add_(_along(-scale * S_by_N, x)).addcmul_(dy, _along(scale, x))
         return dx.to(input.dtype), d_weight, d_bias, None
+
+
+_FORWARDS = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
 
 
 def _accurate(tensor):

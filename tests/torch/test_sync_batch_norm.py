@@ -194,6 +194,25 @@ def test_convert_refuses_layers_without_features():
         hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
 
 
+class Activated(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Named(nn.BatchNorm1d):
+    """Only its name is another."""
+
+
+def test_convert_refuses_layers_with_a_forward_of_their_own():
+    patched = nn.BatchNorm1d(4)
+    patched.forward = lambda x: x
+    for norm in (Activated(4), patched):
+        with pytest.raises(ValueError, match=f"{type(norm).__name__} has its own forward"):
+            hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(norm))
+    for norm in (Named(4), nn.SyncBatchNorm(4)):
+        assert type(hvd.SyncBatchNorm.convert_sync_batchnorm(norm)) is hvd.SyncBatchNorm
+
+
 def test_convert_keeps_everything():
     model = nn.Sequential(nn.BatchNorm1d(3, momentum=0.3, eps=1e-3), nn.Sequential(nn.BatchNorm2d(4, affine=False)),
                           nn.BatchNorm1d(2, track_running_stats=False), nn.InstanceNorm2d(2))
