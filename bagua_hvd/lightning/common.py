@@ -51,16 +51,18 @@ def same_weights(module: torch.nn.Module) -> None:
     broadcast_parameters({name: value for name, value in module.state_dict().items() if torch.is_tensor(value)}, 0)
 
 
-def wrap(optimizer: Any, module_names: dict, algorithm: Any, options: dict) -> Any:
+def wrap(optimizer: Any, module_names: Any, algorithm: Any, options: dict) -> Any:
     """Wraps an optimizer in a DistributedOptimizer.
 
     Args:
-        module_names: parameter -> its name in the model; if any is missing, all are named by position.
+        module_names: parameter -> its name in its module; if one is missing, or two are equal, as in two modules of
+            Fabric, all are named by position.
         options: further arguments of DistributedOptimizer.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     named = None
-    if all(parameter in module_names for parameter in parameters):
+    names = {module_names.get(parameter) for parameter in parameters}
+    if None not in names and len(names) == len(parameters):
         named = [(module_names[parameter], parameter) for parameter in parameters]
     return DistributedOptimizer(optimizer, named_parameters=named, algorithm=algorithm, **options)
 

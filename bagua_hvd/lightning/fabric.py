@@ -1,8 +1,10 @@
 """The strategy of Lightning's Fabric."""
 import contextlib
+import weakref
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd.lightning import common
 from bagua_hvd.lightning.packages import of_fabric
@@ -14,7 +16,7 @@ _BackwardSyncControl: Any = of_fabric("strategies.strategy")._BackwardSyncContro
 class _NoSync(_BackwardSyncControl):
     """fabric.no_backward_sync(module): gradients of the module's parameters accumulate locally."""
 
-    def __init__(self, optimizers: list) -> None:
+    def __init__(self, optimizers: Any) -> None:
         self._optimizers = optimizers
 
     def no_backward_sync(self, module: torch.nn.Module, enabled: bool) -> Any:
@@ -42,8 +44,9 @@ class BaguaFabricStrategy(DDPStrategy):
                              "got " + ", ".join(sorted(self._ddp_kwargs)))
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}
-        self._names: dict = {}
-        self._wrapped: list = []
+        # Modules and optimizers that the program has dropped must not live on. Keys are in the order of insertion.
+        self._names: Any = WeakTensorKeyDictionary()
+        self._wrapped: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._backward_sync_control = _NoSync(self._wrapped)
 
     def _setup_distributed(self) -> None:
@@ -60,7 +63,7 @@ class BaguaFabricStrategy(DDPStrategy):
     def setup_optimizer(self, optimizer: Any) -> Any:
         """Returns its DistributedOptimizer. Set up the modules first."""
         wrapped = common.wrap(optimizer, self._names, self._algorithm, self._optimizer_options)
-        self._wrapped.append(wrapped)
+        self._wrapped[wrapped] = None
         return wrapped
 
     def get_optimizer_state(self, optimizer: Any) -> dict:

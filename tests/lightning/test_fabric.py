@@ -1,4 +1,6 @@
 """Lightning's Fabric over bagua_hvd."""
+import gc
+
 import lightning.fabric
 import pytest
 import torch
@@ -96,6 +98,46 @@ def samplers():
 
 def test_samplers(run_ranks):
     run_ranks(2, samplers)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.late = nn.Linear(12, 4), nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.one(x) + self.late(x)
+
+
+def several():
+    """Equal names in two modules, groups added later, optimizers that replace others, and state without algorithms'."""
+    hvd.init()
+    run = lightning.fabric.Fabric(accelerator="cpu", devices=hvd.size(), strategy="bagua")
+    run.launch()
+    first, second = run.setup_module(Model().layers), run.setup_module(Model().layers)
+    both = run.setup_optimizers(torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1))
+    module = run.setup_module(Two())
+    x = torch.full((3, 12), hvd.rank() + 1.0)
+    for _ in range(2):
+        optimizer = run.setup_optimizers(torch.optim.SGD(module.one.parameters(), 0.1))
+        for step in range(3):
+            if step == 1:
+                optimizer.add_param_group({"params": list(module.late.parameters())})
+            optimizer.zero_grad()
+            both.zero_grad()
+            run.backward((first(x) + second(x) + module(x)).square().mean())
+            optimizer.step()
+            both.step()
+        for each in (first, second, module):
+            everyone = hvd.allgather(weights(each)[None])
+            assert (everyone == everyone[0]).all()
+        del optimizer
+    gc.collect()
+    assert list(run.strategy._wrapped) == [both.optimizer]
+
+
+def test_several(run_ranks):
+    run_ranks(2, several)
 
 
 def test_the_port_is_one_of_those_that_the_user_allows(monkeypatch):
