@@ -40,10 +40,11 @@ def gathered(state: dict, process_set: Any) -> dict:
     """An optimizer's state_dict() with the algorithm state of every rank instead of only this one's. Collective.
 
     Args:
-        state: not changed; returned as it is if no rank has algorithm state.
+        state: not changed; returned as it is if no rank has algorithm state. If the algorithm never has any, which is
+            equal on all ranks, nothing is sent.
         process_set: the optimizer's.
     """
-    if basics.size() == 1 or not process_set.included():
+    if STATE_KEY not in state["param_groups"][0] or basics.size() == 1 or not process_set.included():
         return state
     context, id = begin(process_set)
     of_ranks = objects.allgather_object(context, kept_in(state), "rank_states", id)

@@ -134,6 +134,8 @@ def several():
         del optimizer
     gc.collect()
     assert list(run.strategy._wrapped) == [both.optimizer]
+    if hvd.rank() == 0:
+        assert run.strategy.get_optimizer_state(both.optimizer)["param_groups"][0]["lr"] == 0.1
 
 
 def test_several(run_ranks):
