@@ -105,10 +105,15 @@ class BaguaStrategy(DDPStrategy):
         return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
 
     def teardown(self) -> None:
-        """Stops background communication: the ranks leave the trainer together, unless one has raised."""
+        """Ends communication, in the background and by backward passes over the model.
+
+        The ranks leave the trainer together, unless one has raised.
+        """
         self._end_evaluation()
         for optimizer in self._wrapped():
-            if (optimizer.reducer is not None and optimizer.algorithm.asynchronous
-                    and not self.lightning_module.trainer.interrupted):
+            if optimizer.reducer is None:
+                continue
+            if optimizer.algorithm.asynchronous and not self.lightning_module.trainer.interrupted:
                 optimizer.algorithm.abort()
+            optimizer._backward.close()
         super().teardown()

@@ -111,6 +111,7 @@ class Backward:
         # Backwards that the last pass touched and whose windows have as many passes as this one's.
         self._same_pass: weakref.WeakSet[Backward] = weakref.WeakSet()
         self._frozen_handles: dict[str, Any] = {}       # handles of hooks on frozen parameters
+        self._finalizers: list[Any] = []                # they remove the hooks, at the latest with the reducer
         _instances.add(self)
         self.register(0)
         self._hook_frozen(frozen)
@@ -129,7 +130,18 @@ class Backward:
                     handles.append(node.register_prehook(self._before_accumulation(index)))
             handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
             self._link_shared_parameters(parameter, self._source.names[index])
-        weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
+        self._at_the_end(handles, nodes)
+
+    def _at_the_end(self, handles, nodes):
+        finalizer = weakref.finalize(self._reducer(), _remove, handles, nodes)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
+
+    def close(self) -> None:
+        """Removes all hooks: backward passes communicate no more, nor do the optimizer's steps."""
+        for finalizer in self._finalizers:
+            finalizer()
+        self._reducer = _nothing
 
     def _hook_frozen(self, frozen):
         """Hooks frozen parameters: a pass over parameters unfrozen since then must also end, with add_unfrozen()."""
@@ -147,7 +159,7 @@ class Backward:
                 handles[name] = parameter.register_post_accumulate_grad_hook(gradient_accumulated)
                 parameter.requires_grad_(False)
         self._frozen_handles.update(handles)
-        weakref.finalize(self._reducer(), _remove, handles.values(), []).atexit = False
+        self._at_the_end(handles.values(), [])
 
     def _link_shared_parameters(self, parameter, name):
         others = [other for reference in _hooked.get(parameter, ()) if (other := reference()) is not None]
@@ -369,6 +381,10 @@ def _ordered(backwards):
     """The Backwards whose optimizers are alive, in the same order on all ranks."""
     alive = [(reducer, backward) for backward in backwards if (reducer := backward._reducer()) is not None]
     return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
+
+
+def _nothing():
+    return None
 
 
 def _accumulation(parameter):

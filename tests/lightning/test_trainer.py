@@ -121,6 +121,36 @@ class Warming(Model):
         return [optimizer], [{"scheduler": lr.SequentialLR(optimizer, parts, [3]), "interval": "step"}]
 
 
+class Growing(Unscheduled):
+    """Gives the output layer to its optimizer in the third step."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.layers[0].parameters(), self.lr)
+
+    def training_step(self, batch, index):
+        if self.global_step == 2:
+            self.optimizers().add_param_group({"params": list(self.layers[2].parameters())})
+        return super().training_step(batch, index)
+
+
+def after_fit(folder):
+    """A group may be added, and after fit() each rank has its model, without hooks, and may train it again."""
+    for name in ("bagua", "bagua_bytegrad"):
+        model, run = Growing(), trainer(name)
+        run.fit(model, data())
+        if hvd.rank() == 0:
+            model.loss(next(iter(data()))).backward()
+            assert model.layers[0].weight.grad.abs().sum() > 0
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+        run.save_checkpoint(f"{folder}/{name}.ckpt")
+        assert (everyones(model) == weights(model)).all()
+        model.zero_grad()
+        before = weights(model)
+        trainer(name).fit(model, data())
+        assert not torch.equal(weights(model), before)
+        assert (everyones(model) == weights(model)).all()
+
+
 def checkpoints(folder):
     """Each rank resumes from its state; models that differ are saved as their mean."""
     # Only one more step, because later batches depend on Lightning, also with its own DDPStrategy.
@@ -241,6 +271,10 @@ def test_algorithms(run_ranks, names):
 
 def test_callbacks(run_ranks, tmp_path):
     run_ranks(2, callbacks, arguments={"folder": str(tmp_path)})
+
+
+def test_after_fit(run_ranks, tmp_path):
+    run_ranks(2, after_fit, arguments={"folder": str(tmp_path)})
 
 
 def test_checkpoints(run_ranks, tmp_path):
