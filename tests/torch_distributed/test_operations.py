@@ -189,6 +189,16 @@ def messages(file):
         requests = [dist.irecv(received, left), dist.isend(torch.full((count,), float(rank)), right)]
         assert all(request.wait() for request in requests)
         assert (received == left).all() and requests[0]._source_rank() == left
+    # One element is contiguous with any stride.
+    columns = torch.arange(10.0).view(1, 2, 5)[:, :1, 3:]
+    received = torch.zeros(1, 4)[:, 2]
+    requests = [dist.irecv(received, left), dist.isend(columns[..., 0] + rank, right)]
+    assert all(request.wait() for request in requests) and received.tolist() == [3.0 + left]
+    requests = [dist.irecv(received, left), dist.isend(torch.arange(5.0).view(1, 5)[:, 2], right)]
+    assert all(request.wait() for request in requests) and received.tolist() == [2.0]
+    # A message that cannot be sent takes no number.
+    with pytest.raises(ValueError, match="layout"):
+        dist.isend(torch.eye(2).to_sparse(), right)
     # Messages with one tag arrive in order; those with different tags can be received in any order.
     for number in range(3):
         dist.isend(torch.tensor([number, 5]), right, tag=5)

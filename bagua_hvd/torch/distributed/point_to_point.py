@@ -167,11 +167,12 @@ class PointToPoint:
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Starts to send a flat tensor. Returns a Transfer."""
         self._check(rank, "send to")
-        name = self._name(self._rank, rank, tag)
         small = tensor.nbytes <= SMALL
         rows = tensor.view(torch.uint8) if small else tensor.view(torch.uint8).unsqueeze(0)
         splits = [rows.shape[0], 0] if self._ranks[rank] < self._ranks[self._rank] else [0, rows.shape[0]]
-        return Transfer(self._pair(rank), self._post(name, frontend.view(rows), splits),
+        view = frontend.view(rows)
+        name = self._name(self._rank, rank, tag)        # last: a message that fails has no number
+        return Transfer(self._pair(rank), self._post(name, view, splits),
                         f"send of {tensor.nbytes} bytes, but rank {rank} receives another size")
 
     def _post(self, name, view, splits):
@@ -185,7 +186,6 @@ class PointToPoint:
 
     def _begin(self, rank, tag, tensor, cls, *arguments):
         """Starts to receive the next message from `rank`; a large one must be as large as the flat tensor."""
-        name = self._name(rank, self._rank, tag)
         small = None
         if tensor.nbytes > SMALL:
             view = frontend.view(tensor.view(torch.uint8).unsqueeze(0)[:0], tensor)
@@ -193,6 +193,7 @@ class PointToPoint:
             like = tensor.new_empty(0, dtype=torch.uint8)
             view = frontend.view(like)
             small = view, like
+        name = self._name(rank, self._rank, tag)
         return cls(self._pair(rank), self._post(name, view, [0, 0]), rank, tensor, small, *arguments)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:

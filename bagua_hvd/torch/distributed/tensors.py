@@ -62,7 +62,8 @@ def dense(tensor: torch.Tensor) -> Any:
 
 def movable(tensor: torch.Tensor) -> Any:
     """A contiguous tensor as 1-D, in its own dtype if the core supports that, else as bytes."""
-    flat = tensor.reshape(-1)
+    # One element counts as contiguous with any stride, and reshape() would keep that.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
     return flat if tensor.dtype in DTYPES else flat.view(torch.uint8)
 
 
