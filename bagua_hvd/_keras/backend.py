@@ -20,7 +20,6 @@ class Backend:
     Attributes:
         make_reduction: function of (options, optimizer=, passes=); see make_reduction().
         Compression: classes none and fp16.
-        shared_reductions: objects with numbers besides optimizers; see reduction.py.
         translated_errors: makes a context in which a failed collective raises HorovodInternalError.
         broadcast_global_variables: function of the root, for graphs of TensorFlow 1; None: not supported.
         wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras; None: not supported.
@@ -28,7 +27,6 @@ class Backend:
 
     make_reduction: Callable[..., Any]
     Compression: Any
-    shared_reductions: tuple = ()
     translated_errors: Callable[[], AbstractContextManager] = nullcontext
     broadcast_global_variables: Callable[[int], Any] | None = None
     wrap_legacy: Any = None

@@ -14,7 +14,7 @@ from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.backend import current
 from bagua_hvd._keras.callbacks import Callback
 from bagua_hvd._keras.every_step import KerasEveryStep
-from bagua_hvd._keras.optimizer import distributions, forget_step
+from bagua_hvd._keras.optimizer import forget_step
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState, runs
@@ -75,23 +75,18 @@ class KerasState(ObjectState):
     def _sync(self):
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
-        share_numbers(self._numbered(), _broadcast_object)
+        share_numbers((), _broadcast_object)
         super()._sync()
-
-    def _numbered(self):
-        return [*current().shared_reductions, *(d.reduction for d in distributions(self.optimizer))]
 
     def _receive(self, root_rank, whole, facts):
         if whole:
             values.broadcast_variables(self._variables(), root_rank, "elastic.state.variables")
-        super()._receive(root_rank, whole, facts)
+        facts = super()._receive(root_rank, whole, facts)
+        take_numbers((), facts["numbers"])
+        return facts
 
     def _facts(self):
-        return {**super()._facts(), "numbers": numbers_of(self._numbered())}
-
-    def _take_facts(self, facts):
-        super()._take_facts(facts)
-        take_numbers(self._numbered(), facts["numbers"])
+        return {**super()._facts(), "numbers": numbers_of(())}
 
     def _forget_saved(self):
         self._saved_values = None

@@ -5,7 +5,8 @@
     reduction.stepped()                             call it after the update
 
 Ranks match operations by the numbers of Reducers. A Reducer is made when a step is first traced or run: one for each
-list of variables, in the same order on all ranks, however often they trace.
+list of variables, in the same order on all ranks, however often they trace. For ranks that join later see
+reduction/numbers.py.
 """
 import weakref
 from abc import ABC, abstractmethod
@@ -56,7 +57,6 @@ class Reduction(ABC):
         # ids of variables -> step, and weak references that drop the entry when the first variable dies
         self._steps: dict[Any, Any] = {}
         self._made: list[Any] = []              # weak references to Reducers, in the order of creation
-        self._reserved_numbers: list[int] = []  # numbers for the next ones
         self._loaded: list[Any] = []            # state for the next ones, from a checkpoint
         self._observer: Any = None              # of all Reducers
         if options.algorithm is not None:
@@ -76,8 +76,8 @@ class Reduction(ABC):
         """The values of variables, which are then set to zero, even if a later step fails."""
 
     @abstractmethod
-    def _make_step(self, variables, number):
-        """A step of these variables; number: see Reducer."""
+    def _make_step(self, variables):
+        """A step of these variables."""
 
     @abstractmethod
     def _adasum(self, gradients):
@@ -197,7 +197,7 @@ class Reduction(ABC):
         return known[0] if known else self._new_step(key, variables)
 
     def _new_step(self, key, variables):
-        step = self._make_step(variables, self._reserved_numbers.pop(0) if self._reserved_numbers else None)
+        step = self._make_step(variables)
         steps = self._steps
         steps[key] = step, [weakref.ref(variable, lambda _: steps.pop(key, None)) for variable in variables]
         self._made = [each for each in self._made if each() is not None] + [weakref.ref(step.reducer)]
@@ -216,24 +216,11 @@ class Reduction(ABC):
         step, self._used = self._used, None
         return [] if step is None else step.stepped()
 
-    # ------------------------------------------------------------------------------------- numbers and their state ----
+    # ------------------------------------------------------------------------------------ Reducers and their state ----
 
     def reducers(self) -> list:
         """The living ones, in the order of creation."""
         return [reducer for reducer in (reference() for reference in self._made) if reducer is not None]
-
-    @property
-    def number(self) -> Any:
-        """The numbers of its Reducers, existing and future ones; see share_numbers() in reduction/numbers.py."""
-        return [reducer.number for reducer in self.reducers()] + self._reserved_numbers
-
-    def renumber(self, numbers: Any) -> None:
-        """Changes the numbers, and drops pending gradients."""
-        made = self.reducers()
-        for reducer, number in zip(made, numbers, strict=False):
-            reducer.reset()
-            reducer.renumber(number)
-        self._reserved_numbers = numbers[len(made):]
 
     def state_dicts(self) -> Any:
         """The states of its Reducers, existing and future ones; see Reducer.state_dict()."""

@@ -43,7 +43,7 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
 class Step:
     """See Reduction. It keeps the variables' parameters alive."""
 
-    def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int, number: int) -> None:
+    def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int) -> None:
         compression = Compression.none if options.compression is None else options.compression
         self._parameters = list(map(parameter_of, variables))
         self.source = KerasTorchSource(optimizer, passes, variables, compression, options)
@@ -52,7 +52,7 @@ class Step:
             for i, (variable, parameter) in enumerate(zip(variables, self._parameters, strict=True))
         ]
         self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
-                               options.grouped(variables, parameter_of), **options.reducer_arguments, number=number)
+                               options.grouped(variables, parameter_of), **options.reducer_arguments)
 
     def factor(self, weight: Any) -> Any:
         return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()
@@ -102,8 +102,8 @@ class Reduction(reduction.Reduction):
     def _times(self, gradient, factor):
         return gradient * factor if factor else torch.zeros_like(gradient)
 
-    def _make_step(self, variables, number):
-        return Step(self.options, variables, self._optimizer(), self._passes, number)
+    def _make_step(self, variables):
+        return Step(self.options, variables, self._optimizer(), self._passes)
 
     def _adasum(self, gradients):
         return grouped_allreduce(gradients, op=Adasum)

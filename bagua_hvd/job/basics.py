@@ -144,7 +144,7 @@ def _start(comm, process_sets, scope=None):
                 options.transport)
     runtime.restart_numbers()
     if not options.elastic:
-        runtime.optimizers = {}
+        runtime.optimizers, runtime.shared_numbers = {}, None
     runtime.restart_statistics()
     runtime.handles.clear()
     runtime.options = options

@@ -214,12 +214,15 @@ class ObjectState(State):
         Args:
             whole: also models and optimizers, which otherwise are equal already. facts: root_rank's _facts(); None:
                 they are broadcast.
+        Returns:
+            root_rank's _facts().
         """
         ObjectState._save_counters(self)
         if facts is None:
             facts = self._bcast_object(self._facts(), root_rank=root_rank)
         if self._rank() != root_rank:
             self._take_facts(facts)
+        return facts
 
     def _facts(self):
         """All values that are not a model's or an optimizer's, by name; usually small."""

@@ -49,6 +49,11 @@ def _described(members: Sequence[Member]) -> list[str]:
     return [f"{name} {member.dtype} {member.shape}" for name, member in zip(known, members, strict=True)]
 
 
+def fingerprint(members: Sequence[Member]) -> int:
+    """A hash of the members, equal on all ranks."""
+    return _number("\n".join(_described(members)))
+
+
 def _numbered(part: str) -> tuple[str, int]:
     """A layer's name and its number: that of dense_7 is 7, that of dense 0."""
     match = _NUMBERED.fullmatch(part)

@@ -1,8 +1,16 @@
-"""The numbers of optimizers, by which ranks match the operations of each of them."""
+"""The numbers of optimizers, by which ranks match the operations of each of them.
+
+In an elastic job a rank that joins may have made other Reducers than the others, in another order. So ranks match them
+by key, their settings and members. Among equal keys those with equal names match first, then the order of creation
+counts: names alone are not enough, since a rank that has made other models before has dense_7 instead of dense_2.
+"""
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bagua_hvd.job.runtime import runtime
+
+_reducers: list[Any] = []       # weak references to all Reducers, in the order of creation
 
 
 def optimizer_number(process_set: Any = 0) -> int:
@@ -16,25 +24,80 @@ def optimizer_number(process_set: Any = 0) -> int:
     return number
 
 
+def number_of_new(reducer: Any) -> int:
+    """The number of a new Reducer: that of an equal one on rank 0, if none has used it since share_numbers()."""
+    living, shared = _living(), _shared(reducer)
+    _reducers[:] = map(weakref.ref, [*living, reducer])
+    if not shared:
+        return optimizer_number(reducer.group.process_set_id)
+    number = _take(shared, reducer)
+    for other in living:        # made anew after a reset, as on ranks that have no older one
+        if other.numbered == number and _key(other) == _key(reducer):
+            other.renumber(None)
+    return number
+
+
+def number_is_used(reducer: Any) -> None:
+    """Called when a Reducer is first used after share_numbers(): no new one gets its number."""
+    shared = _shared(reducer)
+    shared[:] = [entry for entry in shared if entry[1] != reducer.numbered]
+
+
 def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) -> None:
     """Gives optimizers on all ranks the numbers that they have on rank 0, and equal numbers to later ones.
 
-    Collective. For elastic jobs, where a rank that joined later has made fewer optimizers than the others.
+    Collective. Drops pending gradients of Reducers that are not in `optimizers`.
 
     Args:
-        optimizers: objects with `number` and `renumber(number)`, in the same order on all ranks.
+        optimizers: objects with `number` and `renumber(number)`, in the same order on all ranks, which are matched by
+            this order; other Reducers are matched by key.
         broadcast: function that returns rank 0's object.
     """
     take_numbers(optimizers, broadcast(numbers_of(optimizers)))
 
 
 def numbers_of(optimizers: Sequence[Any]) -> Any:
-    """The argument for take_numbers() on another rank."""
-    return [optimizer.number for optimizer in optimizers], runtime.optimizers
+    """The argument for take_numbers() on all ranks."""
+    shared: dict[Any, list[tuple[int, int]]] = {}
+    for reducer in _others(optimizers):
+        if reducer.numbered is not None:
+            shared.setdefault(_key(reducer), []).append((reducer.names, reducer.number))
+    return [optimizer.number for optimizer in optimizers], shared, runtime.optimizers
 
 
 def take_numbers(optimizers: Sequence[Any], given: Any) -> None:
     """The part of share_numbers() that follows the broadcast."""
-    numbers, runtime.optimizers = given
+    joins = runtime.shared_numbers is None      # the others have equal numbers already
+    numbers, runtime.shared_numbers, runtime.optimizers = given
     for optimizer, number in zip(optimizers, numbers, strict=True):
         optimizer.renumber(number)
+    unmatched = {key: list(of_key) for key, of_key in runtime.shared_numbers.items()}
+    for reducer in _others(optimizers):
+        reducer.reset()
+        if joins:
+            equal = unmatched.get(_key(reducer))
+            reducer.renumber(_take(equal, reducer) if equal else None)
+        reducer.await_use()
+
+
+def _living():
+    return [reducer for reference in _reducers if (reducer := reference()) is not None]
+
+
+def _others(optimizers):
+    known = set(map(id, optimizers))
+    return [reducer for reducer in _living() if id(reducer) not in known]
+
+
+def _key(reducer):
+    return reducer.group.process_set_id, reducer.key
+
+
+def _take(shared, reducer):
+    place = next((place for place, (names, _) in enumerate(shared) if names == reducer.names), 0)
+    return shared.pop(place)[1]
+
+
+def _shared(reducer):
+    """(names, number) of Reducers with this key that none has used since share_numbers(), in the order of creation."""
+    return (runtime.shared_numbers or {}).get(_key(reducer), [])

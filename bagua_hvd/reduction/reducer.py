@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
+from zlib import crc32
 
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
@@ -38,9 +39,9 @@ from bagua_hvd.job import statistics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.reduction.agreement import agree, listed
+from bagua_hvd.reduction.agreement import agree, fingerprint, listed
 from bagua_hvd.reduction.layout import Layout
-from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.numbers import number_is_used, number_of_new, optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import DelayedWindow, Window
 from bagua_hvd.training import delayed, variance
@@ -93,8 +94,8 @@ class Reducer:
         passes: backward passes in a window, after which gradients are communicated.
         groups: None, or lists of indices that share a bucket.
         prescale_factor, postscale_factor: see Bucket.
-        number: of its optimizer; None: the next one.
         delay: 1: gradients become the average of the previous window.
+        names: of the members, if others than theirs tell models apart.
     Raises:
         ValueError: the algorithm cannot serve this model.
     Attributes:
@@ -105,6 +106,8 @@ class Reducer:
         passes: see Args.
         following: numbers of the group's later optimizers whose windows have as many passes and end in the same
             backward pass. Once the ranks have agreed: the union over the ranks.
+        key, names: by which ranks match it, see numbers.py.
+        numbered: the number that it has now; None: it takes a new one when it is used.
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
         observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before
             any communication; weights_change() after all of it; step_ended() when the weights have been updated.
@@ -114,7 +117,7 @@ class Reducer:
 
     def __init__(self, source: Source, members: Sequence[Member], algorithm: Algorithm, group: ProcessSet,
                  passes: int = 1, groups: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-                 number: int | None = None, delay: Any = 0) -> None:
+                 delay: Any = 0, names: Sequence[str] = ()) -> None:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
@@ -143,7 +146,12 @@ class Reducer:
         self.model.delay = delay
         self.model.cut_by_user = groups is not None or bool(delay) or not variables.read("BAGUA_FUSION")
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
-        self.renumber(optimizer_number(group.process_set_id) if number is None else number)
+        self.members_key = fingerprint(members)
+        self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
+                    self.members_key)
+        self.names = crc32("\n".join(names or [member.name for member in members]).encode())
+        self._awaits_use = False
+        self.renumber(number_of_new(self))
         self.add(members, groups)
         algorithm.prepare(self.model)
 
@@ -163,22 +171,33 @@ class Reducer:
         return self._agreed == runtime.changes
 
     @property
-    def number(self) -> int:
+    def number(self) -> Any:
         """The optimizer's number; a new one when the numbers of its set have restarted: see optimizer_number()."""
         id, options = self.group.process_set_id, runtime.options
+        if self._awaits_use:
+            self._awaits_use = False
+            number_is_used(self)
         if options is not None and id is not None and (
-                self._removals != self.group.removals or (self._numbered_in != runtime.inits and not options.elastic)):
+                self.numbered is None or self._removals != self.group.removals or
+                (self._numbered_in != runtime.inits and not options.elastic)):
             self.renumber(optimizer_number(id))
-        return self._number
+        return self.numbered
 
     def touched(self) -> None:
         """Called after a backward pass that touched it, on this rank or on others."""
         self.touched_at = next(_clock)
 
-    def renumber(self, number: int) -> None:
-        """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending."""
+    def await_use(self) -> None:
+        """Until it is used, a new Reducer with an equal key may take its number."""
+        self._awaits_use, self._counts_since = True, None
+
+    def renumber(self, number: int | None) -> None:
+        """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending.
+
+        None: to a new one when it is used.
+        """
         # The name does not depend on members: ranks with different models must get an error, not wait.
-        self._number, self._numbered_in, self._removals = number, runtime.inits, self.group.removals
+        self.numbered, self._numbered_in, self._removals = number, runtime.inits, self.group.removals
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 

@@ -18,7 +18,6 @@ from bagua_hvd.job.elastic import ObjectState, runs
 from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.tensorflow.bridge import take_interruption
 from bagua_hvd.tensorflow.functions import broadcast_, broadcast_object, broadcast_variables
-from bagua_hvd.tensorflow.reduction import shared_reductions
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -127,5 +126,5 @@ class TensorFlowState(ObjectState):
                 broadcast_(self.variables, root_rank=0)
             else:
                 self.session.run(self._broadcast)
-        share_numbers([shared_reductions], self._bcast_object)
+        share_numbers((), self._bcast_object)
         super().sync()

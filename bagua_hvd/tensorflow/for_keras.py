@@ -6,9 +6,9 @@ from bagua_hvd.tensorflow import tf_keras
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.elastic import translated_errors
 from bagua_hvd.tensorflow.functions import broadcast_global_variables
-from bagua_hvd.tensorflow.reduction import Reduction, shared_reductions
+from bagua_hvd.tensorflow.reduction import Reduction
 
 backend.register("tensorflow", backend.Backend(
-    functools.partial(Reduction, weights=True), Compression, (shared_reductions,), translated_errors,
+    functools.partial(Reduction, weights=True), Compression, translated_errors,
     broadcast_global_variables, tf_keras.wrap, tf_keras.load_model,
 ))

@@ -109,8 +109,9 @@ class Reduction(reduction.Reduction):
     def dense(self, gradient: Any) -> Any:
         return dense(gradient, self.options.sparse_as_dense)
 
-    def _make_step(self, variables, number):
-        return Step(self.options, list(map(native_variable, variables)), self._optimizer(), self._passes, number)
+    def _make_step(self, variables):
+        return Step(self.options, list(map(native_variable, variables)), self._optimizer(), self._passes,
+                    [getattr(variable, "path", variable.name) for variable in variables])
 
     def _adasum(self, gradients):
         return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
@@ -261,7 +262,6 @@ class _SharedReductions:
 
     def __init__(self):
         self._reductions = {}
-        self._reserved_numbers = []     # numbers for the next ones
         self._kinds = ByIdentity()      # by Algorithm: see _kind_of()
 
     def get(self, options):
@@ -277,9 +277,7 @@ class _SharedReductions:
             options = options._replace(groups=[[each.reference for each in group] for group in groups])
         key = options._replace(groups=groups, algorithm=self._kind_of(options.algorithm))
         if key not in self._reductions:
-            made = self._reductions[key] = Reduction(options.check())
-            if self._reserved_numbers:
-                made.renumber(self._reserved_numbers.pop(0))
+            self._reductions[key] = Reduction(options.check())
             for each in named:
                 weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]
@@ -296,15 +294,6 @@ class _SharedReductions:
         # Graphs need it as long as any of these variables lives.
         if all(each.reference() is None for each in named):
             self._reductions.pop(key, None)
-
-    @property
-    def number(self):
-        return [each.number for each in self._reductions.values()] + self._reserved_numbers
-
-    def renumber(self, numbers):
-        for each, mine in zip(self._reductions.values(), numbers, strict=False):
-            each.renumber(mine)
-        self._reserved_numbers = numbers[len(self._reductions):]
 
 
 shared_reductions = _SharedReductions()

@@ -8,7 +8,7 @@ The three trace these ops, or run them in eager mode. At run time Bridges call t
 and a TensorFlowSource holds the tensors that they passed. Only then is it known whether the algorithm or the optimizer
 updates the weights, so the graph has both and a condition on a number that is passed over the bridge as well.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -61,13 +61,14 @@ class Step:
 
     Args:
         options: GradientOptions, checked. variables: tf.Variables, held weakly.
-        optimizer: a Keras one, held weakly, or None. passes: its backward passes per step. number: see Reducer.
+        optimizer: a Keras one, held weakly, or None. passes: its backward passes per step.
+        names: see Reducer.
     Attributes:
         source, reducer. uses: the parts that the algorithm uses.
     """
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1,
-                 number: int | None = None) -> None:
+                 names: Sequence[str] = ()) -> None:
         self.uses = Uses(options.algorithm, optimizer)
         self.source = TensorFlowSource(variables, optimizer, passes)
         members = [
@@ -76,7 +77,7 @@ class Step:
         ]
         self.reducer = Reducer(
             self.source, members, options.algorithm, options.process_set, 1,
-            options.grouped(variables, native_variable), **options.reducer_arguments, number=number,
+            options.grouped(variables, native_variable), **options.reducer_arguments, names=names,
         )
         self._options = options
         self._before = Bridge(self._put, self._synchronize, self._differentiate)

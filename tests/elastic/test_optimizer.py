@@ -41,7 +41,7 @@ def test_sync_gives_numbers_of_rank_0(growing_job):
 
     _, optimizer = make()
     late = optimizer.reducer
-    share_numbers([late], lambda mine: ([late.number + 4], {0: mine[1][0] + 7}))
+    share_numbers([late], lambda mine: ([late.number + 4], {}, {0: mine[2][0] + 7}))
     assert {bucket.name for bucket in late.buckets} == {f"gradients.{late.number}.0"}
     assert late.model.name == f"weights.{late.number}"
     assert make()[1].reducer.number == late.number + 4

@@ -333,28 +333,53 @@ def test_algorithms_on_weights(run_ranks):
 
 
 def numbers():
-    """A rank without variables yet later gives its Reducers the numbers of rank 0's."""
+    """A rank that joins gives its Reducers the numbers of equal ones of rank 0, in whatever order they are made."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.job.runtime import runtime
+    from bagua_hvd.reduction.numbers import share_numbers
     from bagua_hvd.reduction.options import GradientOptions
     from bagua_hvd.tensorflow.reduction import Reduction
 
     hvd.init()
-    made, late = (Reduction(GradientOptions().check()) for _ in range(2))
-    variables = [tf.Variable(1.0), tf.Variable(2.0)]
-    taken = Reduction(GradientOptions().check())
-    taken([tf.constant(1.0)], variables[:1])
+    runtime.options.elastic = True
+    variables = [tf.Variable(value, name=name) for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+
+    def use(*uses):
+        """The numbers of the Reducers, after a step of each."""
+        numbers = []
+        for reduction, places in uses:
+            chosen = [variables[place] for place in places]
+            reduced = reduction([variable * hvd.rank() for variable in chosen], chosen)
+            assert [float(each) for each in reduced] == [float(variable) / 2 for variable in chosen]
+            numbers.append(reduction._step_of(chosen).reducer.number)
+        return numbers
+
+    def reductions():
+        return [Reduction(GradientOptions().check()) for _ in range(2)]
+
+    one, other = reductions()
+    if hvd.rank() == 0:
+        for reduction, places in ((one, (0, 1)), (one, (0,)), (other, (0, 1)), (one, (2,))):
+            reduction._step_of([variables[place] for place in places])
+    share_numbers((), lambda mine: hvd.broadcast_object(mine, 0))
+    for _ in range(2):
+        uses = (one, (2,)), (one, (0, 1)), (other, (0, 1)), (other, (2,)), (one, (0,))
+        assert use(*uses) == [3, 0, 2, 4, 1]
+    if hvd.rank() == 1:
+        one, other = reductions()
+        gc.collect()
+    runtime.changes += 1        # as init() does when a rank joins
+    share_numbers((), lambda mine: hvd.broadcast_object(mine, 0))
+    # A new one takes the place of an old one that is not used any more, and that rank 1 does not have.
+    again, taken = reductions()
+    assert use((again, (0,)), (again, (1, 2)), (one, (2,)), (other, (2,))) == [1, 5, 3, 4]
+    runtime.options.elastic = False
+    use((taken, (0,)))
+    made, _ = reductions()
     for count in (1, 2):
         made([tf.constant(1.0)] * count, variables[:count])
-    assert made.number == [1, 2] and late.number == []
-    late.renumber([7, 8])
-    assert late.number == [7, 8]
-    late([tf.constant(1.0)], variables[:1])
-    late.renumber([4, 5])
-    late([tf.constant(1.0)] * 2, variables)
-    late([tf.constant(1.0)], variables[1:])
-    assert late.number == [4, 5, 3]     # no number was set for the last, so it gets the next free one
     for _ in range(3):      # nothing is kept of deleted variables
         made([tf.constant(1.0)], [tf.Variable(1.0)])
         gc.collect()
@@ -368,16 +393,16 @@ def numbers():
             loss = variables[0] * (1.0 + hvd.rank()) + variables[1]
         tape = hvd.DistributedGradientTape(tape, **options)
         assert type(tape) is type(hvd.DistributedGradientTape(tf.GradientTape()))
-        return tape.gradient(loss, variables)
+        return tape.gradient(loss, variables[:2])
 
     same = ByteGrad(error_feedback=True)
     for _ in range(2):
         for algorithm in (ByteGrad(), same, ByteGrad(error_feedback=True)):
             step(algorithm=algorithm)
-    assert len(shared_reductions.number) == 3       # including plain averages
+    assert len(shared_reductions._reductions) == 3       # including plain averages
     for _ in range(2):
         step(algorithm=Auto())                      # an algorithm that contains others
-    assert len(shared_reductions.number) == 4
+    assert len(shared_reductions._reductions) == 4
     # After another init(), old and new ones have different numbers.
     hvd.shutdown()
     hvd.init()
@@ -388,7 +413,7 @@ def numbers():
 
     step(op=hvd.Sum)        # takes 0, which was that of `taken`
     assert [gradient.numpy() for gradient in both()] == [3, 2, 1.5]
-    assert taken.number == [1]
+    assert [reducer.number for reducer in taken.reducers()] == [1]
 
 
 def test_numbers_of_reducers_made_late(run_ranks):

@@ -418,7 +418,7 @@ def test_many_steps(run_ranks):
 def groups_of_variables_that_die():
     """A tape keeps nothing for deleted variables of its groups; functions that use others of them continue to work."""
     hvd.init()
-    before = len(shared_reductions.number)
+    before = len(shared_reductions._reductions)
 
     def make(names):
         return [tf.Variable(1.0, name=name) for name in names]
@@ -434,12 +434,12 @@ def groups_of_variables_that_die():
         step = tf.function(lambda a=a, b=b, c=c: gradients([a, b], [[a, c], [b]]))
         np.testing.assert_allclose(step(), [mean, mean])
         np.testing.assert_allclose(gradients([a, b, c], [[a, c], [b]]), [mean] * 3)
-        assert len(shared_reductions.number) == before + 1
+        assert len(shared_reductions._reductions) == before + 1
         references = [weakref.ref(each) for each in (a, b, c)]
         del a, b, c, step
         gc.collect()
         assert not any(reference() is not None for reference in references)
-        assert len(shared_reductions.number) == before
+        assert len(shared_reductions._reductions) == before
 
     a, b = make("ab")
     step = tf.function(lambda: gradients([a], [[a, b]]))

@@ -259,7 +259,9 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             if not isinstance(handler, others):
                 handler.receive(root_rank)
-        super()._receive(root_rank, whole, facts)
+        facts = super()._receive(root_rank, whole, facts)
+        take_numbers(self._numbered(), facts["numbers"])
+        return facts
 
     def _facts(self):
         return {**super()._facts(), "numbers": numbers_of(self._numbered()),
@@ -267,7 +269,6 @@ class TorchState(ObjectState):
 
     def _take_facts(self, facts):
         super()._take_facts(facts)
-        take_numbers(self._numbered(), facts["numbers"])
         for handler, state in zip(self._samplers(), facts["samplers"], strict=True):
             handler.value.load_state_dict(state)
 
