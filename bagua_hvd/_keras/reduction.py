@@ -202,8 +202,7 @@ class Reduction(ABC):
         steps[key] = step, [weakref.ref(variable, lambda _: steps.pop(key, None)) for variable in variables]
         self._made = [each for each in self._made if each() is not None] + [weakref.ref(step.reducer)]
         step.reducer.observer = self._observer
-        if self._loaded:
-            step.reducer.load_state_dict(self._loaded.pop(0))
+        self._load(step.reducer)
         return step
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
@@ -224,12 +223,21 @@ class Reduction(ABC):
 
     def state_dicts(self) -> Any:
         """The states of its Reducers, existing and future ones; see Reducer.state_dict()."""
-        return [reducer.state_dict() for reducer in self.reducers()] + self._loaded
+        states = [(reducer.shapes, reducer.state_dict()) for reducer in self.reducers()]
+        return [{**state, "shapes": shapes} for shapes, state in states if state] + self._loaded
 
     def load_state_dicts(self, states: Any) -> None:
         """Restores state_dicts(), and drops pending gradients."""
-        made = self.reducers()
-        for reducer, state in zip(made, states, strict=False):
+        self._loaded = list(states)
+        for reducer in self.reducers():
+            self._load(reducer)
+
+    def _load(self, reducer):
+        """Restores the first state that was loaded for variables of these shapes; files of older versions have none.
+
+        Names would not do, since load_model() of Keras changes them.
+        """
+        fitting = [place for place, state in enumerate(self._loaded) if state.get("shapes") in (None, reducer.shapes)]
+        if fitting:
             reducer.reset()
-            reducer.load_state_dict(state)
-        self._loaded = list(states[len(made):])
+            reducer.load_state_dict(self._loaded.pop(fitting[0]))

@@ -146,9 +146,8 @@ class Reducer:
         self.model.delay = delay
         self.model.cut_by_user = groups is not None or bool(delay) or not variables.read("BAGUA_FUSION")
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
-        self.members_key = fingerprint(members)
         self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
-                    self.members_key)
+                    fingerprint(members))
         self.names = crc32("\n".join(names or [member.name for member in members]).encode())
         self._awaits_use = False
         self.renumber(number_of_new(self))
@@ -159,6 +158,11 @@ class Reducer:
     def buckets(self) -> Any:
         """The model's buckets of gradients."""
         return self.model.gradients
+
+    @property
+    def shapes(self) -> list:
+        """The shapes of all members."""
+        return [list(member.shape) for member in self._layout.members]
 
     @property
     def untouched(self) -> bool:

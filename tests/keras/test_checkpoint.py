@@ -101,6 +101,46 @@ def of_another_rank(folder):
         assert state["state"]["step"] == 10
 
 
+def of_parts(folder):
+    """Training of a part of the variables and then of all: each list of variables continues with its own state."""
+    import tensorflow as tf
+
+    hvd.init()
+    inputs, targets = data_of(hvd.rank())
+
+    def step(model, variables):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def loaded():
+        return hvd.load_model(path, algorithm=algorithm("diloco"))
+
+    model, path = new_model("diloco"), f"{folder}/parts.{hvd.rank()}.keras"
+    model.optimizer.build(model.trainable_variables)
+    for variables, count in ((model.layers[0].trainable_variables, 7), (model.trainable_variables, 5)):
+        for _ in range(count):
+            step(model, variables)
+    model.save(path)
+    again, old = loaded(), loaded()
+    states = old.optimizer.algorithm_state_dict()["reductions"]
+    assert [state["state"]["step"] for state in states] == [7, 5]
+    step(again, again.trainable_variables)
+    step(model, model.trainable_variables)
+    assert (flat(again) == flat(model)).all()
+    # A file of an older version has the order only.
+    for state in states:
+        del state["shapes"]
+    old.optimizer.load_algorithm_state_dict({"reductions": states})
+    step(old, old.layers[0].trainable_variables)
+    step(old, old.trainable_variables)
+    assert [reducer.model.step for reducer in old.optimizer.distribution.reduction.reducers()] == [8, 6]
+
+
+def test_state_of_parts(run_ranks, tmp_path):
+    run_ranks(2, of_parts, arguments={"folder": str(tmp_path)})
+
+
 @pytest.mark.long
 def test_a_saved_training_goes_on(run_ranks, tmp_path):
     arguments = {"folder": str(tmp_path)}
