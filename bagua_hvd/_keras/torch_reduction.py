@@ -46,6 +46,7 @@ class Step:
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int) -> None:
         compression = Compression.none if options.compression is None else options.compression
         self._parameters = list(map(parameter_of, variables))
+        self._replaced: list[Any] = []      # (parameter, its gradient before the step) where another one was given
         self.source = KerasTorchSource(optimizer, passes, variables, compression, options)
         members = [
             self.source.add(getattr(variable, "path", f"variable.{i}"), parameter)
@@ -59,10 +60,12 @@ class Step:
 
     @torch.no_grad()
     def exchange(self, gradients: Any) -> list:
+        self._put_back()        # a step that failed
         self.source.cleared()
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            if parameter.grad is not gradient:
-                parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+            if gradient is None or parameter.grad is not gradient:
+                self._replaced.append((parameter, parameter.grad))
+                parameter.grad = None if gradient is None else gradient.to(parameter.dtype, copy=True)
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 self.reducer.gradient_ready(index)
@@ -80,7 +83,12 @@ class Step:
     @eager
     def stepped(self) -> list:
         self.reducer.stepped()
+        self._put_back()
         return []
+
+    def _put_back(self):
+        while self._replaced:
+            parameter, parameter.grad = self._replaced.pop()
 
 
 class Reduction(reduction.Reduction):

@@ -206,6 +206,35 @@ def test_details(run_ranks, tmp_path):
     run_ranks(2, details, arguments={"folder": str(tmp_path)}, **BACKEND)
 
 
+def given_gradients():
+    """apply() changes neither the given gradients nor those of the parameters, unless they are the same."""
+    import keras
+    import torch
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    rank, mean = hvd.rank(), (hvd.size() - 1) / 2
+    used, unused = keras.Variable(0.0), keras.Variable(0.0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([used, unused])
+    gradient, earlier = torch.tensor(float(rank)), torch.tensor(5.0)
+    for grad in (None, earlier):
+        used.assign(0.0)
+        used.value.grad = grad
+        optimizer.apply([gradient, None], [used, unused])
+        assert float(used) == -mean
+        assert float(gradient) == rank and float(earlier) == 5
+        assert used.value.grad is grad and unused.value.grad is None
+    used.value.grad = gradient
+    optimizer.apply([gradient, None], [used, unused])
+    assert used.value.grad is gradient and float(gradient) == mean
+
+
+def test_given_gradients(run_ranks):
+    run_ranks(2, given_gradients, **BACKEND)
+
+
 def bfloat16():
     import keras
     import torch
