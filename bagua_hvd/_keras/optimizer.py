@@ -19,6 +19,7 @@ from keras import ops
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
+from bagua_hvd._keras.reduction import LOST_IN_WINDOW
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions, check_passes
 
@@ -95,13 +96,19 @@ class _Distribution:
         Args:
             optimizer: its iterations advance if nothing is applied.
             apply: function of gradients and variables.
+        Raises:
+            ValueError: a graph is being traced, and its window has a gradient of a variable that is not in `variables`.
         """
         if self.passes == 1:
             self._apply_reduced(optimizer, gradients, variables, apply)
             return
         counter = self.build(variables)
-        counter.assign_add(1)
         by_id = {id(self.reduction.native(variable)): variable for variable in variables}
+        if self.reduction.traces() and not self.reduction.between_windows(counter, self.passes):
+            for key, variable in self._window.items():
+                if key not in by_id:
+                    raise ValueError(LOST_IN_WINDOW.format(name=variable.path))
+        counter.assign_add(1)
         for (key, variable), gradient in zip(by_id.items(), gradients, strict=True):
             if gradient is not None:
                 total = self._sums[variable]

@@ -21,6 +21,11 @@ from bagua_hvd.reduction.weight import check_alone, check_weighable
 from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it cannot be combined with unreduced variables"
+LOST_IN_WINDOW = (
+    "an earlier pass of this window of backward_passes_per_step has a gradient of {name}, which this pass would lose, "
+    "since its list of variables lacks it: give every pass the same variables, with zeros as missing gradients, or "
+    "make a DistributedOptimizer for each list"
+)
 NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
                 "sparse_as_dense=True")
 
@@ -101,6 +106,14 @@ class Reduction(ABC):
     def traces(self) -> bool:
         """Whether a graph is being traced, which runs later and repeatedly."""
         return False
+
+    def between_windows(self, counter: Any, passes: int) -> bool:
+        """Called for each step that is being traced: whether no pass of a window has been made before it.
+
+        Args:
+            counter: the variable that counts passes. passes: of a window.
+        """
+        return True
 
     def _size(self, gradient):
         """The divisor of a gradient that is not reduced."""

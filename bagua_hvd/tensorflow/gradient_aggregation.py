@@ -3,6 +3,7 @@
     helper.compute_gradients(gradients, variables)      adds; at every n-th pass: the reduced sums
     helper.apply_gradients(closure, optimizer)          at every n-th pass: closure()
 """
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -49,13 +50,21 @@ class LocalGradientAggregationHelper:
         self._local = ByIdentity(native_variable)
         self._counter: Any = None
         self._sums = ByIdentity(native_variable)
-        # Variables with a gradient in this window. It is unknown here when graphs run, so theirs stay in the set.
+        # Variables with a gradient in this window, and weak references to them. It is unknown here when graphs run, so
+        # theirs stay.
         self._window = ByIdentity(native_variable)
         self._last_pass = None      # bool tensor: whether this pass completes a window
 
     def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction."""
         self._local.add(var)
+
+    def others_in_window(self, variables: Any) -> list:
+        """Further variables with a gradient in this window."""
+        known = ByIdentity(native_variable)
+        for variable in variables:
+            known.add(variable)
+        return [variable for variable in (reference() for reference in self._window.values()) if variable not in known]
 
     def _make_sums(self, variables):
         # Outside of the function being traced, which may create variables only once.
@@ -79,7 +88,7 @@ class LocalGradientAggregationHelper:
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         gradients = {index: dense(grads[index], self.sparse_as_dense) for index in present}
         for index in present:
-            self._window.add(vars[index])
+            self._window[vars[index]] = weakref.ref(vars[index])
         summed = [index for index, variable in enumerate(vars) if variable in self._window]
         variables = [vars[index] for index in summed]
         self._make_sums(vars)       # all, because a function traced later cannot create variables

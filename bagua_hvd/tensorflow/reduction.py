@@ -97,6 +97,7 @@ class Reduction(reduction.Reduction):
     def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none
         self._uses = Uses(options.algorithm, optimizer)
+        self._traced_in: Any = lambda: None     # the graph of the last step that was traced
         self._alone = Bridge(lambda _, view: check_alone(ffi.cast("double *", view.dst)[0]), lambda: None)
         if options.algorithm is not None:
             name = type(options.algorithm).__name__
@@ -137,6 +138,12 @@ class Reduction(reduction.Reduction):
 
     def traces(self) -> bool:
         return not tf.executing_eagerly()
+
+    def between_windows(self, counter: Any, passes: int) -> bool:
+        before, graph = self._traced_in(), tf.compat.v1.get_default_graph()
+        self._traced_in = weakref.ref(graph)
+        with tf.init_scope():       # the counter is that of the passes that have been run
+            return before is not graph and (counter is None or int(native_variable(counter).numpy()) % passes == 0)
 
     def _times(self, gradient, factor):
         if isinstance(gradient, tf.IndexedSlices):

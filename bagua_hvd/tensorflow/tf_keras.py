@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.checkpoint import HasDistribution
+from bagua_hvd._keras.reduction import LOST_IN_WINDOW
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -48,6 +49,22 @@ class _Distribution:
         self._reduced = None
         self.reduction.reset()
 
+    def of_window(self, pairs):
+        """The pairs, and others without a gradient for further variables that this window has gradients of.
+
+        Raises:
+            ValueError: there are some, and a graph is being traced.
+        """
+        helper = self.aggregation
+        if helper is None or not tf.compat.v1.executing_eagerly_outside_functions():
+            return pairs
+        others = helper.others_in_window([variable for _, variable in pairs])
+        if tf.executing_eagerly():
+            return pairs + [(None, variable) for variable in others]
+        if not self.reduction.between_windows(helper._counter, helper.backward_passes_per_step) and others:
+            raise ValueError(LOST_IN_WINDOW.format(name=others[0].name))
+        return pairs
+
     def reduce(self, gradients, variables):
         """The reduced gradients; before the last pass of a window, gradients that must not be applied."""
         return (self.aggregation.compute_gradients if self.aggregation else self.reduction)(gradients, variables)
@@ -57,6 +74,7 @@ class _Distribution:
         pairs = list(pairs)
         if self.applying or not pairs:
             return pairs
+        pairs = self.of_window(pairs)
         gradients, variables = zip(*pairs, strict=True)
         with tf.init_scope():       # variables cannot be created within a condition
             legacy.build(optimizer, variables)
@@ -87,10 +105,12 @@ class _Distributed(HasDistribution, _Wrapped):
         distribution, base, pairs = self.distribution, super().apply_gradients, list(grads_and_vars)
         if not pairs:
             return base(pairs, *args, **kwargs)
-        gradients, variables = zip(*pairs, strict=True)
-        reduced = distribution.is_reduced(variables)
+        reduced = distribution.is_reduced([variable for _, variable in pairs])
         as_given = not reduced and (kwargs.get("skip_gradients_aggregation", False)
                                     or not kwargs.get("experimental_aggregate_gradients", True))
+        if not reduced and not as_given:
+            pairs = distribution.of_window(pairs)
+        gradients, variables = zip(*pairs, strict=True)
         if not reduced and not as_given:
             with tf.init_scope():
                 legacy.build(self, variables)

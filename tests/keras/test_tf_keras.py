@@ -134,6 +134,17 @@ def aggregates(kind):
             step(tf.constant(float(rank)), None)
             step(None, tf.constant(2.0 * rank))
             assert (weight, other) == (-mean * number, -2 * mean * number)
+    # Lists of variables may differ in a window, but not in graphs.
+    weight, other = tf.Variable(0.0, name="weight"), tf.Variable(0.0, name="other")
+    optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2)
+    legacy.build(optimizer, [weight, other])
+    for number in (1, 2):
+        optimizer.apply_gradients([(tf.constant(float(rank)), weight)])
+        optimizer.apply_gradients([(tf.constant(2.0 * rank), other)])
+        assert (weight, other) == (-mean * number, -2 * mean * number)
+    optimizer.apply_gradients([(tf.constant(float(rank)), weight)])
+    with pytest.raises(ValueError, match="has a gradient of weight:0, which this pass would lose"):
+        tf.function(lambda: optimizer.apply_gradients([(tf.constant(1.0), other)]))()
     # Algorithms that read the weights around the step cannot aggregate separately.
     optimizer = hvd.DistributedOptimizer(make(1.0), algorithm="decentralized")
     with pytest.raises(ValueError, match="Decentralized reads the weights around the optimizer's step"):
