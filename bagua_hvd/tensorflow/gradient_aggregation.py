@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from bagua_hvd._keras import values
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import check_passes
@@ -65,6 +67,12 @@ class LocalGradientAggregationHelper:
         for variable in variables:
             known.add(variable)
         return [variable for variable in (reference() for reference in self._window.values()) if variable not in known]
+
+    def reset(self) -> None:
+        """Drops accumulated gradients."""
+        self._window = ByIdentity(native_variable)
+        variables = [variable for variable in (self._counter, *self._sums.values()) if variable is not None]
+        values.assign(variables, [np.zeros(variable.shape, variable.dtype.as_numpy_dtype) for variable in variables])
 
     def _make_sums(self, variables):
         # Outside of the function being traced, which may create variables only once.

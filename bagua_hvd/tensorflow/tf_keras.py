@@ -45,9 +45,11 @@ class _Distribution:
                 passes, self.reduction, options.sparse_as_dense, average_aggregated)
 
     def reset(self):
-        """Drops pending gradients."""
+        """Drops accumulated and pending gradients."""
         self._reduced = None
         self.reduction.reset()
+        if self.aggregation is not None:
+            self.aggregation.reset()
 
     def of_window(self, pairs):
         """The pairs, and others without a gradient for further variables that this window has gradients of.

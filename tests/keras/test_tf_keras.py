@@ -334,6 +334,20 @@ def elastic_state(kind):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+def window_that_a_change_of_ranks_ends(kind):
+    """A rank that joins begins a window, so the others drop what they have of theirs."""
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(OPTIMIZERS[kind](), backward_passes_per_step=2), "mse")
+    state = hvd.elastic.KerasState(model)
+    data = data_of(hvd.rank())
+    model.train_on_batch(*data)
+    state.sync()
+    before = model.get_weights()
+    for same in (True, False):
+        model.train_on_batch(*data)
+        assert all((ours == theirs).all() for ours, theirs in zip(model.get_weights(), before, strict=True)) == same
+
+
 def in_graphs(without):
     """The same in graphs of TensorFlow 1, where variables have values in a session only."""
     getattr(tf.compat.v1, without)()
@@ -352,7 +366,7 @@ def in_graphs(without):
 
 def everything(kind):
     hvd.init()
-    for part in (trains, callbacks, elastic_state):
+    for part in (trains, callbacks, elastic_state, window_that_a_change_of_ranks_ends):
         part(kind)
 
 
