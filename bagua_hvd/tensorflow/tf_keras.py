@@ -190,6 +190,9 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int, average_aggregat
     })
     wrapped = cls.from_config(optimizer.get_config())
     _ = wrapped.distribution        # made now, to refuse unsupported algorithms here
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names"):     # the configuration lacks them
+        if hasattr(optimizer, name):
+            setattr(wrapped, name, getattr(optimizer, name))
     return wrapped
 
 

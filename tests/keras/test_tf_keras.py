@@ -110,6 +110,13 @@ def aggregates(kind):
         optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=passes)
         optimizer.apply_gradients([(tf.constant(float(rank)), weight)], **told)
         assert weight == -rank
+    if kind == "new":       # what was set by a method, and is not in the configuration
+        optimizer = tf_keras.optimizers.AdamW(0.1, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["spared"])
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        spared, decayed = tf.Variable(1.0, name="spared"), tf.Variable(1.0, name="decayed")
+        optimizer.apply_gradients([(tf.constant(0.0), variable) for variable in (spared, decayed)])
+        assert spared == 1 and decayed < 1
     if kind == "legacy":        # new optimizers know the variables of one model only
         optimizer, weight, other = hvd.DistributedOptimizer(make(1.0)), tf.Variable(0.0), tf.Variable(0.0)
         aggregate(optimizer, [(tf.constant(1.0), weight)])
