@@ -33,7 +33,7 @@ class KerasState(ObjectState):
 
     Args:
         model: built (its weights exist).
-        optimizer: None: the one that the model was compiled with, if any.
+        optimizer: None: the one that the model is compiled with, if any, here or before the first synchronization.
         every_step: needs no commit(): after a loss training continues after the last step that any rank completed; see
             reduction/every_step.py. Change attributes only between a step and the next collective, as the two callbacks
             do in fit(). Gradients of embeddings are sent as dense ones.
@@ -47,14 +47,17 @@ class KerasState(ObjectState):
         if not model.built or not model.weights:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
-        self.optimizer = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is not None and not getattr(self.optimizer, "built", False):
-            legacy.build(self.optimizer, model.trainable_variables)
+        self._set_optimizer(optimizer)
         self._every_step = KerasEveryStep(self) if every_step else None
         self._saved_values: Any = None
         if not every_step:
             self._save_model()
         super().__init__(_broadcast_object, basics.rank, **kwargs)
+
+    def _set_optimizer(self, optimizer):
+        self.optimizer = optimizer or getattr(self.model, "optimizer", None)
+        if self.optimizer is not None and not getattr(self.optimizer, "built", False):
+            legacy.build(self.optimizer, self.model.trainable_variables)
 
     def _variables(self):
         return self.model.weights + legacy.variables(self.optimizer)
@@ -73,6 +76,9 @@ class KerasState(ObjectState):
         super()._restore()
 
     def _sync(self):
+        if self.optimizer is None:
+            self._set_optimizer(None)       # the model may have been compiled since
+            self._save_model()
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
         share_numbers((), _broadcast_object)

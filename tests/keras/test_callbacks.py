@@ -313,6 +313,15 @@ def elastic():
     assert len(recorder.rates) == 1 + STEPS and (state.epoch, state.batch) == (4, 0)
     fit(model, callbacks(), epochs=5, initial_epoch=4)
     assert state.epoch == 5
+    # compile() may follow the state.
+    model = make_model()
+    state = hvd.elastic.KerasState(model)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    state.sync()
+    fit(model, [])
+    assert state.optimizer is model.optimizer
+    state.restore()
+    assert int(model.optimizer.iterations) == 0 and not model.optimizer.momentums[0].numpy().any()
     assert_same_everywhere(model)
 
 
