@@ -61,7 +61,7 @@ class Callback(keras.callbacks.Callback):
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Gives all ranks the root's model and optimizer, once, at the end of the first batch.
+    """Gives all ranks the root's model and optimizer, once after each init(), at the end of the first batch.
 
     By then everything is built, even models that take their shapes from the data.
 
@@ -77,9 +77,14 @@ class BroadcastGlobalVariablesCallback(Callback):
         super().__init__()
         self.root_rank = root_rank
         self.local_variables = list(local_variables or [])
-        self.broadcast_done = False
+        self._broadcast_in: int | None = None       # runtime.inits then
         if not all(hasattr(variable, "assign") for variable in self.local_variables):
             raise ValueError("local_variables: expected variables, such as layer.trainable_weights")
+
+    @property
+    def broadcast_done(self) -> bool:
+        """Whether it has done that since init(): ranks that join an elastic job later need it from all."""
+        return self._broadcast_in == basics.runtime.inits
 
     def register_local_var(self, variable: Any) -> None:
         """Excludes one more variable."""
@@ -96,7 +101,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         ]
         values.broadcast_variables(variables, self.root_rank, "BroadcastGlobalVariablesCallback")
         weights_broadcast(global_process_set)
-        self.broadcast_done = True
+        self._broadcast_in = basics.runtime.inits
 
 
 class MetricAverageCallback(Callback):

@@ -14,6 +14,7 @@ import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.values import broadcast_variables
 from bagua_hvd.collectives import rules
+from bagua_hvd.job.runtime import runtime
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 STEPS = 4
@@ -54,6 +55,14 @@ def broadcast_and_metrics():
             np.testing.assert_array_equal(weight.numpy(), value)
     assert (kept.numpy() == rank).all()
     assert callback.broadcast_done
+    # Once, but again after init(): a rank that joins an elastic job has made a new one.
+    fit(model, [callback])
+    model.layers[0].bias.assign([float(rank)] * 8)
+    fit(model, [callback])
+    assert (model.layers[0].bias.numpy() == rank).all()
+    runtime.inits += 1
+    fit(model, [callback])
+    assert (model.layers[0].bias.numpy() == 1).all()
     with pytest.raises(ValueError, match="variables"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["dense"])
 
