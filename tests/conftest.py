@@ -113,6 +113,7 @@ def growing_job(monkeypatch):
     """A job with only this process, which other ranks can join."""
     basics.shutdown()
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    monkeypatch.setattr(basics.runtime, "shared_numbers", None)
     basics.init()
     yield
     basics.shutdown()

@@ -47,6 +47,21 @@ def test_sync_gives_numbers_of_rank_0(growing_job):
     assert make()[1].reducer.number == late.number + 4
 
 
+def test_sync_matches_optimizers_outside_of_the_state_by_their_parameters(growing_job):
+    from bagua_hvd.reduction.numbers import share_numbers
+
+    def make_wide():
+        model = torch.nn.Linear(5, 1)
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()).reducer
+
+    ours, wide = make()[1].reducer, make_wide()     # on rank 0 in the other order, with another one of `ours`
+    shared = {(0, wide.key): [(wide.names, 20)], (0, ours.key): [(0, 21), (ours.names, 22)]}
+    share_numbers((), lambda mine: ([], shared, {0: 30}))
+    assert (ours.number, wide.number) == (22, 20)
+    assert (make()[1].reducer.number, make()[1].reducer.number) == (21, 30)
+    assert wide.buckets[0].name == "gradients.20.0"
+
+
 def test_what_an_algorithm_had_begun_ends_with_the_connections(growing_job):
     model, optimizer = make(hvd.algorithms.get("async", sync_interval_ms=0))
     step(model, optimizer)
