@@ -66,7 +66,8 @@ class LocalGradientAggregationHelper:
         known = ByIdentity(native_variable)
         for variable in variables:
             known.add(variable)
-        return [variable for variable in (reference() for reference in self._window.values()) if variable not in known]
+        alive = [variable for reference in self._window.values() if (variable := reference()) is not None]
+        return [variable for variable in alive if variable not in known]
 
     def reset(self) -> None:
         """Drops accumulated gradients."""
