@@ -2,6 +2,7 @@
 import copy
 import math
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import mse_loss
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.codecs import float32
+from bagua_hvd.core.exceptions import HorovodInternalError
 
 # Samples of each of three ranks, by step.
 COUNTS = [(4, 1, 7), (0, 3, 2), (5, 5, 5), (0, 0, 6)]
@@ -202,7 +204,8 @@ def dropped():
         opt.load_state_dict(opt.state_dict())
     train(opt, model)
     torch.testing.assert_close(flat(model), one_process())
-    opt.set_weight(1)
+    with suppress(HorovodInternalError):        # another rank may have left already
+        opt.set_weight(1)
     opt.load_state_dict(opt.state_dict())
     hvd.shutdown()
     hvd.init()
