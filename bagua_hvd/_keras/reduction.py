@@ -111,7 +111,7 @@ class Reduction(ABC):
         """Called for each step that is being traced: whether no pass of a window has been made before it.
 
         Args:
-            counter: the variable that counts passes. passes: of a window.
+            counter: the variable that counts passes; None: it is not made yet. passes: of a window.
         """
         return True
 

@@ -142,8 +142,10 @@ class Reduction(reduction.Reduction):
     def between_windows(self, counter: Any, passes: int) -> bool:
         before, graph = self._traced_in(), tf.compat.v1.get_default_graph()
         self._traced_in = weakref.ref(graph)
-        with tf.init_scope():       # the counter is that of the passes that have been run
-            return before is not graph and (counter is None or int(native_variable(counter).numpy()) % passes == 0)
+        counter = native_variable(counter)
+        with tf.init_scope():       # where it has counted the passes that have been run; none if this trace makes it
+            counts = counter is not None and counter.is_initialized()
+            return before is not graph and not (counts and counter.numpy() % passes)
 
     def _times(self, gradient, factor):
         if isinstance(gradient, tf.IndexedSlices):
