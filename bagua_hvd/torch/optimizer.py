@@ -249,6 +249,7 @@ class _Distributed(Wrapped):
             loss = result if loss is None else loss
         protocol.synchronized_by_user = False
         self._take_back_if_skipped(reducer.model)
+        self._source.applied()
         reducer.stepped()
         return loss
 

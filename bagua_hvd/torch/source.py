@@ -327,6 +327,11 @@ class TorchSource(Source):
         if gradient is not None and summed() is gradient and (self._adds or gradient._version == version):
             gradient.div_(self.process_set.size())
 
+    def applied(self) -> None:
+        """Called after a step: sums that the script changed before it, as by clipping, are still sums."""
+        self._sums = {index: (summed, gradient._version) for index, (summed, _) in self._sums.items()
+                      if (gradient := summed()) is not None}
+
     def cleared(self) -> None:
         self._sums = {}
 

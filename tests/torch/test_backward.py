@@ -179,6 +179,26 @@ def test_sums_whose_tensors_are_written_again(run_ranks):
     run_ranks(2, sums_whose_tensors_are_written_again)
 
 
+def clipped_sums_that_are_kept():
+    """Without zero_grad(), a rank without a batch sends its share of the clipped sum, as the others do."""
+    hvd.init()
+    p = nn.Parameter(torch.zeros(2))
+    opt = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), op=hvd.Sum)
+    p.sum().backward()
+    opt.synchronize()
+    p.grad.mul_(0.5)
+    with opt.skip_synchronize():
+        opt.step()
+    if hvd.rank() == 0:
+        p.sum().backward()
+    opt.step()
+    assert torch.equal(p.grad, torch.full((2,), 0.5 * hvd.size() + 1))
+
+
+def test_clipped_sums_that_are_kept(run_ranks):
+    run_ranks(2, clipped_sums_that_are_kept)
+
+
 def sums_and_the_variance_of_adam():
     """If full steps set Adam's variance from gradients that the optimizer sees, these gradients stay unchanged."""
     hvd.init()
