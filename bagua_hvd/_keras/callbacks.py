@@ -83,8 +83,12 @@ class BroadcastGlobalVariablesCallback(Callback):
 
     @property
     def broadcast_done(self) -> bool:
-        """Whether it has done that since init(): ranks that join an elastic job later need it from all."""
+        """Whether it has broadcast since init(): a rank that joins later broadcasts too, so all ranks must."""
         return self._broadcast_in == basics.runtime.inits
+
+    @broadcast_done.setter
+    def broadcast_done(self, done: bool) -> None:
+        self._broadcast_in = basics.runtime.inits if done else None
 
     def register_local_var(self, variable: Any) -> None:
         """Excludes one more variable."""
@@ -101,7 +105,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         ]
         values.broadcast_variables(variables, self.root_rank, "BroadcastGlobalVariablesCallback")
         weights_broadcast(global_process_set)
-        self._broadcast_in = basics.runtime.inits
+        self.broadcast_done = True
 
 
 class MetricAverageCallback(Callback):

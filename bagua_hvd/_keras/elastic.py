@@ -33,7 +33,7 @@ class KerasState(ObjectState):
 
     Args:
         model: built (its weights exist).
-        optimizer: None: the one that the model is compiled with, if any, here or before the first synchronization.
+        optimizer: None: the one that the model is compiled with, if any, when training first begins.
         every_step: needs no commit(): after a loss training continues after the last step that any rank completed; see
             reduction/every_step.py. Change attributes only between a step and the next collective, as the two callbacks
             do in fit(). Gradients of embeddings are sent as dense ones.
@@ -48,6 +48,7 @@ class KerasState(ObjectState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
         self._set_optimizer(optimizer)
+        self._has_synced = False
         self._every_step = KerasEveryStep(self) if every_step else None
         self._saved_values: Any = None
         if not every_step:
@@ -76,9 +77,10 @@ class KerasState(ObjectState):
         super()._restore()
 
     def _sync(self):
-        if self.optimizer is None:
-            self._set_optimizer(None)       # the model may have been compiled since
+        if self.optimizer is None and not self._has_synced:     # later a rank that joins may not have compiled yet
+            self._set_optimizer(None)
             self._save_model()
+        self._has_synced = True
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
         share_numbers((), _broadcast_object)

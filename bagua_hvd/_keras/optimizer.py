@@ -106,7 +106,7 @@ class _Distribution:
         by_id = {id(self.reduction.native(variable)): variable for variable in variables}
         if self.reduction.traces() and not self.reduction.between_windows(counter, self.passes):
             for key, variable in self._window.items():
-                if key not in by_id:
+                if key not in by_id and variable.trainable:
                     raise ValueError(LOST_IN_WINDOW.format(name=variable.path))
         counter.assign_add(1)
         for (key, variable), gradient in zip(by_id.items(), gradients, strict=True):

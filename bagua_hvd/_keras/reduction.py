@@ -22,9 +22,9 @@ from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it cannot be combined with unreduced variables"
 LOST_IN_WINDOW = (
-    "an earlier pass of this window of backward_passes_per_step has a gradient of {name}, which this pass would lose, "
-    "since its list of variables lacks it: give every pass the same variables, with zeros as missing gradients, or "
-    "make a DistributedOptimizer for each list"
+    "{name} has a gradient from an earlier pass of this window of backward_passes_per_step, but is not among the "
+    "variables of this pass. Its gradient would be lost. Pass the same variables in every pass, with zeros for missing "
+    "gradients, or make a DistributedOptimizer for each list"
 )
 NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
                 "sparse_as_dense=True")

@@ -60,16 +60,20 @@ class Step:
 
     @torch.no_grad()
     def exchange(self, gradients: Any) -> list:
-        self._put_back()        # a step that failed
+        self._replaced.clear()
         self.source.cleared()
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if gradient is None or parameter.grad is not gradient:
                 self._replaced.append((parameter, parameter.grad))
                 parameter.grad = None if gradient is None else gradient.to(parameter.dtype, copy=True)
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                self.reducer.gradient_ready(index)
-        self.reducer.synchronize()
+        try:
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    self.reducer.gradient_ready(index)
+            self.reducer.synchronize()
+        except BaseException:
+            self._put_back()
+            raise
         return [parameter.grad for parameter in self._parameters]
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> None:

@@ -113,7 +113,7 @@ class BaguaStrategy(DDPStrategy):
         for optimizer in self._wrapped():
             if optimizer.reducer is None:
                 continue
+            optimizer._backward.close()
             if optimizer.algorithm.asynchronous and not self.lightning_module.trainer.interrupted:
                 optimizer.algorithm.abort()
-            optimizer._backward.close()
         super().teardown()

@@ -25,7 +25,7 @@ def optimizer_number(process_set: Any = 0) -> int:
 
 
 def number_of_new(reducer: Any) -> int:
-    """The number of a new Reducer: that of an equal one on rank 0, if none has used it since share_numbers()."""
+    """The number of a new Reducer: of the one with its key on rank 0, unless another has used that number already."""
     living, shared = _living(), _shared(reducer)
     _reducers[:] = map(weakref.ref, [*living, reducer])
     if not shared:
@@ -59,7 +59,8 @@ def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) ->
 def numbers_of(optimizers: Sequence[Any]) -> Any:
     """The argument for take_numbers() on all ranks."""
     shared: dict[Any, list[tuple[int, int]]] = {}
-    for reducer in _others(optimizers):
+    # Those that were not used since the last time come last: most likely the rank that joins does not have them.
+    for reducer in sorted(_others(optimizers), key=lambda reducer: reducer.awaits_use):
         if reducer.numbered is not None:
             shared.setdefault(_key(reducer), []).append((reducer.names, reducer.number))
     return [optimizer.number for optimizer in optimizers], shared, runtime.optimizers
@@ -67,16 +68,18 @@ def numbers_of(optimizers: Sequence[Any]) -> Any:
 
 def take_numbers(optimizers: Sequence[Any], given: Any) -> None:
     """The part of share_numbers() that follows the broadcast."""
-    joins = runtime.shared_numbers is None      # the others have equal numbers already
+    joins = runtime.shared_numbers is None
     numbers, runtime.shared_numbers, runtime.optimizers = given
     for optimizer, number in zip(optimizers, numbers, strict=True):
         optimizer.renumber(number)
     unmatched = {key: list(of_key) for key, of_key in runtime.shared_numbers.items()}
     for reducer in _others(optimizers):
         reducer.reset()
+        equal = unmatched.get(_key(reducer), [])
         if joins:
-            equal = unmatched.get(_key(reducer))
             reducer.renumber(_take(equal, reducer) if equal else None)
+        elif reducer.numbered not in {number for _, number in equal}:       # made after a failure, not on rank 0 yet
+            reducer.renumber(None)
         reducer.await_use()
 
 

@@ -108,6 +108,7 @@ class Reducer:
             backward pass. Once the ranks have agreed: the union over the ranks.
         key, names: by which ranks match it, see numbers.py.
         numbered: the number that it has now; None: it takes a new one when it is used.
+        awaits_use: see await_use().
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
         observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before
             any communication; weights_change() after all of it; step_ended() when the weights have been updated.
@@ -149,7 +150,7 @@ class Reducer:
         self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
                     fingerprint(members))
         self.names = crc32("\n".join(names or [member.name for member in members]).encode())
-        self._awaits_use = False
+        self.awaits_use = False
         self.renumber(number_of_new(self))
         self.add(members, groups)
         algorithm.prepare(self.model)
@@ -178,8 +179,8 @@ class Reducer:
     def number(self) -> Any:
         """The optimizer's number; a new one when the numbers of its set have restarted: see optimizer_number()."""
         id, options = self.group.process_set_id, runtime.options
-        if self._awaits_use:
-            self._awaits_use = False
+        if self.awaits_use:
+            self.awaits_use = False
             number_is_used(self)
         if options is not None and id is not None and (
                 self.numbered is None or self._removals != self.group.removals or
@@ -193,7 +194,7 @@ class Reducer:
 
     def await_use(self) -> None:
         """Until it is used, a new Reducer with an equal key may take its number."""
-        self._awaits_use, self._counts_since = True, None
+        self.awaits_use, self._counts_since = True, None
 
     def renumber(self, number: int | None) -> None:
         """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending.
@@ -279,7 +280,7 @@ class Reducer:
             HorovodInternalError: ranks disagreed, or one was lost.
         """
         check_weighable(self.algorithm)
-        self._weight = self._posted_weight = Weight(weight, f"{self._layout.name}.weight", self.group,
+        self._weight = self._posted_weight = Weight(weight, f"gradients.{self.number}.weight", self.group,
                                                     self._posted_weight)
 
     def gradient_ready(self, index: int, whole: bool = True) -> None:
@@ -421,7 +422,7 @@ class Reducer:
 
     def _place(self, index):
         """Places a complete gradient in its bucket, and posts the bucket when it is full."""
-        # Not when the window begins: a weight may be set between its passes. One set after the last is the next's.
+        # Not when the window begins: a weight may be set between its passes. One set later is for the next window.
         if self._weight is not None and not any(self._window.placed):
             self._weigh(self._weight)
         bucket = self._layout.bucket_of[index]

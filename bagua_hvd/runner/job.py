@@ -2,6 +2,7 @@
 import functools
 import ipaddress
 import os
+import re
 import signal
 import socket
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def is_local(hostname):
         found = {ipaddress.ip_address(hostname)}
     except ValueError:
         found = _resolved(hostname)
-    return bool(found) and all(address.is_loopback or _is_own(address) for address in found)
+    return bool(found) and all(address.is_loopback or address.is_unspecified or _is_own(address) for address in found)
 
 
 def _resolved(hostname):
@@ -91,12 +92,12 @@ def _resolved(hostname):
 
 
 def _is_own(address):
-    """Whether packets to the address leave from it: needs no list of interfaces, and holds with ip_nonlocal_bind."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    """Whether an interface has the address: with ip_nonlocal_bind, binding to it would prove nothing."""
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((str(address), 9))        # sends nothing
-            return probe.getsockname()[0] == str(address)
+        if address.version == 6:
+            return f"{int(address):032x}" in Path("/proc/net/if_inet6").read_text()
+        routes = Path("/proc/net/fib_trie").read_text()
+        return re.search(rf"\|-- {re.escape(str(address))}\n(\s*/\d+ .*\n)*?\s*/32 host LOCAL", routes) is not None
     except OSError:
         return False
 

@@ -34,8 +34,6 @@ _MPIRUN_SECONDS = 2
 _ARRIVAL_SECONDS = 5
 # Variables of the job that the caller itself is a rank of.
 _OURS = {*PLACE, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC"}
-# Set by batch systems: Open MPI finds the allocation's hosts by itself.
-_ALLOCATIONS = {"SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "PE_HOSTFILE"}
 
 
 def _mpirun(env):
@@ -69,7 +67,7 @@ def command(args, hosts, env):
 
     Args:
         args: the parsed flags of baguarun.
-        hosts: `h1:2,h2:2`; None: those of the batch system's allocation, or this host.
+        hosts: `h1:2,h2:2`; None: those of Slurm's allocation if it has several, else this host.
         env: the environment to pass on.
     Raises:
         FileNotFoundError: no mpirun. ValueError: malformed hosts, or flags that this mpirun does not have.
@@ -86,7 +84,7 @@ def command(args, hosts, env):
 
 def _open_mpi(args, hosts, env):
     start = ["--allow-run-as-root", "--tag-output", "-np", str(args.num_proc)]
-    if hosts is not None or not _ALLOCATIONS.intersection(env):
+    if hosts is not None or env.get("SLURM_JOB_NUM_NODES", "1") == "1":      # else Open MPI finds Slurm's hosts
         start += ["-H", hosts or f"localhost:{args.num_proc}"]
     start += shlex.split(args.binding_args or "--bind-to none --map-by slot")
     if args.tcp_flag:

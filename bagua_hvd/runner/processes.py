@@ -149,8 +149,12 @@ class Process:
         return self._popen.stdin
 
     def signal(self, signum):
-        """Sends the signal to the process and its descendants in its session."""
-        signal_sessions({self.pid}, signum)
+        """Sends the signal to the process and its descendants in its session; SIGUSR1 and SIGUSR2 to the process alone,
+        since workers of data loaders may not handle them."""
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            _ignoring_absence(os.kill, self.pid, signum)
+        else:
+            signal_sessions({self.pid}, signum)
 
     def open_pidfd(self):
         """A descriptor that becomes readable when the process ends; None if the system has no pidfds."""

@@ -86,7 +86,8 @@ class Supervisor:
         should_stop: called about twenty times a second; True stops everything. None: never.
         handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a
             second one kills at once. SIGUSR1 and SIGUSR2, which Slurm sends before a time limit, go to the processes
-            unless the program handles them. Only in the main thread; in others, and with False, signals are left alone.
+            without their descendants, unless the program handles them. Only in the main thread; in others, and with
+            False, signals are left alone.
         report_failures: whether the first failure is reported on the console's stderr.
         spawner: starts the processes, entered by the caller; None: on this host.
         on_exit: called in the loop with (process, exit code) when a process has ended and its output is forwarded,
@@ -233,7 +234,7 @@ class Supervisor:
         before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                     if signal.getsignal(n) not in (signal.SIG_IGN, None)}   # None: Python cannot restore it
-        previous |= {n: signal.signal(n, lambda signum, frame: self.call_soon(lambda: self.signal_all(signum)))
+        previous |= {n: signal.signal(n, lambda signum, frame: self.call_soon(lambda: self._pass_on(signum)))
                      for n in (signal.SIGUSR1, signal.SIGUSR2) if signal.getsignal(n) == signal.SIG_DFL}
         # If it were inherited as ignored, the kernel would discard exit codes.
         previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -243,6 +244,10 @@ class Supervisor:
             for n, handler in previous.items():
                 signal.signal(n, handler)
             signal.set_wakeup_fd(before)
+
+    def _pass_on(self, signum):
+        for running in self._running:
+            running.process.signal(signum)
 
     def _on_signal(self, signum, frame):
         now = time.monotonic()

@@ -63,8 +63,9 @@ class _Distribution:
         others = helper.others_in_window([variable for _, variable in pairs])
         if tf.executing_eagerly():
             return pairs + [(None, variable) for variable in others]
-        if not self.reduction.between_windows(helper._counter, helper.backward_passes_per_step) and others:
-            raise ValueError(LOST_IN_WINDOW.format(name=others[0].name))
+        lost = [variable for variable in others if variable.trainable]
+        if not self.reduction.between_windows(helper._counter, helper.backward_passes_per_step) and lost:
+            raise ValueError(LOST_IN_WINDOW.format(name=lost[0].name))
         return pairs
 
     def reduce(self, gradients, variables):

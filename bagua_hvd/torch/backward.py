@@ -46,8 +46,8 @@ SHARED = (
 )
 
 TAKEN = (
-    "a hook on {name} has taken its gradient before it was reduced: hooks run in the order of their registration, so "
-    "register those that step or clear gradients after DistributedOptimizer(...)"
+    "a hook on {name} has set its gradient to None before it was reduced: hooks run in the order of their "
+    "registration, so register those that step or clear gradients after DistributedOptimizer(...)"
 )
 
 COMPILED = (
@@ -138,7 +138,7 @@ class Backward:
         self._finalizers.append(finalizer)
 
     def close(self) -> None:
-        """Removes all hooks: backward passes communicate no more, nor do the optimizer's steps."""
+        """Removes all hooks: backward passes no longer communicate."""
         for finalizer in self._finalizers:
             finalizer()
         self._reducer = _nothing
@@ -288,7 +288,7 @@ class Backward:
 
     def _of(self, group, numbers):
         reducer = self._reducer()
-        return reducer is not None and reducer.group is group and reducer.number in numbers
+        return reducer is not None and reducer.group is group and reducer.numbered in numbers
 
     def _complete_own(self):
         reducer = self._reducer()

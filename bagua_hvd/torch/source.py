@@ -301,7 +301,7 @@ class TorchSource(Source):
 
     def hand_over(self, indices: Iterable[int], memory: list[TensorView] | None) -> Any:
         parameters = [self.parameters[index] for index in indices]
-        self._given = []        # with delay=1 all of them leave the user's hands
+        self._given = []        # with delay=1 the user no longer sees these tensors
         if not all(index not in self._sent_tensors and _is_nobody_elses(parameter)
                    for index, parameter in zip(indices, parameters, strict=True)):
             return None

@@ -262,7 +262,9 @@ def test_signals_end_the_job(launcher, signum):
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
 def test_warnings_of_a_batch_system_reach_the_ranks(launcher, signum):
-    popen = launcher.start("-np", 2, "bash", "-c", f"trap 'echo saved; exit 0' {signum.name}; echo up; {LONG} & wait")
+    # Not the ranks' own workers, which would die of it.
+    script = f"{LONG} & trap 'kill $! && echo saved; exit 0' {signum.name}; echo up; wait"
+    popen = launcher.start("-np", 2, "bash", "-c", script)
     assert [popen.stdout.readline().endswith(b"up\n") for _ in range(2)] == [True, True]
     popen.send_signal(signum)
     stdout, stderr = (text.decode() for text in popen.communicate(timeout=60))

@@ -37,12 +37,11 @@ def test_open_mpi(launcher):
         assert part in text.replace("'", ""), part
 
 
-@pytest.mark.parametrize("variable", [None, "SLURM_JOB_ID", "PBS_NODEFILE"])
-def test_open_mpi_chooses_the_hosts_of_an_allocation(launcher, monkeypatch, variable):
-    if variable:
-        monkeypatch.setenv(variable, "7")
-    command = composed(launcher, "mpirun (Open MPI) 5.0.1")
-    assert ("-H" in command) == (variable is None)
+@pytest.mark.parametrize("nodes", [None, "1", "2"])
+def test_open_mpi_finds_several_hosts_of_slurm(launcher, monkeypatch, nodes):
+    if nodes:
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+    assert ("-H" in composed(launcher, "mpirun (Open MPI) 5.0.1")) == (nodes != "2")
 
 
 def test_hydra(launcher):

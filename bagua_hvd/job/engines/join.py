@@ -123,8 +123,9 @@ def _exchange(placement, one_host, timeout):
         order = [wanted]
     elif placement.engine in ("torchrun", "env"):
         order = ["store"]
-    elif placement.engine == "slurm" and not any(name.startswith(("PMI_", "PMIX_", "PALS_")) for name in os.environ):
-        order = ["file"]        # srun --mpi=none: MPI_Init would abort the process
+    elif placement.engine == "slurm" and not any(
+            name.startswith(("PMI_", "PMIX_", "PALS_", "I_MPI_PMI")) for name in os.environ):
+        order = ["file"]        # srun --mpi=none: MPI_Init may abort the process
     else:
         # On one host the file needs no MPI and has no side effects.
         order = ["file", "mpi"] if one_host else ["mpi", "file"]

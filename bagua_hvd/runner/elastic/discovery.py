@@ -103,7 +103,7 @@ class HostDiscoveryScript(HostDiscovery):
         try:
             return start(self._script)
         except FileNotFoundError:
-            if len(self._script.split()) == 1:
+            if len(self._script.split()) == 1 or os.path.exists(self._script):
                 raise
             return start("/bin/sh", "-c", self._script)
         except OSError as error:

@@ -7,7 +7,7 @@
 //     pending.c        an operation that waits for members; checks that they agree
 //     response.c       writes and sends responses
 //
-// A request's way, over rank 0 and back (relays in between pass it on):
+// The path of a request, to rank 0 and back (relays forward it):
 //
 //     member_request -> relay_send_requests -> relay_on_up -> coordinator_on_requests -> fuse_enqueue, once all members have sent it
 //     engine_poll -> coordinator_respond -> fuse_respond -> relay_on_down -> member_on_response
