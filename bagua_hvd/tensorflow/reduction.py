@@ -97,7 +97,7 @@ class Reduction(reduction.Reduction):
     def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none
         self._uses = Uses(options.algorithm, optimizer)
-        self._traced: Any = lambda: None, 0     # the graph of the last step that was traced, and its steps so far
+        self._traced_in: Any = lambda: None     # the graph of the last step that was traced
         self._alone = Bridge(lambda _, view: check_alone(ffi.cast("double *", view.dst)[0]), lambda: None)
         if options.algorithm is not None:
             name = type(options.algorithm).__name__
@@ -140,15 +140,12 @@ class Reduction(reduction.Reduction):
         return not tf.executing_eagerly()
 
     def between_windows(self, counter: Any, passes: int) -> bool:
-        graph, (before, steps) = tf.compat.v1.get_default_graph(), self._traced
-        steps = steps if before() is graph else 0
-        self._traced = weakref.ref(graph), steps + 1
-        if steps:
-            return steps % passes == 0
+        before, graph = self._traced_in(), tf.compat.v1.get_default_graph()
+        self._traced_in = weakref.ref(graph)
         counter = native_variable(counter)
         with tf.init_scope():       # where it has counted the passes that have been run; none if this trace makes it
             counts = counter is not None and counter.is_initialized()
-            return not (counts and counter.numpy() % passes)
+            return before is not graph and not (counts and counter.numpy() % passes)
 
     def _times(self, gradient, factor):
         if isinstance(gradient, tf.IndexedSlices):

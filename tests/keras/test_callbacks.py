@@ -331,6 +331,13 @@ def elastic():
     assert state.optimizer is model.optimizer
     state.restore()
     assert int(model.optimizer.iterations) == 0 and not model.optimizer.momentums[0].numpy().any()
+    # Not later: a rank that joins may not have compiled its model yet, and would send fewer variables.
+    model = make_model()
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    model.compile("sgd", "mse")
+    state.sync()
+    assert state.optimizer is None
     assert_same_everywhere(model)
 
 
