@@ -243,7 +243,7 @@ static uint64_t state_hash(void)
         pending += mix_pending(each);   // in any order, since the table has none
     mix_number(&hash, pending);
     for (int r = 0; r < rank_count; r++)
-        mix(&hash, (bool[]){c->requesters[r].joined, c->requesters[r].left}, 2 * sizeof(bool));
+        mix(&hash, (int[]){c->requesters[r].joined, c->requesters[r].left}, 2 * sizeof(int));
     mix_number(&hash, (uint64_t)c->last_joined);
     return hash | 1;
 }

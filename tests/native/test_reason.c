@@ -3,6 +3,7 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/reason.h"
+#include "core/negotiation/coordinator_state.h"
 #include "job.h"
 
 static _Atomic bool lacks_memory;
@@ -93,6 +94,19 @@ static void one_leaves(struct job *job, int rank, bhvd_context *ctx)
     begin(job, ctx);
     if (rank != job->subject)
         expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, RANKS - 1);
+}
+
+// Rank 1 leaves because rank 2 has; rank 0 posts only then.
+static void one_after_the_other_leaves(struct job *job, int rank, bhvd_context *ctx)
+{
+    begin(job, ctx);
+    for (int left = 0; rank == 0 && left < 2; usleep(1000)) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        left = ctx->coordinator->left_count;
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
+    if (rank != 2)
+        expect(ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, 2);
 }
 
 // Its connections break without a goodbye, as when its process ends.
@@ -201,6 +215,8 @@ TEST(a_rank_that_leaves_in_the_middle_of_an_operation_has_left)
     struct job job = {.transport = "tcp", .path = "ring", .body = one_leaves_in_the_middle};
     run_this_job(&job);
 }
+
+TEST(the_first_rank_that_left_is_named) { run_job("tcp", "", NULL, one_after_the_other_leaves); }
 
 TEST(a_lack_of_memory_is_not_a_peers_fault) { run_job("tcp", "", NULL, coordinator_lacks_memory); }
 

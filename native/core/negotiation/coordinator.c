@@ -30,16 +30,19 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     return BHVD_OK;
 }
 
+// Has a member left? The error names the first: others may have left because of it.
 static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
     const struct coordinator *c = ctx->coordinator;
+    int first = -1;
     for (int i = 0; c->left_count && i < set->group.size; i++) {
-        if (c->requesters[set->group.ranks[i]].left) {
-            reason_left(error, set->group.ranks[i]);
-            return true;
-        }
+        const int rank = set->group.ranks[i];
+        if (c->requesters[rank].left && (first < 0 || c->requesters[rank].left < c->requesters[first].left))
+            first = rank;
     }
-    return false;
+    if (first >= 0)
+        reason_left(error, first);
+    return first >= 0;
 }
 
 // It requests nothing any more.
@@ -380,8 +383,8 @@ void coordinator_on_goodbye(bhvd_context *ctx, int rank)
     struct coordinator *c = ctx->coordinator;
     if (c->requesters[rank].left)
         return;                         // it announced its departure earlier (ITEM_LEFT), and goes now
-    c->requesters[rank].left = true;
-    if (c->left_count++ == 0)
+    c->requesters[rank].left = ++c->left_count;
+    if (c->left_count == 1)
         c->first_left = rank;
     struct bhvd_error error;
     for (struct pending *pending = pending_next(&c->pending, NULL), *next; pending; pending = next) {

@@ -16,7 +16,8 @@ struct requester {
     int64_t at_ns;                              // time of the last one
     struct request *last;                       // the last one; NULL: none
     int cache_misses;                           // CACHE_MISSes without a reply: they concern operations posted before its join
-    bool joined, left;                          // left: it said goodbye
+    bool joined;
+    int left;                                   // it said goodbye, as the n-th rank; 0: it has not
     _Atomic uint64_t requested_last, waited_ns;  // operations that it requested last; total time since the second-to-last request
 };
 
