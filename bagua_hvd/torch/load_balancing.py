@@ -56,8 +56,7 @@ class LoadBalancingDistributedSampler(DistributedSampler[int]):
         chunks: int64, shape (len(self), num_replicas), indices by rising cost, column r of rank r.
     """
 
-    # Nothing of the base remains but its type, by which Lightning sees that ranks' shares differ already. Its __init__
-    # would need torch.distributed.
+    # Only the base's type remains: see ElasticSampler.
     def __init__(self, dataset: Any, complexity_fn: Callable[[Any], float] | None = None,
                  num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True, seed: int = 0,
                  drop_last: bool = False, random_level: float = 0.0, *,

@@ -30,8 +30,7 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     return BHVD_OK;
 }
 
-// Has a member left? The error names the first: others may have left because of it.
-static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
+bool coordinator_any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
     const struct coordinator *c = ctx->coordinator;
     int first = -1;
@@ -177,7 +176,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     note_request(&c->requesters[rank], request);
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_early_request(c, rank, request) : BHVD_OK;
-    if (any_left(ctx, set, &error))
+    if (coordinator_any_left(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
     bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
@@ -384,19 +383,17 @@ void coordinator_on_goodbye(bhvd_context *ctx, int rank)
     if (c->requesters[rank].left)
         return;                         // it announced its departure earlier (ITEM_LEFT), and goes now
     c->requesters[rank].left = ++c->left_count;
-    if (c->left_count == 1)
-        c->first_left = rank;
     struct bhvd_error error;
     for (struct pending *pending = pending_next(&c->pending, NULL), *next; pending; pending = next) {
         const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
         next = pending_next(&c->pending, pending);
-        if (set && any_left(ctx, set, &error))
+        if (set && coordinator_any_left(ctx, set, &error))
             end_pending(ctx, pending, &error);
     }
     if (c->joined_count) {
         // Joins can no longer complete: ranks that wait in one get an error.
         const struct operation_key key = join_key(ctx);
-        any_left(ctx, process_set_get(&ctx->sets, 0), &error);
+        coordinator_any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {
             if (c->requesters[i].joined)
                 response_refuse(ctx, i, &key, &error);

@@ -33,7 +33,7 @@ struct coordinator {
     struct FIFO(struct pending) ready;         // complete, in the order of completion, without a response so far
     struct FIFO(struct pending) refused;        // refused before some members sent their requests, which will come (refuse.h)
     int joined_count, last_joined;
-    int left_count, first_left;
+    int left_count;
     int additions;                              // process sets with a response that are not added here yet ...
     struct FIFO(struct early_request) early_requests;   // ... and requests for them from ranks that are ahead
     int requesting_rank;                        // the rank that sent the current request

@@ -44,9 +44,7 @@ static void put_reason(const bhvd_context *ctx, struct bytes *out)
         error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
     } else if (!failed && !error.status && ctx->closing.status) {
         error = ctx->closing;
-    } else if (!failed && ctx->coordinator->left_count) {
-        reason_left(&error, ctx->coordinator->first_left);
-    } else if (!failed) {
+    } else if (!failed && !coordinator_any_left(ctx, process_set_get(&ctx->sets, 0), &error)) {
         return;
     }
     bytes_put_u8(out, (uint8_t)error.status);
