@@ -19,9 +19,12 @@ static void write_name(const char *name, char *text, size_t size)
     struct bhvd_error error;
     bhvd_context *ctx;
     bhvd_handle *handle;
-    close(mkstemp(path));
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0);
+    close(fd);
     CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
-    CHECK_STATUS(bhvd_timeline_start(ctx, path, 0, &error), BHVD_OK);
+    if (bhvd_timeline_start(ctx, path, 0, &error) != BHVD_OK)
+        check_fail(__FILE__, __LINE__, "%s", error.message);
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
     CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
     bhvd_handle_drop(handle);
