@@ -1,11 +1,31 @@
 """A rank's place in a job: made by init(), with its connections and its progress thread."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from bagua_hvd.core.native import CHARS, UINTPTR, call, ffi, lib
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.native import CHARS, OK, UINTPTR, call, ffi, fill_error, lib
 from bagua_hvd.core.operations import Posting
 from bagua_hvd.core.telemetry import Telemetry
+
+
+class _Gatherer:
+    def __init__(self, gather: Callable[[bytes], bytes]) -> None:
+        self.gather = gather
+        self.failure: BaseException | None = None
+
+
+@ffi.def_extern(name="bhvd_python_gather", error=lib.BHVD_ERR_SYSTEM)
+def _gather(user: Any, mine: Any, nbytes: int, everything: Any, error: Any) -> int:
+    gatherer = ffi.from_handle(user)
+    try:
+        endpoints = gatherer.gather(bytes(ffi.buffer(mine, nbytes)))
+        ffi.memmove(everything, endpoints, len(endpoints))
+        return OK
+    except BaseException as failure:
+        gatherer.failure = failure
+        return fill_error(error, lib.BHVD_ERR_SYSTEM, str(failure))
 
 
 class Context(Posting, Telemetry):
@@ -13,6 +33,8 @@ class Context(Posting, Telemetry):
 
     Args:
         options: an object with the attributes of job.environment.Options.
+        gather: called with this rank's endpoint, bytes; returns those of all ranks, in order: rendezvous.py. Its
+            exception ends the construction. Unused with one rank.
     Raises:
         ValueError: an option is wrong.
         HorovodInternalError: the other ranks did not connect in time, or a system call failed.
@@ -20,9 +42,12 @@ class Context(Posting, Telemetry):
 
     __slots__ = ()
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, gather: Callable[[bytes], bytes]) -> None:
         secret = ffi.from_buffer(options.secret)
-        values = {**vars(options), "secret": secret, "secret_size": len(secret)}
+        gatherer = _Gatherer(gather)
+        user = ffi.new_handle(gatherer)
+        values = {**vars(options), "secret": secret, "secret_size": len(secret), "user": user,
+                  "gather": lib.bhvd_python_gather}
         fields = {}         # keep alive the memory that the core reads
         for name, _ in ffi.typeof("struct bhvd_context_options").fields:
             value = values[name]
@@ -30,7 +55,12 @@ class Context(Posting, Telemetry):
                 fields[name] = ffi.new(CHARS, value.encode()) if isinstance(value, str) else value
         native = ffi.new("struct bhvd_context_options *", fields)
         out = ffi.new("bhvd_context **")
-        call(lib.bhvd_context_create, native, out)
+        try:
+            call(lib.bhvd_context_create, native, out)
+        except (ValueError, HorovodInternalError):
+            if gatherer.failure is not None:
+                raise gatherer.failure from None
+            raise
         super().__init__(ffi.gc(out[0], lib.bhvd_context_destroy))
 
     def await_state(self, awaits: bool) -> None:

@@ -6,13 +6,14 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from bagua_hvd.core import log, native, objects, variables
 from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
-from bagua_hvd.job import elastic_worker, environment, process_sets, records, reporting
+from bagua_hvd.job import elastic_worker, environment, process_sets, records, rendezvous, reporting
 from bagua_hvd.job.builds import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
 from bagua_hvd.job.engines import join, mpi_library
 from bagua_hvd.job.engines.detect import detect
@@ -135,7 +136,7 @@ def _start(comm, process_sets, scope=None):
     if options.transport == "mpi" and options.size > 1:
         _start_mpi()
     try:
-        started = Context(options)
+        started = Context(options, partial(rendezvous.gather_endpoints, options))
     except HorovodInternalError as error:
         raise InitializationFailed(f"Horovod initialization failed. {error}") from None
     except ValueError as error:

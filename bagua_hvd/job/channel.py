@@ -59,6 +59,10 @@ class NotAuthenticated(ConnectionError):
     """The other side does not know the job's secret, or does not speak this protocol."""
 
 
+class HungUp(NotAuthenticated):
+    """The other side closed the connection during the handshake: it has another secret, or a flood of strangers."""
+
+
 class Handshake:
     """One side of the handshake, without I/O: send `hello`; receive the peer's, send answer(); receive it, check() it.
 
@@ -79,7 +83,8 @@ class Handshake:
     def answer(self, peer_hello: Any) -> Any:
         """The proof to send. NotAuthenticated: the peer speaks another protocol."""
         if not peer_hello.startswith(_MAGIC):
-            raise NotAuthenticated("the other side does not speak this version of bagua_hvd's elastic protocol")
+            raise NotAuthenticated("the other side does not speak this version of bagua_hvd's protocol: install the "
+                                   "same version on every host")
         peer_role = ACCEPTED if self._role == CONNECTED else CONNECTED
         self._expected = self._proof(peer_role, peer_hello, self.hello)
         return self._proof(self._role, self.hello, peer_hello)
@@ -87,7 +92,9 @@ class Handshake:
     def check(self, peer_proof: Any) -> None:
         """NotAuthenticated: the peer has another secret, or connected to another port."""
         if not hmac.compare_digest(peer_proof, self._expected):
-            raise NotAuthenticated("the other side has another secret (_HOROVOD_SECRET_KEY)")
+            raise NotAuthenticated(
+                "the job's secret differs between the two sides, or a proxy forwards the port: check that "
+                "_HOROVOD_SECRET_KEY is the same for every rank and the launcher, and not from an older job")
 
 
 def encode(message: Any) -> Any:
@@ -119,6 +126,7 @@ class Connection:
         self._socket = socket.create_connection((host, port), timeout)
         try:
             self._file = self._socket.makefile("rb")
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = Handshake(secret, CONNECTED, port)
             self._socket.sendall(handshake.hello)
             self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
@@ -132,9 +140,12 @@ class Connection:
     def _exactly(self, size):
         data = self._file.read(size)
         if len(data) < size:
-            raise NotAuthenticated("the driver of the job closed the connection: it has another secret "
-                                   "(_HOROVOD_SECRET_KEY)")
+            raise HungUp("the driver of the job closed the connection: it has another secret (_HOROVOD_SECRET_KEY)")
         return data
+
+    def set_timeout(self, seconds: float) -> None:
+        """Of the whole connection, which cannot be used any more once it has expired."""
+        self._socket.settimeout(seconds)
 
     def send(self, message: Any, content: Any = b"") -> None:
         """Sends a message and the bytes that follow it. OSError: the launcher has ended."""

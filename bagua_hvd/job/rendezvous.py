@@ -1,10 +1,89 @@
-"""The rendezvous of a job's ranks: a thread of the native core inside the launcher."""
-from typing import Any
+"""The rendezvous of a job's ranks: an allgather of their endpoints, before any rank knows another's address.
 
-from bagua_hvd.core import variables
+The Rendezvous is a server in the launcher; under other launchers, in rank 0. Each rank sends it a Join and waits. When
+all ranks of a scope have come, each gets all endpoints, and the scope is forgotten, so its name may be used again. If
+ranks disagree, if one has ended, or when the first one gives up, every rank of the scope gets the error.
+"""
+import asyncio
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from bagua_hvd.job import channel
+from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.server import Server
+
+_SCOPE_MAX, _ENDPOINT_MAX, _SIZE_MAX = 255, 4096, 16384     # bytes, bytes, ranks
+_REQUEST_SECONDS = 5        # from the handshake to the end of the request
+_REPLY_SECONDS = 30         # without progress in sending the reply
+_REPLY_PIECE = 1 << 16      # bytes of a reply, which all ranks share, that one connection copies at a time
+_NAMED_MAX = 8              # missing ranks
+_RETRY_SECONDS = 0.005, 0.5
 
 
-class Rendezvous:
+@dataclass(frozen=True)
+class Join:
+    """A rank's request. endpoint: in hexadecimal. seconds: after which the server responds even if ranks are missing.
+    limit: what the rank's user set, for the message.
+    """
+
+    scope: str
+    rank: int
+    size: int
+    endpoint: str
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """All ranks have come: `size` bytes for each follow, in the order of ranks."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An error of every rank in the scope. kind: the name of a status of the core, without BHVD_."""
+
+    kind: str
+    message: str
+
+
+class _Scope:
+    """The ranks that wait under one name. response: a future of the bytes that all of them get."""
+
+    def __init__(self, name, size):
+        self.name = name
+        self.size = size
+        self.endpoints = {}         # by rank
+        self.response = asyncio.get_running_loop().create_future()
+
+    def objection(self, joins):
+        """Why this rank cannot join; None: it can."""
+        where = f"(scope {self.name})"
+        if joins.size != self.size:
+            return f"rank {joins.rank} counts {joins.size} ranks in the job, others count {self.size} {where}"
+        if joins.rank >= self.size:
+            return (f"a process says it is rank {joins.rank} of {self.size}; ranks are 0 to {self.size - 1} {where}")
+        if joins.rank in self.endpoints:
+            return (f"two processes say they are rank {joins.rank} of {self.size} {where}: one that a rank starts and "
+                    "that calls init() itself must not inherit HOROVOD_RANK and HOROVOD_SIZE")
+        return None
+
+    def everything(self):
+        size = max(map(len, self.endpoints.values()))       # versions differ
+        return Endpoints(size), b"".join(self.endpoints[rank].ljust(size, b"\0") for rank in range(self.size))
+
+    def missing(self, limit):
+        ranks = [rank for rank in range(self.size) if rank not in self.endpoints]
+        named, more = ", ".join(map(str, ranks[:_NAMED_MAX])), len(ranks) - _NAMED_MAX
+        return (f"rank{'s' if len(ranks) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''} of {self.size} "
+                f"did not arrive within {_duration(limit)} (HOROVOD_START_TIMEOUT; scope {self.name})")
+
+
+class Rendezvous(Server):
     """Listens from construction to close(); a context manager.
 
     Attributes:
@@ -15,22 +94,25 @@ class Rendezvous:
         host: numeric address to bind, or ports.EVERY_INTERFACE.
         port: None: the first free port of BAGUA_HVD_PORTS.
     Raises:
-        RuntimeError: the native extension is not built, or the address is in use; the message says which.
+        RuntimeError: the address is in use, the native extension is not built, or the secret is empty; the message
+            says which.
     """
 
     def __init__(self, secret, host="127.0.0.1", port=None):
-        # Imported late, so that baguarun answers --help, --version and --check-build without it.
+        if not secret:
+            raise RuntimeError("the job's secret is empty, so anybody could join the job: set _HOROVOD_SECRET_KEY to "
+                               "random bytes")
         try:
-            from bagua_hvd.core import native
+            from bagua_hvd.core import native as native  # else each rank would report that it is not built
         except ImportError as missing:
             raise RuntimeError(str(missing)) from None
-        out = native.ffi.new("bhvd_rendezvous **")
-        ports = variables.read("BAGUA_HVD_PORTS") if port is None else [port]
-        native.call(native.lib.bhvd_rendezvous_create, host.encode(), ports[0], ports[-1], secret, len(secret), out)
-        self._release, self._lib = native.ffi.release, native.lib
-        self._native: Any = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
         self.host = host
-        self.port = native.lib.bhvd_rendezvous_port(self._native)
+        self._scopes: dict[str, _Scope] = {}
+        self._ended = []            # (scope, rank, exit code), the first one first
+        try:
+            super().__init__(secret, host, "bagua_hvd rendezvous", None if port is None else [port])
+        except OSError as error:
+            raise RuntimeError(str(error)) from error
 
     def rank_ended(self, rank, exit_code, scope=""):
         """Tells ranks that wait for this one in init(), now or later, that its process has ended. Until close().
@@ -38,16 +120,123 @@ class Rendezvous:
         Args:
             scope: name of the rendezvous in which the process had this rank; "": any.
         """
-        self._lib.bhvd_rendezvous_rank_ended(self._native, scope.encode(), rank, exit_code)
+        self.loop.call_soon_threadsafe(self._on_ended, (scope, rank, exit_code))
 
-    def close(self):
-        """Ends the thread and frees the port. Idempotent; dropping the last reference does the same."""
-        native, self._native = self._native, None
-        if native is not None:
-            self._release(native)
+    def _on_ended(self, ended):
+        self._ended.append(ended)
+        for scope in [*self._scopes.values()]:
+            self._check_ended(scope)
 
-    def __enter__(self):
-        return self
+    def _check_ended(self, scope):
+        """Ends the scope if a missing rank has ended. Names the first: the others may have ended because of it."""
+        for name, rank, exit_code in self._ended:
+            if name in ("", scope.name) and rank < scope.size and rank not in scope.endpoints:
+                return self._end(scope, Refused(
+                    "ERR_PEER_LOST", f"rank {rank} of {scope.size} has ended, with exit code {exit_code}, and did not "
+                    f"come to init() (scope {scope.name})"))
 
-    def __exit__(self, *exception):
-        self.close()
+    def _end(self, scope, message, content=b""):
+        if not scope.response.done():
+            del self._scopes[scope.name]
+            scope.response.set_result(channel.encode(message) + content)
+
+    async def serve(self, reader, writer):
+        joins = channel.decode(await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS), Join)
+        endpoint = bytes.fromhex(joins.endpoint)
+        if not (0 < len(joins.scope.encode()) <= _SCOPE_MAX and 0 < joins.size <= _SIZE_MAX and joins.rank >= 0
+                and len(endpoint) <= _ENDPOINT_MAX):
+            raise ValueError("a request out of its bounds")
+        if joins.scope not in self._scopes:
+            self._scopes[joins.scope] = _Scope(joins.scope, joins.size)
+        scope = self._scopes[joins.scope]
+        if objection := scope.objection(joins):
+            self._end(scope, Refused("ERR_MISMATCH", objection))
+        else:
+            scope.endpoints[joins.rank] = endpoint
+            if len(scope.endpoints) == scope.size:
+                self._end(scope, *scope.everything())
+            self._check_ended(scope)
+            await self._wait(scope, joins, reader)
+        response = memoryview(scope.response.result())
+        for start in range(0, len(response), _REPLY_PIECE):
+            writer.write(response[start:start + _REPLY_PIECE])
+            await asyncio.wait_for(writer.drain(), _REPLY_SECONDS)
+
+    async def _wait(self, scope, joins, reader):
+        """Until the scope has ended. EOFError: this rank has hung up, or sent more, and has left the scope."""
+        hung_up = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait((scope.response, hung_up), timeout=joins.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hung_up.cancel()
+        if not scope.response.done() and hung_up.done():
+            del scope.endpoints[joins.rank]
+            if not scope.endpoints:
+                del self._scopes[scope.name]
+            raise EOFError
+        # The others would wait in vain, and then report this rank as missing.
+        self._end(scope, Refused("ERR_TIMEOUT", scope.missing(joins.limit)))
+
+
+def _duration(seconds):
+    """30 s, 1.5 s, 0.25 s."""
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def gather_endpoints(options: Any, endpoint: bytes) -> bytes:
+    """Sends this rank's endpoint; returns those of all ranks, in order, each as long as this one: cut, or with zeros.
+
+    Retries until the server is up, at most for options.start_timeout_ms.
+
+    Raises:
+        HorovodInternalError: the message names the missing ranks, the disagreement, the rank that has ended, the wrong
+            secret, or the address at which nobody listens.
+    """
+    limit = options.start_timeout_ms / 1000
+    deadline = time.monotonic() + limit
+    address = join_address(options.rendezvous_host, options.rendezvous_port)
+    with closing(_connect(options, deadline, address)) as connection:
+        left = max(deadline - time.monotonic(), 0.001)
+        connection.set_timeout(left)
+        try:
+            # The response should still arrive when the server gives up.
+            connection.send(Join(options.scope, options.rank, options.size, endpoint.hex(),
+                                 left - min(left / 4, 0.5), limit))
+            response = connection.receive(Endpoints, Refused)
+            if isinstance(response, Refused):
+                _fail(response.kind, response.message)
+            if response is not None:
+                each = [connection.receive_content(response.size) for _ in range(options.size)]
+                return b"".join(one[:len(endpoint)].ljust(len(endpoint), b"\0") for one in each)
+        except (OSError, EOFError):
+            pass
+    if time.monotonic() >= deadline:
+        _fail("ERR_TIMEOUT", f"rendezvous server at {address} did not answer within {_duration(limit)} (scope "
+              f"{options.scope})")
+    _fail("ERR_PEER_LOST", f"rendezvous server at {address} closed the connection before all ranks had arrived: the "
+          f"launcher ended or was restarted (scope {options.scope})")
+
+
+def _connect(options, deadline, address):
+    """Until the server is up and authenticated; it has not acted on connections that it dropped before."""
+    pause, longest = _RETRY_SECONDS
+    while True:
+        try:
+            return channel.Connection(options.rendezvous_host, options.rendezvous_port, options.secret,
+                                      max(deadline - time.monotonic(), 0.001))
+        except OSError as error:
+            if isinstance(error, channel.NotAuthenticated) and not isinstance(error, channel.HungUp):
+                _fail("ERR_AUTH", f"rendezvous server at {address}: {error}")
+            last = error.strerror or error
+        time.sleep(max(min(pause, deadline - time.monotonic()), 0))
+        pause = min(2 * pause, longest)
+        if time.monotonic() >= deadline:
+            _fail("ERR_SYSTEM", f"no rendezvous server answered at {address} within "
+                  f"{_duration(options.start_timeout_ms / 1000)} ({last}): is the launcher running, and does this host "
+                  "reach that address?")
+
+
+def _fail(kind, message) -> NoReturn:
+    from bagua_hvd.core import native  # late: baguarun answers --help and --check-build without it
+
+    native.raise_failure(native.Failure(getattr(native.lib, f"BHVD_{kind}"), message))

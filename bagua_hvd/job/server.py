@@ -76,7 +76,9 @@ class Server:
         handshake.check(await reader.readexactly(channel.PROOF_SIZE))
 
     def close(self):
-        """Closes all connections, and ends the thread."""
+        """Closes all connections, and ends the thread. Idempotent."""
+        if self.loop.is_closed():
+            return
         asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()

@@ -87,7 +87,6 @@ typedef enum bhvd_exchange { BHVD_EXCHANGE_SCATTER_GATHER = 0, BHVD_EXCHANGE_ALL
 
 typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_operation bhvd_handle;
-typedef struct bhvd_rendezvous bhvd_rendezvous;
 typedef struct bhvd_device bhvd_device;
 typedef struct bhvd_device_array bhvd_device_array;
 typedef struct bhvd_completions bhvd_completions;
@@ -111,20 +110,6 @@ struct bhvd_error {
     int32_t rank;               /* the global rank that caused it; -1: none, or (BHVD_CAUSE_TIMEOUT) several */
     char message[1024];         /* one sentence with the facts and the remedy; "" when status is BHVD_OK */
 };
-
-/* ------------------------------------------------------------------------------------------------- rendezvous ---- */
-
-/* Starts the rendezvous of a job: a thread through which `size` ranks exchange their addresses
- * (native/transport/rendezvous_server.c). host: numeric address to bind, "::": all. It listens on the first free port
- * from port to last_port; 0: any, see bhvd_rendezvous_port. secret: every rank must prove that it knows these bytes.
- * Errors: BHVD_ERR_SYSTEM, naming address and ports, when none is free. */
-bhvd_status bhvd_rendezvous_create(const char *host, int port, int last_port, const void *secret, size_t secret_size,
-                                   bhvd_rendezvous **out, struct bhvd_error *error);
-int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
-/* Reports that the process of this rank has ended: ranks that wait for it at the rendezvous, now or later, fail at once. scope:
- * the scope in which the process had this rank; "": any. Thread-safe, does not block. */
-void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, const char *scope, int rank, int exit_code);
-void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
 
 /* -------------------------------------------------------------------------------------------------------- mpi ---- */
 
@@ -154,9 +139,11 @@ struct bhvd_context_options {
     int rank, size;
     const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc",
                                      * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
-    const char *rendezvous_host;    /* numeric address of the rendezvous; unused when size is 1 or inproc */
-    int rendezvous_port;
-    const char *scope;              /* names one rendezvous of the ranks ("init.3"): ranks of different scopes never mix */
+    /* Gathers the endpoints of all ranks: called once, by bhvd_context_create, with this rank's `nbytes` bytes; fills `all` with
+     * size * nbytes bytes, in the order of ranks. It may block until start_timeout_ms. Not BHVD_OK: `error` is filled. Unused when
+     * size is 1 or inproc. */
+    bhvd_status (*gather)(void *user, const void *mine, int nbytes, void *all, struct bhvd_error *error);
+    void *user;                     /* of gather */
     const char *listen_host;        /* numeric address of the interface for data connections */
     int listen_port, listen_port_last;      /* it listens on the first free port of this range; 0: any */
     const char *host_id;            /* equal on two ranks if and only if they share memory; NULL: derived from the machine */

@@ -20,7 +20,7 @@
 #include "base/hmac.h"
 
 enum auth_role { AUTH_CONNECTED = 'c', AUTH_ACCEPTED = 'a' };
-enum auth_purpose { AUTH_RENDEZVOUS = 'r', AUTH_CHANNEL = 'c', AUTH_LOCAL = 'l' };
+enum auth_purpose { AUTH_CHANNEL = 'c', AUTH_LOCAL = 'l' };
 enum { AUTH_NO_RANK = -1 };
 
 // The purpose of a connection. The side that accepts learns the caller from its hello.

@@ -1,6 +1,6 @@
-// Connecting: (1) every rank opens a TCP listener and, if it may share memory, a UNIX one; (2) all ranks exchange endpoints with
-// their addresses at the rendezvous; (3) of each pair that communicates from the beginning, the higher rank connects to the lower
-// one and both authenticate. On one host these are all pairs, which then use shared memory (the host's first rank sends the memfd,
+// Connecting: (1) every rank opens a TCP listener and, if it may share memory, a UNIX one; (2) all ranks gather endpoints with
+// their addresses; (3) of each pair that communicates from the beginning, the higher rank connects to the lower one and both
+// authenticate. On one host these are all pairs, which then use shared memory (the host's first rank sends the memfd,
 // every rank its doorbell); between hosts the pairs of the negotiation, in small jobs all, with control channels only; (4)
 // transport "mpi": all pairs, and data channels to other hosts are MPI's. The remaining channels of a link are connected when a
 // message is first posted over it, in small jobs at once.
@@ -16,14 +16,12 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "transport/channel_mpi.h"
 #include "transport/connect_local.h"
 #include "transport/listener.h"
 #include "transport/probe.h"
-#include "transport/rendezvous.h"
 #include "transport/socket.h"
 
 enum {
@@ -91,9 +89,8 @@ static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info
     return BHVD_OK;
 }
 
-static void take_endpoint_info(struct endpoint_info *info, const struct rendezvous_blob *blob)
+static void terminate_strings(struct endpoint_info *info)
 {
-    memcpy(info, blob->data, sizeof *info);
     info->version[sizeof info->version - 1] = '\0';
     info->host[sizeof info->host - 1] = '\0';
     info->host_id[sizeof info->host_id - 1] = '\0';
@@ -103,7 +100,7 @@ static void take_endpoint_info(struct endpoint_info *info, const struct rendezvo
 }
 
 // All ranks have the same data, so all report the same error.
-static bhvd_status check_endpoint_info(const struct connecting *k, int rank, size_t nbytes)
+static bhvd_status check_endpoint_info(const struct connecting *k, int rank)
 {
     const struct endpoint_info *info = &k->endpoints[rank], *first = &k->endpoints[0];
     if (info->magic != ENDPOINT_MAGIC)
@@ -112,7 +109,7 @@ static bhvd_status check_endpoint_info(const struct connecting *k, int rank, siz
     if (strcmp(info->version, first->version) != 0 || info->protocol != first->protocol)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank 0 runs bagua_hvd %s (protocol %u), but rank %d runs %s (protocol %u): install "
                          "the same version on every host", first->version, first->protocol, rank, info->version, info->protocol);
-    if (nbytes != sizeof *info || info->rank != rank || info->data_channels < 0 || info->data_channels > LINK_DATA_CHANNELS_MAX)
+    if (info->rank != rank || info->data_channels < 0 || info->data_channels > LINK_DATA_CHANNELS_MAX)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d sent an address that cannot be read", rank);
     if (strcmp(info->allreduce_path, first->allreduce_path) != 0)
         return error_set(k->error, BHVD_ERR_MISMATCH,
@@ -130,26 +127,17 @@ static bhvd_status check_endpoint_info(const struct connecting *k, int rank, siz
     return BHVD_OK;
 }
 
-static bhvd_status exchange_endpoints(struct connecting *k, const struct endpoint_info *mine)
+static bhvd_status gather_endpoints(struct connecting *k, const struct endpoint_info *mine)
 {
     const struct bhvd_context_options *options = k->options;
-    struct rendezvous_address address = {options->rendezvous_host, options->rendezvous_port, options->secret,
-                                         options->secret_size};
-    struct rendezvous_blob blob = {.size = sizeof *mine};
-    struct rendezvous_blob *all = calloc((size_t)options->size, sizeof *all);
     k->endpoints = calloc((size_t)options->size, sizeof *k->endpoints);
-    if (!all || !k->endpoints) {
-        free(all);
+    if (!k->endpoints)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
-    }
-    memcpy(blob.data, mine, sizeof *mine);
-    bhvd_status status = rendezvous_exchange(&address, options->scope, options->rank, options->size, &blob, all,
-                                             k->deadline_ns, k->error);
+    bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->endpoints, k->error);
     for (int rank = 0; rank < options->size; rank++)
-        take_endpoint_info(&k->endpoints[rank], &all[rank]);
+        terminate_strings(&k->endpoints[rank]);
     for (int rank = 0; rank < options->size && !status; rank++)
-        status = check_endpoint_info(k, rank, all[rank].size);
-    free(all);
+        status = check_endpoint_info(k, rank);
     return status;
 }
 
@@ -395,7 +383,7 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     if (!status && may_share(options))
         status = local_listen(&k, mine.local_name);
     if (!status)
-        status = exchange_endpoints(&k, &mine);
+        status = gather_endpoints(&k, &mine);
     if (!status)
         count_hosts(&k);
     for (int rank = 0; rank < c->size && !status; rank++) {
@@ -451,9 +439,8 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
         return error_set(error, BHVD_ERR_ARGUMENT, "rank %d of %d does not exist", options->rank, options->size);
     if (options->size > 1 && strcmp(options->transport, "inproc") != 0 &&
-        (!options->rendezvous_host || !options->listen_host || !options->scope))
-        return error_set(error, BHVD_ERR_ARGUMENT, "a job of %d ranks needs a rendezvous; start it with baguarun",
-                         options->size);
+        (!options->gather || !options->listen_host))
+        return error_set(error, BHVD_ERR_ARGUMENT, "a job of %d ranks needs gather and listen_host", options->size);
     if (options->size > 1 && uses_mpi(options))
         return mpi_check(options->rank, options->size, error);
     return BHVD_OK;

@@ -213,27 +213,6 @@ def requests():
         yield struct.pack("<H", len(one)) + one + other
 
 
-def rendezvous():
-    def ask(rank, size, scope=b"s", blob=b"card"):
-        return struct.pack("<7I", 0x71525642, rank, size, 1000, 1000, len(scope), len(blob)) + scope + blob
-
-    def pieces(role, *sent):
-        return bytes([role]) + b"".join(struct.pack("<BH", to, len(data)) + data for to, data in sent)
-
-    def reply(status, body):
-        return b"\2" + struct.pack("<3I", 0x70525642, status, len(body)) + body
-
-    hello = b"BHVD\1\0\0\0" + bytes(range(32))
-    yield pieces(0, (0, hello), (0, bytes(32)), (1, hello[:5]), (1, hello[5:]), (2, b"GET / HTTP/1.1\r\n"))
-    yield pieces(1, (0, ask(0, 2)), (1, ask(1, 2)))
-    yield pieces(1, (0, ask(0, 3)), (1, ask(1, 2)), (2, ask(5, 3)))
-    yield pieces(1, (0, ask(0, 2)), (1, ask(0, 2)))
-    yield pieces(1, (0, ask(0, 16384, b"x" * 255, b"")), (1, ask(1, 16384, b"x" * 255, b"y" * 300)))
-    yield reply(0, struct.pack("<I4sI4sI0s", 4, b"card", 4, b"card", 0, b""))
-    yield reply(7, b"rank 1 did not arrive")
-    yield b"\3" + hello + bytes(32)
-
-
 def codecs():
     for codec, dtype, features in itertools.product(range(1, 21), (6, 7, 8, 10), (0, 3)):
         yield struct.pack("<BBBBH", codec, dtype, features, 20, 100) + bytes(16) + b"\1" + bytes(15) + bytes(range(256))
@@ -264,7 +243,7 @@ def refused():
 
 def main():
     for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed(), *inline()],
-                         "request": requests(), "rendezvous": rendezvous(), "codec": codecs()}.items():
+                         "request": requests(), "codec": codecs()}.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
         for i, data in enumerate(inputs):

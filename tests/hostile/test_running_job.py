@@ -8,6 +8,8 @@ import psutil
 import pytest
 
 import attacks
+from bagua_hvd.job import channel, messages
+from bagua_hvd.job.rendezvous import Join
 from elastic_job import ElasticJob
 from launcher import wait_until
 
@@ -16,7 +18,6 @@ HERE = Path(__file__).parent
 IDLE = 1000
 STRANGERS_MAX = 256                         # maximum for each service at a time
 GROWTH_MAX_NBYTES = 16 << 20                # far less than the total of the sent bytes
-REQUEST = 0x71525642.to_bytes(4, "little")      # native/transport/rendezvous_wire.h
 
 
 def secret_of(pid):
@@ -25,17 +26,17 @@ def secret_of(pid):
     return base64.b64decode(variables[b"_HOROVOD_SECRET_KEY"])
 
 
-def attack(address, secret, magic, proven_says):
+def attack(address, secret, proven_says):
     """Runs all attacks at once; returns after 1,000 idle connections were opened and closed, and all attackers left."""
-    connection, recorded = attacks.proven(address, secret, magic)
+    connection, recorded = attacks.proven(address, secret, attacks.JOB)
     connection.close()
-    with attacks.idle(address, IDLE), attacks.idle(address, 50, attacks.hello_of(magic)):
+    with attacks.idle(address, IDLE), attacks.idle(address, 50, attacks.hello_of(attacks.JOB)):
         for seed in range(5):
             attacks.strangers(address, seed)
         attacks.replay(address, recorded)
         attacks.scan(address, 200)
         for said in proven_says:
-            connection, _ = attacks.proven(address, secret, magic)
+            connection, _ = attacks.proven(address, secret, attacks.JOB)
             with connection:
                 try:
                     connection.sendall(said)
@@ -44,13 +45,8 @@ def attack(address, secret, magic, proven_says):
                 assert attacks.heard(connection) == b""
 
 
-def rendezvous_nonsense():
-    return [
-        b"\xff" * 28, REQUEST + b"\xff" * 24, bytes(28),
-        REQUEST + b"".join(word.to_bytes(4, "little") for word in (0, 2, 1, 1, 256, 4097)),
-        REQUEST + b"".join(word.to_bytes(4, "little") for word in (0, 1 << 31, 1, 1, 4, 4)) + b"nope....",
-        REQUEST + b"".join(word.to_bytes(4, "little") for word in (0, 2, 1, 1, 4, 4)) + b"a\0b\0....",
-    ]
+NONSENSE = [b"[" * 60_000 + b"\n", b"{" * 100_000, b"[1]\n", b"\xff" * 28 + b"\n", channel.encode(messages.Hello(99)),
+            channel.encode(Join("nope", 0, 1 << 31, "", 1.0, 1.0)), channel.encode(Join("nope", 0, 2, "?", 1.0, 1.0))]
 
 
 def start(launcher, *flags, env=None):
@@ -72,9 +68,9 @@ def test_rendezvous(launcher):
     assert [attacks.listening(pid) for pid in ranks] == [[], [], []]        # after the rendezvous no port is needed
     (address,) = attacks.listening(popen.pid)
     secret, job = secret_of(ranks[0]), psutil.Process(popen.pid)
-    attack(address, secret, attacks.CORE, rendezvous_nonsense())            # buffers that grow only once
+    attack(address, secret, NONSENSE)            # buffers that grow only once
     descriptors, memory = job.num_fds(), job.memory_info().rss
-    attack(address, secret, attacks.CORE, rendezvous_nonsense())
+    attack(address, secret, NONSENSE)
     assert job.memory_info().rss < memory + GROWTH_MAX_NBYTES
     with attacks.idle(address, IDLE):
         # The service closes the excess connections when it reaches them.
@@ -97,14 +93,12 @@ def test_elastic(launcher):
     process = psutil.Process(job.pid)
     secret = secret_of(int(worker["pid"]))
     addresses = attacks.listening(job.pid)
-    magics = [magic_of(address) for address in addresses]
-    assert sorted(magics) == [attacks.CORE, attacks.ELASTIC]
-    nonsense = {attacks.CORE: rendezvous_nonsense(), attacks.ELASTIC: [b"[" * 60_000 + b"\n", b"{" * 100_000, b"[1]\n"]}
-    for address, magic in zip(addresses, magics, strict=True):
-        attack(address, secret, magic, nonsense[magic])
+    assert len(addresses) == 2
+    for address in addresses:
+        attack(address, secret, NONSENSE[:4])
     descriptors, memory = process.num_fds(), process.memory_info().rss
-    for address, magic in zip(addresses, magics, strict=True):
-        attack(address, secret, magic, nonsense[magic])
+    for address in addresses:
+        attack(address, secret, NONSENSE[:4])
     assert process.memory_info().rss < memory + GROWTH_MAX_NBYTES
     with attacks.idle(addresses[0], IDLE), attacks.idle(addresses[1], IDLE):
         wait_until(lambda: process.num_fds() <= descriptors + 2 * STRANGERS_MAX)
@@ -112,10 +106,3 @@ def test_elastic(launcher):
         job.wait_for("enter", rank=2)
     wait_until(lambda: process.num_fds() <= descriptors + 10)       # those of the new worker
     assert job.finish() == 0
-
-
-def magic_of(address):
-    """The protocol's magic number: an elastic job's service sends its hello first, the core responds to one."""
-    with attacks.connect(address) as connection:
-        connection.sendall(attacks.hello_of(attacks.CORE))
-        return attacks.exactly(connection, len(attacks.CORE))

@@ -15,6 +15,7 @@ import resource
 import socket
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from bagua_hvd.bench import report
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Context
 from bagua_hvd.job.environment import Options
-from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.rendezvous import Rendezvous, gather_endpoints
 
 START_COLUMNS = ("ranks", "start-up s", "CPU s", "descriptors / rank", "of rank 0", "memory / rank KiB", "of rank 0")
 PAIR_COLUMNS = ("world", "ranks", "allreduce of 4 B us", "lowest us")
@@ -71,7 +72,8 @@ class _Rank:
 
     def start(self, port, secret):
         before = _descriptors(), _private_kib(), _processor_seconds()
-        self._context = Context(_options(self.rank, self.size, port, bytes.fromhex(secret), self._path))
+        options = _options(self.rank, self.size, port, bytes.fromhex(secret), self._path)
+        self._context = Context(options, partial(gather_endpoints, options))
         after = _descriptors(), _private_kib(), _processor_seconds()
         self._before = before[0]
         return [new - old for new, old in zip(after, before, strict=True)]

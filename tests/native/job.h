@@ -7,8 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "bagua_hvd.h"
+#include "check.h"
+#include "gather.h"
 
 #ifndef RANKS
 #define RANKS 3
@@ -18,7 +19,7 @@ struct job {
     const char *transport, *path;
     const char *hosts;              // one letter for each rank; NULL: all on this one
     void *world;
-    bhvd_rendezvous *rendezvous;
+    struct gathering gathering;
     void (*body)(struct job *job, int rank, bhvd_context *ctx);
     void (*adjust)(int rank, struct bhvd_context_options *options);     // changes the options; may be NULL
     int subject;                    // a rank with a special role in body
@@ -40,9 +41,8 @@ static void *run_rank(void *arg)
     char host[64];
     snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
     struct bhvd_context_options options = {
-        .rank = r->rank, .size = RANKS, .transport = r->job->transport, .rendezvous_host = "127.0.0.1",
-        .rendezvous_port = r->job->rendezvous ? bhvd_rendezvous_port(r->job->rendezvous) : 0, .scope = "test",
-        .listen_host = "127.0.0.1", .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET,
+        .rank = r->rank, .size = RANKS, .transport = r->job->transport, .gather = gather,
+        .user = &(struct gatherer){&r->job->gathering, r->rank, RANKS}, .listen_host = "127.0.0.1", .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET,
         .inproc_world = r->job->world, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
         .timeout_ms = 60000, .stall_warning_ms = 60000, .allreduce_path = r->job->path,
     };
@@ -59,11 +59,8 @@ static void *run_rank(void *arg)
 // Runs a job; transport and body must be set, other fields may be 0.
 static void run_this_job(struct job *job)
 {
-    struct bhvd_error error;
     if (strcmp(job->transport, "inproc") == 0)
         job->world = bhvd_inproc_world_create(RANKS);
-    else
-        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &job->rendezvous, &error), BHVD_OK);
     struct rank ranks[RANKS];
     for (int i = 0; i < RANKS; i++) {
         ranks[i] = (struct rank){.job = job, .rank = i};
@@ -73,7 +70,6 @@ static void run_this_job(struct job *job)
         pthread_join(ranks[i].thread, NULL);
     if (job->world)
         bhvd_inproc_world_destroy(job->world);
-    bhvd_rendezvous_destroy(job->rendezvous);
 }
 
 __attribute__((unused))

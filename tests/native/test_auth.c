@@ -75,7 +75,7 @@ TEST(different_secrets_are_reported_to_both_sides)
 TEST(a_handshake_for_another_purpose_rank_or_port_does_not_convince)
 {
     static const struct auth_binding others[] = {
-        {AUTH_RENDEZVOUS, 2, 1, 4242}, {AUTH_LOCAL, 2, 1, 4242}, {AUTH_CHANNEL, 2, 0, 4242}, {AUTH_CHANNEL, 2, 1, 4243}};
+        {AUTH_LOCAL, 2, 1, 4242}, {AUTH_CHANNEL, 2, 0, 4242}, {AUTH_CHANNEL, 2, 1, 4243}};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         struct side sides[2] = {{.role = AUTH_CONNECTED, .binding = ANY, .secret = "s"},
                                 {.role = AUTH_ACCEPTED, .binding = others[i], .secret = "s"}};

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "gather.h"
 #include "core/context/context.h"
 #include "executor/hierarchy.h"
 
@@ -16,7 +17,7 @@ static const int64_t COUNTS[] = {1, 300, 5000, 200003};
 
 struct rank {
     const char *hosts;              // a letter for each rank's host
-    bhvd_rendezvous *rendezvous;
+    struct gathering *gathering;
     int rank, size;
     pthread_t thread;
 };
@@ -102,8 +103,8 @@ static void *run_rank(void *arg)
     char host[64];
     snprintf(host, sizeof host, "hierarchy.%d.%c", getpid(), r->hosts[r->rank]);
     struct bhvd_context_options options = {
-        .rank = r->rank, .size = r->size, .transport = "auto", .rendezvous_host = "127.0.0.1",
-        .rendezvous_port = bhvd_rendezvous_port(r->rendezvous), .scope = "test", .listen_host = "127.0.0.1",
+        .rank = r->rank, .size = r->size, .transport = "auto", .gather = gather,
+        .user = &(struct gatherer){r->gathering, r->rank, r->size}, .listen_host = "127.0.0.1",
         .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20,
         .cache_capacity = 16, .start_timeout_ms = 60000, .timeout_ms = 60000, .stall_warning_ms = 60000, .streams = 2,
     };
@@ -141,17 +142,14 @@ static void *run_rank(void *arg)
 static void run_on(const char *hosts)
 {
     struct rank ranks[RANKS_MAX];
-    struct bhvd_error error;
-    bhvd_rendezvous *rendezvous;
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+    struct gathering gathering = {0};
     const int size = (int)strlen(hosts);
     for (int i = 0; i < size; i++) {
-        ranks[i] = (struct rank){.hosts = hosts, .rendezvous = rendezvous, .rank = i, .size = size};
+        ranks[i] = (struct rank){.hosts = hosts, .gathering = &gathering, .rank = i, .size = size};
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
     }
     for (int i = 0; i < size; i++)
         pthread_join(ranks[i].thread, NULL);
-    bhvd_rendezvous_destroy(rendezvous);
 }
 
 TEST(equal_hosts) { run_on("AABB"); }

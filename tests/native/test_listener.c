@@ -15,7 +15,6 @@
 #include "job.h"
 #include "transport/connect_local.h"
 #include "transport/listener.h"
-#include "transport/rendezvous.h"
 #include "transport/socket.h"
 
 enum { STEPS = 20, STRANGER_MS = 10000 };
@@ -213,7 +212,7 @@ TEST(streams_of_a_link_are_connected_at_the_same_time)
 enum { MANY = 20, FEW = 3 };
 
 struct many {
-    bhvd_rendezvous *rendezvous;
+    struct gathering gathering;
     _Atomic int ready, done;
 };
 
@@ -228,8 +227,8 @@ static bhvd_context *create(const struct one_of_many *one, int size)
     char host[32];
     snprintf(host, sizeof host, "host %d", one->rank);
     const struct bhvd_context_options options = {
-        .rank = one->rank, .size = size, .transport = "tcp", .rendezvous_host = "127.0.0.1",
-        .rendezvous_port = bhvd_rendezvous_port(one->all->rendezvous), .scope = "many", .listen_host = "127.0.0.1", .host_id = host,
+        .rank = one->rank, .size = size, .transport = "tcp", .gather = gather,
+        .user = &(struct gatherer){&one->all->gathering, one->rank, size}, .listen_host = "127.0.0.1", .host_id = host,
         .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
         .timeout_ms = 60000};
     struct bhvd_error error;
@@ -240,19 +239,16 @@ static bhvd_context *create(const struct one_of_many *one, int size)
 
 static void begin(struct many *all, struct one_of_many *ranks, int size, void *(*body)(void *))
 {
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &all->rendezvous, &error), BHVD_OK);
     for (int rank = 0; rank < size; rank++) {
         ranks[rank] = (struct one_of_many){.all = all, .rank = rank};
         CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, body, &ranks[rank]), 0);
     }
 }
 
-static void end(struct many *all, struct one_of_many *ranks, int size)
+static void end(struct one_of_many *ranks, int size)
 {
     for (int rank = 0; rank < size; rank++)
         pthread_join(ranks[rank].thread, NULL);
-    bhvd_rendezvous_destroy(all->rendezvous);
 }
 
 static void *await_links(void *arg)
@@ -278,7 +274,7 @@ TEST(a_small_job_opens_all_links_at_the_start)
     struct many all = {0};
     struct one_of_many ranks[FEW];
     begin(&all, ranks, FEW, await_links);
-    end(&all, ranks, FEW);
+    end(ranks, FEW);
 }
 
 static int entry_count(const char *path)
@@ -327,7 +323,7 @@ TEST(a_link_that_is_opened_takes_no_thread)
         const int count = entry_count("/proc/self/task");
         most = count > most ? count : most;
     }
-    end(&all, ranks, MANY);
+    end(ranks, MANY);
     CHECK_EQ(most, before);
 }
 
@@ -377,13 +373,13 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
 
 // ------------------------------------------------------------------------------------------------------------------ versions
 
-// Two ranks of this version and one of another, with a longer message.
+// Two ranks of this version and one of another.
 static void *create_and_fail(void *arg)
 {
     struct one_of_many *one = arg;
     const struct bhvd_context_options options = {
-        .rank = one->rank, .size = 3, .transport = "tcp", .rendezvous_host = "127.0.0.1",
-        .rendezvous_port = bhvd_rendezvous_port(one->all->rendezvous), .scope = "versions", .listen_host = "127.0.0.1",
+        .rank = one->rank, .size = 3, .transport = "tcp", .gather = gather,
+        .user = &(struct gatherer){&one->all->gathering, one->rank, 3}, .listen_host = "127.0.0.1",
         .secret = SECRET, .secret_size = sizeof SECRET, .start_timeout_ms = 60000, .timeout_ms = 60000};
     struct bhvd_error error;
     bhvd_context *ctx;
@@ -399,15 +395,10 @@ TEST(another_version_is_named_on_every_rank)
 {
     struct many all = {0};
     struct one_of_many ranks[2];
-    struct bhvd_error error;
+    struct endpoint_info infos[3], mine = {.magic = ENDPOINT_MAGIC, .protocol = 77, .version = "99.1"};
     begin(&all, ranks, 2, create_and_fail);
-    struct rendezvous_blob *blobs = calloc(3, sizeof *blobs), mine = {.size = sizeof(struct endpoint_info) + 100};
-    const struct endpoint_info info = {.magic = ENDPOINT_MAGIC, .protocol = 77, .version = "99.1"};
-    const struct rendezvous_address address = {"127.0.0.1", bhvd_rendezvous_port(all.rendezvous), SECRET, sizeof SECRET};
-    memcpy(mine.data, &info, sizeof info);
-    CHECK_STATUS(rendezvous_exchange(&address, "versions", 2, 3, &mine, blobs, clock_deadline_ns(60000), &error), BHVD_OK);
-    end(&all, ranks, 2);
-    free(blobs);
+    CHECK_STATUS(gather(&(struct gatherer){&all.gathering, 2, 3}, &mine, sizeof mine, infos, NULL), BHVD_OK);
+    end(ranks, 2);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- strangers
@@ -440,11 +431,10 @@ static int knock(int listener)
     return fd;
 }
 
-// The listener is a rank or the rendezvous.
 static int prove_as(int listener, int caller)
 {
-    for (int callee = AUTH_NO_RANK; callee < RANKS; callee++) {
-        const struct auth_binding binding = {callee < 0 ? AUTH_RENDEZVOUS : AUTH_CHANNEL, caller, callee, port_of(listener)};
+    for (int callee = 0; callee < RANKS; callee++) {
+        const struct auth_binding binding = {AUTH_CHANNEL, caller, callee, port_of(listener)};
         const int fd = knock(listener);
         if (!auth_handshake(fd, AUTH_CONNECTED, &binding, SECRET, sizeof SECRET, clock_deadline_ns(STRANGER_MS), NULL))
             return fd;
@@ -481,13 +471,10 @@ static void bother_everyone(void)
         for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
             fd = prove_as(listener, names[i].rank);
             CHECK_STATUS(socket_write_full(fd, &names[i].hello, sizeof names[i].hello, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
-            char rest[64] = "the rendezvous waits for a longer one";
-            size_t moved;
-            socket_write(fd, rest, sizeof rest, &moved);
             expect_hang_up(fd);
         }
     }
-    CHECK_EQ(listeners, RANKS + 1);         // and the rendezvous
+    CHECK_EQ(listeners, RANKS);
 }
 
 static void goes_on_among_strangers(struct job *job, int rank, bhvd_context *ctx)

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
+#include "gather.h"
 
 enum { RANKS = 5, OPERATIONS = 8, LONGEST = 2 << 20, LIMIT_MS = 90000, HALF_RECEIVED = 48 << 18 };
 
@@ -20,7 +21,7 @@ static const char SECRET[] = "a loss test's secret";
 
 // Shared by the test and its ranks' processes.
 struct board {
-    _Atomic int port;                   // of the rendezvous; 0: none yet
+    struct gathering gatherings[RANKS];         // by generation
     _Atomic int generation;             // of the job
     _Atomic int alive[RANKS];
     _Atomic int steps[RANKS];           // completed by the rank in this generation
@@ -36,13 +37,6 @@ static void *shared_memory(size_t size)
     return memory;
 }
 
-static int await_port(void)
-{
-    while (!board->port)
-        usleep(1000);
-    return board->port;
-}
-
 // Forks a rank's process, which ends with the test.
 static pid_t fork_rank(void)
 {
@@ -52,11 +46,11 @@ static pid_t fork_rank(void)
     return child;
 }
 
-static struct bhvd_context_options options_of(int rank, int size, const char *transport, const char *scope)
+static struct bhvd_context_options options_of(struct gatherer *gatherer, const char *transport)
 {
     return (struct bhvd_context_options){
-        .rank = rank, .size = size, .transport = transport, .rendezvous_host = "127.0.0.1", .rendezvous_port = await_port(),
-        .scope = scope, .listen_host = "127.0.0.1", .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 22,
+        .rank = gatherer->rank, .size = gatherer->size, .transport = transport, .gather = gather, .user = gatherer,
+        .listen_host = "127.0.0.1", .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 22,
         .cache_capacity = 64, .start_timeout_ms = 60000, .timeout_ms = 30000, .heartbeat_timeout_ms = 8000};
 }
 
@@ -96,14 +90,11 @@ static void lose_the_peer(bhvd_op op)
     const pid_t child = fork_rank();    // before there are threads
     const int rank = child == 0;
     struct bhvd_error error;
-    bhvd_rendezvous *rendezvous = NULL;
     bhvd_context *ctx;
-    if (rank == 0) {
+    if (rank == 0)
         board->steps[1] = child;
-        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
-        board->port = bhvd_rendezvous_port(rendezvous);
-    }
-    const struct bhvd_context_options options = options_of(rank, 2, "tcp", "half");
+    struct gatherer gatherer = {board->gatherings, rank, 2};
+    const struct bhvd_context_options options = options_of(&gatherer, "tcp");
     CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
     pthread_t killer;
     if (rank == 0)
@@ -115,7 +106,6 @@ static void lose_the_peer(bhvd_op op)
     CHECK_STATUS(status, BHVD_ERR_PEER_LOST);
     bhvd_context_destroy(ctx);
     waitpid(child, NULL, 0);
-    bhvd_rendezvous_destroy(rendezvous);
     munmap(board, sizeof *board);
     free(data);
 }
@@ -129,12 +119,13 @@ TEST(a_context_is_destroyed_with_adasum_half_received) { lose_the_peer(BHVD_OP_A
 enum { MANY = 9 };                      // ranks of a job that is not small: links are opened when needed
 
 // Rank 1 has no descriptor left when rank 2 first connects to it, in the first allreduce.
-static void lack_descriptors(int rank, bhvd_rendezvous *rendezvous)
+static void lack_descriptors(int rank)
 {
     struct bhvd_error error;
     bhvd_context *ctx;
     float *data = calloc(1 << 20, sizeof *data);
-    struct bhvd_context_options options = options_of(rank, MANY, "tcp", "descriptors");
+    struct gatherer gatherer = {board->gatherings, rank, MANY};
+    struct bhvd_context_options options = options_of(&gatherer, "tcp");
     options.allreduce_path = "ring";
     CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
     if (rank == 1) {
@@ -151,24 +142,20 @@ static void lack_descriptors(int rank, bhvd_rendezvous *rendezvous)
     CHECK_EQ(error.rank, rank == 1 ? -1 : 1);
     bhvd_context_destroy(ctx);
     free(data);
-    bhvd_rendezvous_destroy(rendezvous);
 }
 
 TEST(every_rank_hears_that_one_has_no_descriptors)
 {
     pid_t pids[MANY - 1];
     struct bhvd_error error;
-    bhvd_rendezvous *rendezvous;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < MANY - 1; i++) {
         if (!(pids[i] = fork_rank())) {
-            lack_descriptors(1 + i, NULL);
+            lack_descriptors(1 + i);
             exit(0);
         }
     }
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
-    board->port = bhvd_rendezvous_port(rendezvous);
-    lack_descriptors(0, rendezvous);
+    lack_descriptors(0);
     for (int i = 0; i < MANY - 1; i++) {
         int status;
         CHECK_EQ(waitpid(pids[i], &status, 0), pids[i]);
@@ -259,13 +246,13 @@ static void live(int me, const struct chaos *kind)
 {
     float *src = malloc(OPERATIONS * (size_t)LONGEST * sizeof *src), *dst = malloc(OPERATIONS * (size_t)LONGEST * sizeof *dst);
     for (int generation = 0, rank = 0, size; (size = size_of(me, &rank)) > 1; generation++) {
-        char scope[32], host[32];
+        char host[32];
         struct bhvd_error error;
         bhvd_context *ctx;
         bhvd_status status = BHVD_OK;
-        snprintf(scope, sizeof scope, "generation %d", generation);
         snprintf(host, sizeof host, "host %d", me % kind->hosts);
-        struct bhvd_context_options options = options_of(rank, size, kind->transport, scope);
+        struct gatherer gatherer = {&board->gatherings[generation], rank, size};
+        struct bhvd_context_options options = options_of(&gatherer, kind->transport);
         options.host_id = host;
         options.allreduce_path = kind->path;
         CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
@@ -321,15 +308,12 @@ static void run_chaos(const struct chaos *kind, unsigned seed)
 {
     pid_t pids[RANKS];
     struct bhvd_error error;
-    bhvd_rendezvous *rendezvous;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < RANKS; i++)
         board->alive[i] = 1;
     for (int i = 0; i < RANKS; i++)
         if (!(pids[i] = fork_rank()))
             live(i, kind);
-    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
-    board->port = bhvd_rendezvous_port(rendezvous);
     for (int generation = 0; generation < RANKS - 1; generation++) {
         await(board->steps, 1, pids);
         kill_one(&seed, pids);
@@ -339,7 +323,6 @@ static void run_chaos(const struct chaos *kind, unsigned seed)
     for (int i = 0; i < RANKS; i++)
         if (board->alive[i])
             waitpid(pids[i], NULL, 0);
-    bhvd_rendezvous_destroy(rendezvous);
     munmap(board, sizeof *board);
 }
 

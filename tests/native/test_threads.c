@@ -62,7 +62,7 @@ static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
         usleep(1000);
     if (rank == 0) {
         // A thread that has not run yet blocks faults, too; and a list of threads may be incomplete while others end.
-        const int expected = RANKS + (job->rendezvous ? 1 : 0);
+        const int expected = RANKS;
         count_threads(&all, &blocking);
         for (int tries = 0; tries < 2000 && (blocking < expected || all < blocking + RANKS + 1); tries++) {
             usleep(10000);

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 # The first bytes of a hello: native/transport/auth.c, job/channel.py.
-CORE, ELASTIC = b"BHVD\x02\0\0\0", b"BVHe\x02\0\0\0"
+CORE, JOB = b"BHVD\x02\0\0\0", b"BVHe\x02\0\0\0"
 HELLO_MAX, PROOF_SIZE = 44, 32
 _SECONDS = 60       # far longer than a service takes to hang up on a busy machine
 
@@ -97,7 +97,7 @@ def proven(address, secret, magic):
 def strangers(address, seed):
     """Noise, parts of a handshake, wrong and reflected proofs. They receive nothing but a hello and a proof."""
     choice = random.Random(seed)
-    hello = hello_of(choice.choice([CORE, ELASTIC]), choice.randbytes(32))
+    hello = hello_of(choice.choice([CORE, JOB]), choice.randbytes(32))
     said = [
         [choice.randbytes(choice.choice([1, 39, 41, 1000, 200_000])) for _ in range(3)],
         [hello[:choice.randrange(1, len(hello))]],
@@ -111,7 +111,7 @@ def strangers(address, seed):
     ]
     for pieces in said:
         assert len(say(address, *pieces)) <= HELLO_MAX + PROOF_SIZE
-    for magic in (CORE, ELASTIC):
+    for magic in (CORE, JOB):
         reflect(address, magic)
 
 

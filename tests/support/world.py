@@ -2,13 +2,14 @@
 import itertools
 import os
 import threading
+from functools import partial
 
 import numpy as np
 
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Context
 from bagua_hvd.job.environment import Options
-from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.rendezvous import Rendezvous, gather_endpoints
 
 DTYPES = {
     "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16,
@@ -43,7 +44,7 @@ class World:
     transport "auto", each rank's host name; ranks with the same name share memory.
     """
 
-    def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, negotiation=None, **options):
+    def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, negotiation=None, **more):
         self.n = n
         hosts = hosts or [None] * n
         paths = path if isinstance(path, list) else [path] * n
@@ -54,13 +55,14 @@ class World:
         scope = f"test.{next(_scopes)}"
 
         def create(rank, _):
-            return Context(Options(**{
+            options = Options(**{
                 "rank": rank, "size": n, "local_rank": rank, "local_size": n, "transport": transport,
                 "rendezvous_host": "127.0.0.1", "rendezvous_port": self._rendezvous.port if self._rendezvous else 0,
                 "scope": scope, "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc,
                 "start_timeout_ms": 20000, "timeout_ms": timeout_ms, "heartbeat_timeout_ms": 0,
                 "allreduce_path": paths[rank], "streams": 1, "negotiation": shapes[rank], "negotiation_fanout": 0,
-                **options}))
+                **more})
+            return Context(options, partial(gather_endpoints, options))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)

@@ -21,7 +21,7 @@ static void forget_strings(bhvd_context *ctx)
 {
     ctx->options.secret = NULL;
     ctx->options.secret_size = 0;
-    ctx->options.transport = ctx->options.rendezvous_host = ctx->options.scope = ctx->options.listen_host = NULL;
+    ctx->options.transport = ctx->options.listen_host = NULL;
     ctx->options.host_id = ctx->options.allreduce_path = ctx->options.negotiation = NULL;
 }
 
