@@ -1,8 +1,8 @@
 """The rendezvous of a job's ranks: an allgather of their endpoints, before any rank knows another's address.
 
-The Rendezvous is a server in the launcher; under other launchers, in rank 0. Each rank sends it a Join and waits. When
-all ranks of a scope have come, each gets all endpoints, and the scope is forgotten, so its name may be used again. If
-ranks disagree, if one has ended, or when the first one gives up, every rank of the scope gets the error.
+The Rendezvous is a server in the launcher, or in rank 0 under other launchers. Each rank registers its endpoint and
+waits. When all ranks of a scope have come, each gets all endpoints, and the scope is forgotten, so its name may be used
+again. If ranks disagree, if one has ended, or when the first one gives up, every rank of the scope gets the error.
 """
 import asyncio
 import time
@@ -23,7 +23,7 @@ _RETRY_SECONDS = 0.005, 0.5
 
 
 @dataclass(frozen=True)
-class Join:
+class Register:
     """A rank's request. endpoint: in hexadecimal. seconds: after which the server responds even if ranks are missing.
     limit: what the rank's user set, for the message.
     """
@@ -60,16 +60,16 @@ class _Scope:
         self.endpoints = {}         # by rank
         self.response = asyncio.get_running_loop().create_future()
 
-    def objection(self, joins):
+    def objection(self, request):
         """Why this rank cannot join; None: it can."""
         where = f"(scope {self.name})"
-        if joins.size != self.size:
-            return f"rank {joins.rank} counts {joins.size} ranks in the job, others count {self.size} {where}"
-        if joins.rank >= self.size:
-            return (f"a process says it is rank {joins.rank} of {self.size}; ranks are 0 to {self.size - 1} {where}")
-        if joins.rank in self.endpoints:
-            return (f"two processes say they are rank {joins.rank} of {self.size} {where}: one that a rank starts and "
-                    "that calls init() itself must not inherit HOROVOD_RANK and HOROVOD_SIZE")
+        if request.size != self.size:
+            return f"rank {request.rank} counts {request.size} ranks in the job, others count {self.size} {where}"
+        if request.rank >= self.size:
+            return (f"a process says it is rank {request.rank} of {self.size}; ranks are 0 to {self.size - 1} {where}")
+        if request.rank in self.endpoints:
+            return (f"two processes say they are rank {request.rank} of {self.size} {where}: one that a rank starts "
+                    "and that calls init() itself must not inherit HOROVOD_RANK and HOROVOD_SIZE")
         return None
 
     def everything(self):
@@ -141,41 +141,42 @@ class Rendezvous(Server):
             scope.response.set_result(channel.encode(message) + content)
 
     async def serve(self, reader, writer):
-        joins = channel.decode(await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS), Join)
-        endpoint = bytes.fromhex(joins.endpoint)
-        if not (0 < len(joins.scope.encode()) <= _SCOPE_MAX and 0 < joins.size <= _SIZE_MAX and joins.rank >= 0
-                and len(endpoint) <= _ENDPOINT_MAX):
+        request = channel.decode(await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS), Register)
+        endpoint = bytes.fromhex(request.endpoint)
+        if not (0 < len(request.scope.encode()) <= _SCOPE_MAX and 0 < request.size <= _SIZE_MAX and request.rank >= 0
+                and len(endpoint) <= _ENDPOINT_MAX and request.seconds >= 0):
             raise ValueError("a request out of its bounds")
-        if joins.scope not in self._scopes:
-            self._scopes[joins.scope] = _Scope(joins.scope, joins.size)
-        scope = self._scopes[joins.scope]
-        if objection := scope.objection(joins):
+        if request.scope not in self._scopes:
+            self._scopes[request.scope] = _Scope(request.scope, request.size)
+        scope = self._scopes[request.scope]
+        if objection := scope.objection(request):
             self._end(scope, Refused("ERR_MISMATCH", objection))
         else:
-            scope.endpoints[joins.rank] = endpoint
+            scope.endpoints[request.rank] = endpoint
             if len(scope.endpoints) == scope.size:
                 self._end(scope, *scope.everything())
             self._check_ended(scope)
-            await self._wait(scope, joins, reader)
+            await self._wait(scope, request, reader)
         response = memoryview(scope.response.result())
         for start in range(0, len(response), _REPLY_PIECE):
             writer.write(response[start:start + _REPLY_PIECE])
             await asyncio.wait_for(writer.drain(), _REPLY_SECONDS)
 
-    async def _wait(self, scope, joins, reader):
+    async def _wait(self, scope, request, reader):
         """Until the scope has ended. EOFError: this rank has hung up, or sent more, and has left the scope."""
         hung_up = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait((scope.response, hung_up), timeout=joins.seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((scope.response, hung_up), timeout=request.seconds,
+                               return_when=asyncio.FIRST_COMPLETED)
         finally:
             hung_up.cancel()
         if not scope.response.done() and hung_up.done():
-            del scope.endpoints[joins.rank]
+            del scope.endpoints[request.rank]
             if not scope.endpoints:
                 del self._scopes[scope.name]
             raise EOFError
         # The others would wait in vain, and then report this rank as missing.
-        self._end(scope, Refused("ERR_TIMEOUT", scope.missing(joins.limit)))
+        self._end(scope, Refused("ERR_TIMEOUT", scope.missing(request.limit)))
 
 
 def _duration(seconds):
@@ -200,7 +201,7 @@ def gather_endpoints(options: Any, endpoint: bytes) -> bytes:
         connection.set_timeout(left)
         try:
             # The response should still arrive when the server gives up.
-            connection.send(Join(options.scope, options.rank, options.size, endpoint.hex(),
+            connection.send(Register(options.scope, options.rank, options.size, endpoint.hex(),
                                  left - min(left / 4, 0.5), limit))
             response = connection.receive(Endpoints, Refused)
             if isinstance(response, Refused):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from bagua_hvd.job import channel, elastic_worker
 from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.rendezvous import Register
 from bagua_hvd.job.service import Service
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
@@ -29,7 +30,7 @@ EXAMPLES = 20_000 if LONG else 60
 pytestmark = [pytest.mark.timeout(1800)] if LONG else []
 fuzzed = settings(max_examples=EXAMPLES, deadline=None, derandomize=not LONG,
                   suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-SAID = (elastic_worker.Join, elastic_worker.Synced, elastic_worker.Assignment, elastic_worker.HostsUpdated)
+SAID = (Register, elastic_worker.Join, elastic_worker.Synced, elastic_worker.Assignment, elastic_worker.HostsUpdated)
 HOST_LIKE = st.text(st.sampled_from("abc019:=, \t#[].-slots\n\u00b2\u0661\r\0"), max_size=40)
 SECRET = b"s" * 32
 

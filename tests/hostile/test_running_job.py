@@ -9,7 +9,7 @@ import pytest
 
 import attacks
 from bagua_hvd.job import channel, messages
-from bagua_hvd.job.rendezvous import Join
+from bagua_hvd.job.rendezvous import Register
 from elastic_job import ElasticJob
 from launcher import wait_until
 
@@ -46,7 +46,7 @@ def attack(address, secret, proven_says):
 
 
 NONSENSE = [b"[" * 60_000 + b"\n", b"{" * 100_000, b"[1]\n", b"\xff" * 28 + b"\n", channel.encode(messages.Hello(99)),
-            channel.encode(Join("nope", 0, 1 << 31, "", 1.0, 1.0)), channel.encode(Join("nope", 0, 2, "?", 1.0, 1.0))]
+            *(channel.encode(Register("nope", 0, size, "?", 1.0, 1.0)) for size in (2, 1 << 31))]
 
 
 def start(launcher, *flags, env=None):

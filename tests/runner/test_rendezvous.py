@@ -14,7 +14,7 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import channel
 from bagua_hvd.job.environment import Options
 from bagua_hvd.job.ports import listen
-from bagua_hvd.job.rendezvous import Join, Rendezvous, gather_endpoints
+from bagua_hvd.job.rendezvous import Register, Rendezvous, gather_endpoints
 from launcher import wait_until
 
 SECRET = b"a secret of tests"
@@ -148,14 +148,15 @@ def test_a_port_in_use_is_named(rendezvous):
         Rendezvous(SECRET, port=rendezvous.port)
 
 
-@pytest.mark.parametrize("request_", [
-    Join("", 0, 2, "", 1.0, 1.0), Join("s" * 256, 0, 2, "", 1.0, 1.0), Join("s", -1, 2, "", 1.0, 1.0),
-    Join("s", 0, 0, "", 1.0, 1.0), Join("s", 0, 16385, "", 1.0, 1.0), Join("s", 0, 2, "00" * 4097, 1.0, 1.0),
-    Join("s", 0, 2, "no hex", 1.0, 1.0), Join("s", True, 2, "", 1.0, 1.0), Join("s", 0, 2, "", "soon", 1.0)])
-def test_requests_out_of_their_bounds_are_dropped(rendezvous, request_):
+@pytest.mark.parametrize("sent", [
+    Register("", 0, 2, "", 1.0, 1.0), Register("s" * 256, 0, 2, "", 1.0, 1.0), Register("s", -1, 2, "", 1.0, 1.0),
+    Register("s", 0, 0, "", 1.0, 1.0), Register("s", 0, 16385, "", 1.0, 1.0), Register("s", True, 2, "", 1.0, 1.0),
+    Register("s", 0, 2, "00" * 4097, 1.0, 1.0), Register("s", 0, 2, "no hex", 1.0, 1.0),
+    Register("s", 0, 2, "", "soon", 1.0), Register("s", 0, 2, "", float("nan"), 1.0)])
+def test_requests_out_of_their_bounds_are_dropped(rendezvous, sent):
     connection = channel.Connection("127.0.0.1", rendezvous.port, SECRET, 10)
     connection.set_timeout(10)
-    connection.send(request_)
+    connection.send(sent)
     assert connection.receive() is None and not rendezvous._scopes
     connection.close()
 
@@ -163,7 +164,7 @@ def test_requests_out_of_their_bounds_are_dropped(rendezvous, request_):
 def test_a_rank_that_hangs_up_may_come_again(rendezvous, pool):
     for sent in (b"", b"garbage"):
         connection = channel.Connection("127.0.0.1", rendezvous.port, SECRET, 10)
-        connection.send(Join("init.1", 0, 2, "00", 30.0, 30.0))
+        connection.send(Register("init.1", 0, 2, "00", 30.0, 30.0))
         waits(rendezvous, 1)
         if sent:
             connection._socket.sendall(sent)
@@ -181,7 +182,7 @@ def test_ranks_that_do_not_read_delay_nobody(rendezvous):
         for rank in range(size - 1):
             connection = channel.Connection("127.0.0.1", rendezvous.port, SECRET, 10)
             stack.callback(connection.close)
-            connection.send(Join("init.1", rank, size, os.urandom(4096).hex(), 60.0, 60.0))
+            connection.send(Register("init.1", rank, size, os.urandom(4096).hex(), 60.0, 60.0))
         assert len(come(rendezvous.port, size - 1, size, endpoint=bytes(4096))) == 4096 * size
 
 
