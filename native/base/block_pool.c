@@ -1,12 +1,13 @@
 #include "base/block_pool.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/pages.h"
 
 struct block {
     _Alignas(BLOCK_ALIGNMENT) size_t nbytes;        // of the data that follows
+    int64_t used_ns;                                // time of the last use
     struct block *next;
 };
 
@@ -14,13 +15,15 @@ struct block {
 static struct block *find(struct block_pool *pool, size_t nbytes)
 {
     struct block **best = NULL;
-    for (struct block **at = &pool->blocks.head; *at && !(best && (*best)->nbytes == nbytes); at = &(*at)->next)
+    for (struct block **at = &pool->blocks; *at && !(best && (*best)->nbytes == nbytes); at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (*at)->nbytes / 2 <= nbytes && (!best || (*at)->nbytes < (*best)->nbytes))
             best = at;
     if (!best)
         return NULL;
-    pool->nbytes -= (*best)->nbytes;
-    return fifo_remove(&pool->blocks, best, next);
+    struct block *found = *best;
+    *best = found->next;
+    pool->nbytes -= found->nbytes;
+    return found;
 }
 
 // NULL: out of memory.
@@ -50,18 +53,21 @@ void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
     return block ? block + 1 : NULL;
 }
 
-// Frees the oldest blocks until at most `most` bytes are kept. Called with the lock held; releases it.
-static void shrink(struct block_pool *pool, size_t most)
+// Frees the blocks that have not been used since, and the oldest ones beyond the limit. Called with the lock held; releases it.
+static void shrink(struct block_pool *pool, int64_t since_ns)
 {
-    struct FIFO(struct block) freed = {0};
-    while (pool->nbytes > most) {
-        struct block *oldest = fifo_take(&pool->blocks, next);
-        pool->nbytes -= oldest->nbytes;
-        fifo_put(&freed, oldest, next);
-    }
+    struct block **at = &pool->blocks;
+    size_t kept = 0;
+    for (; *at && (*at)->used_ns >= since_ns && kept + (*at)->nbytes <= pool->most; at = &(*at)->next)
+        kept += (*at)->nbytes;
+    struct block *freed = *at;
+    *at = NULL;
+    pool->nbytes = kept;
     pthread_mutex_unlock(&pool->lock);
-    for (struct block *block; (block = fifo_take(&freed, next));)
-        free(block);
+    for (struct block *next; freed; freed = next) {
+        next = freed->next;
+        free(freed);
+    }
 }
 
 void block_pool_release(struct block_pool *pool, void *data)
@@ -73,13 +79,18 @@ void block_pool_release(struct block_pool *pool, void *data)
         free(block);
         return;
     }
-    fifo_put(&pool->blocks, block, next);
+    block->used_ns = clock_now_ns();
+    block->next = pool->blocks;
+    pool->blocks = block;
     pool->nbytes += block->nbytes;
-    shrink(pool, pool->most);
+    if (pool->nbytes > pool->most)
+        shrink(pool, 0);
+    else
+        pthread_mutex_unlock(&pool->lock);
 }
 
-void block_pool_trim(struct block_pool *pool)
+void block_pool_trim(struct block_pool *pool, int64_t since_ns)
 {
     if (pthread_mutex_trylock(&pool->lock) == 0)
-        shrink(pool, 0);
+        shrink(pool, since_ns);
 }

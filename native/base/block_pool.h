@@ -1,11 +1,12 @@
 // A pool of freed memory blocks, reused for requests of similar size: training requests the same sizes in every step, and the page
-// faults of new memory cost more than copying into it. Old blocks are freed first. Thread-safe, also in a forked child.
+// faults of new memory cost more than copying into it. The newest block that fits is reused first, since caches may still hold it,
+// and the oldest are freed first. Thread-safe, also in a forked child.
 #pragma once
 
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 
-#include "base/fifo.h"
 #include "base/size.h"
 
 enum {
@@ -17,7 +18,7 @@ struct block_pool {
     pthread_mutex_t lock;
     size_t most;                        // limit of the bytes kept
     size_t nbytes;                      // bytes kept
-    struct FIFO(struct block) blocks;   // oldest first
+    struct block *blocks;               // newest first
 };
 #define BLOCK_POOL(most_nbytes) {.lock = PTHREAD_MUTEX_INITIALIZER, .most = (most_nbytes)}
 
@@ -25,5 +26,5 @@ struct block_pool {
 void *block_pool_acquire(struct block_pool *pool, size_t nbytes);
 // NULL is fine.
 void block_pool_release(struct block_pool *pool, void *data);
-// Frees all blocks that are kept.
-void block_pool_trim(struct block_pool *pool);
+// Frees the blocks that have not been used since; CLOCK_NEVER: all.
+void block_pool_trim(struct block_pool *pool, int64_t since_ns);

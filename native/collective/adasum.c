@@ -5,6 +5,8 @@
 // taken for each tensor by itself, and over n = 2^k ranks recursively: in round d rank r exchanges its vectors with rank r ^ 2^d,
 // and both combine them, with the lower rank's as a. So all ranks end bit-equal. Dot products are in double.
 // Cost: k N elements each way per rank.
+#include <math.h>
+
 #include "collective/collectives.h"
 
 enum { PIECE = 1024 };
@@ -42,9 +44,9 @@ static void store(const struct executor *exec, bhvd_dtype dtype, unsigned char *
 
 static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
 
-// out = A(a, b); out may be a or b.
-static void combine(const struct executor *exec, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
-                    const unsigned char *b, size_t count)
+// Of both vectors times `scale`.
+static struct dots dots_of(const struct executor *exec, bhvd_dtype dtype, const unsigned char *a, const unsigned char *b,
+                           size_t count, double scale)
 {
     double x[PIECE], y[PIECE];
     struct dots dots = {0};
@@ -53,11 +55,25 @@ static void combine(const struct executor *exec, bhvd_dtype dtype, unsigned char
         load(exec, dtype, a, begin, n, x);
         load(exec, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++) {
-            dots.ab += x[i] * y[i];
-            dots.aa += x[i] * x[i];
-            dots.bb += y[i] * y[i];
+            const double scaled_x = scale * x[i], scaled_y = scale * y[i];
+            dots.ab += scaled_x * scaled_y;
+            dots.aa += scaled_x * scaled_x;
+            dots.bb += scaled_y * scaled_y;
         }
     }
+    return dots;
+}
+
+// out = A(a, b); out may be a or b.
+static void combine(const struct executor *exec, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
+                    const unsigned char *b, size_t count)
+{
+    double x[PIECE], y[PIECE];
+    struct dots dots = dots_of(exec, dtype, a, b, count, 1);
+    // Squares of float64 may leave the range of double. A factor of both vectors cancels out; a power of two rounds nothing.
+    const double sum = dots.aa + dots.bb;
+    if (!(sum > 0x1p-900 && sum < INFINITY))
+        dots = dots_of(exec, dtype, a, b, count, sum > 1 ? 0x1p-600 : 0x1p600);
     double of_a = dots.aa > 0 ? 1 - dots.ab / (2 * dots.aa) : 1;
     double of_b = dots.bb > 0 ? 1 - dots.ab / (2 * dots.bb) : 1;
     for (size_t begin = 0; begin < count; begin += PIECE) {

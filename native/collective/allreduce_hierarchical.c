@@ -104,11 +104,11 @@ static bool lay_out(struct executor *exec, struct shards *x)
     if (!l->part)
         return false;
     const size_t shard = largest_shard(x), stride = shard + size_round_up(spans * sizeof(struct span), CACHE_LINE);
-    if (!buffer_pool_acquire(&exec->buffers, l->depth * stride, &l->memory))
+    if (!(l->memory = executor_acquire(exec, l->depth * stride)))
         return false;
     for (size_t i = 0; i < l->depth; i++) {
         struct piece *piece = &x->pieces[i];
-        piece->shard.dst = (unsigned char *)l->memory.data + i * stride;
+        piece->shard.dst = l->memory + i * stride;
         piece->list = (struct span_list){.spans = (struct span *)(void *)(piece->shard.dst + shard), .capacity = spans};
         piece->part = l->part + i * members;
     }

@@ -38,7 +38,7 @@ static struct byte_range slice_of(const struct reducescatter *r, size_t piece, i
 
 static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
 {
-    return (unsigned char *)r->two_level.memory.data + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
+    return r->two_level.memory + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
 }
 
 static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_t piece)
@@ -86,7 +86,7 @@ static bool lay_out(struct executor *exec, struct reducescatter *r, const struct
     r->place = parts_keep(l->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    return !l->depth || buffer_pool_acquire(&exec->buffers, l->depth * hosts * r->slice, &l->memory);
+    return !l->depth || (l->memory = executor_acquire(exec, l->depth * hosts * r->slice));
 }
 
 bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, struct group *group,

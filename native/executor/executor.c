@@ -2,19 +2,22 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
+#include "base/size.h"
 #include "base/status.h"
 
 void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *ctx)
 {
     exec->callbacks = callbacks;
     exec->ctx = ctx;
+    exec->memory = (struct block_pool)BLOCK_POOL(SIZE_MAX);
     pthread_mutex_init(&exec->failure_lock, NULL);
     kernel_table_init(&exec->kernels, cpu_features());
 }
 
 void executor_fini(struct executor *exec)
 {
-    buffer_pool_fini(&exec->buffers);
+    block_pool_trim(&exec->memory, CLOCK_NEVER);
     pthread_mutex_destroy(&exec->failure_lock);
 }
 
@@ -65,6 +68,12 @@ bhvd_status executor_allocate_result(struct executor *exec, struct tensor *tenso
     tensor->dst = tensor->result;
     return tensor->result ? BHVD_OK
                           : executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+}
+
+// Few different sizes, so that memory is reused although the tensors that are fused differ from step to step.
+void *executor_acquire(struct executor *exec, size_t nbytes)
+{
+    return block_pool_acquire(&exec->memory, size_double_up(nbytes, BLOCK_SMALLEST_KEPT));
 }
 
 struct bhvd_error executor_failure(struct executor *exec)

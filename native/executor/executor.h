@@ -11,7 +11,6 @@
 #include <stdbool.h>
 
 #include "base/fifo.h"
-#include "executor/buffer_pool.h"
 #include "executor/collective.h"
 #include "executor/schedule.h"
 #include "kernel/kernel.h"
@@ -62,7 +61,7 @@ struct executor {
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // the reason why nothing can be executed any more
     struct writes writes;
-    struct buffer_pool buffers;
+    struct block_pool memory;           // freed fusion buffers, which hold several tensors as one vector, and scratch
     struct FIFO(struct task) tasks;     // running, in the order in which they were started (task.h)
     struct progress_timer timer;        // of all of them
     int spin_limit, yield_limit;        // rounds of polling, and of yielding, before the engine sleeps
@@ -111,6 +110,11 @@ bhvd_status executor_fail_protocol(struct executor *exec, int rank);
 bhvd_status executor_fail_left(struct executor *exec, int rank);
 // Allocates the result of a tensor posted with dst NULL and points dst at it. BHVD_ERR_SYSTEM: no memory; the executor has failed.
 bhvd_status executor_allocate_result(struct executor *exec, struct tensor *tensor, int64_t dim0);
+// Memory for an execution or a step, 64-byte aligned; NULL: no memory. Kept after its release until it has been unused for
+// MEMORY_IDLE_MS.
+void *executor_acquire(struct executor *exec, size_t nbytes);
+static inline void executor_release(struct executor *exec, void *data) { block_pool_release(&exec->memory, data); }
+enum { MEMORY_IDLE_MS = 10000 };
 // For any thread.
 struct bhvd_error executor_failure(struct executor *exec);
 

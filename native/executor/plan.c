@@ -23,7 +23,7 @@ struct schedule_task {
     struct operands operands;
     unsigned char *buffers[BUFFER_COUNT];
     bool packed;                            // the vector is in `memory`; else it is the result of the only tensor
-    struct pool_buffer memory;              // of vector and scratch
+    void *memory;                           // of vector and scratch
     struct step_state *steps;
     int *ready;                             // local steps that wait for nothing, in order
     int ready_begin, ready_end;
@@ -47,12 +47,12 @@ static bool take_memory(struct schedule_task *running)
     running->packed = list && (list->count != 1 || !list->spans[0].dst);
     const size_t vector = !list || running->packed ? size_round_up(nbytes[FUSION_BUFFER], CACHE_LINE) : 0;
     const size_t total = vector + size_round_up(nbytes[SCRATCH_BUFFER], CACHE_LINE);
-    if (total && !buffer_pool_acquire(&running->exec->buffers, total, &running->memory))
+    if (total && !(running->memory = executor_acquire(running->exec, total)))
         return false;
     running->buffers[INPUT_BUFFER] = (unsigned char *)running->operands.input;
     running->buffers[OUTPUT_BUFFER] = running->operands.output;
-    running->buffers[FUSION_BUFFER] = list && !running->packed ? list->spans[0].dst : running->memory.data;
-    running->buffers[SCRATCH_BUFFER] = (unsigned char *)running->memory.data + vector;
+    running->buffers[FUSION_BUFFER] = list && !running->packed ? list->spans[0].dst : running->memory;
+    running->buffers[SCRATCH_BUFFER] = (unsigned char *)running->memory + vector;
     return true;
 }
 
@@ -68,7 +68,7 @@ static void end_pairwise(const struct schedule_task *running)
 static void destroy(struct executor *exec, struct task *task)
 {
     struct schedule_task *running = (struct schedule_task *)task;
-    buffer_pool_release(&exec->buffers, &running->memory);
+    executor_release(exec, running->memory);
     schedule_fini(&running->schedule);
     free(running->steps);
     free(running->ready);

@@ -147,7 +147,7 @@ static void destroy(struct executor *exec, struct task *task)
     leave_slot(l);
     for (size_t i = 0; i < l->depth; i++)
         end_inter_host(exec, &l->inter_hosts[i]);
-    buffer_pool_release(&exec->buffers, &l->memory);
+    executor_release(exec, l->memory);
     span_list_fini(&l->list);
     free(l->part);
     free(l->inter_hosts);

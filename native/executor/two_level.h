@@ -42,7 +42,7 @@ struct two_level {
     struct pipeline *pipeline;          // of the piece being reduced or distributed; NULL: none
     bool is_reducing;
     // Optional data of the collective; freed with the task.
-    struct pool_buffer memory;
+    unsigned char *memory;
     struct span_list list;
     size_t *part;
 };

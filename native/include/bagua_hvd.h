@@ -286,8 +286,6 @@ void bhvd_timeline_stop(bhvd_context *ctx);
 int bhvd_process_set_size(bhvd_context *ctx, int id);
 /* This rank's position in the set, -1 when not a member, -2 if there is no such set. */
 int bhvd_process_set_rank(bhvd_context *ctx, int id);
-/* Copies at most `capacity` global ranks of the set, ascending; returns the size of the set, or -1. */
-int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity);
 /* Number of hosts of the set's ranks, the participants of hierarchical d_fp_s and d_lp_s; -1: no such set, or not a member. */
 int bhvd_process_set_hosts(bhvd_context *ctx, int id);
 

@@ -147,6 +147,7 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
             end_sum(x, to, scratch.sum, of, count);
         span_store(&x->list, values->begin, values->nbytes, to);
     }
+    executor_release(x->exec, scratch.values);
 }
 
 // Plans `nbytes` of the vector among the members of this group. Takes the list. NULL: out of memory; the executor has failed.

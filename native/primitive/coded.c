@@ -19,7 +19,7 @@ void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *en
 unsigned char *coded_scratch(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t nbytes)
 {
     const size_t longest = segments_part(&codes->cut, 0, 0).count;
-    unsigned char *scratch = buffer_pool_scratch(&exec->buffers, nbytes + encoder_scratch_size(encoder, longest));
+    unsigned char *scratch = executor_acquire(exec, nbytes + encoder_scratch_size(encoder, longest));
     if (scratch)
         encoder_set_scratch(encoder, scratch + nbytes, longest);
     else

@@ -84,7 +84,7 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
 {
     enum { WIDE_BYTES = PLAIN_SEGMENT_NBYTES / 2 * sizeof(float) };
     const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
-    unsigned char *scratch = buffer_pool_scratch(&a->exec->buffers, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
+    unsigned char *scratch = executor_acquire(a->exec, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
     if (!scratch) {
         executor_fail(a->exec, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
         return;
@@ -94,6 +94,7 @@ static void combine(struct d_fp_s *a, const struct step *step, unsigned char *co
     void *dst = span_target(&a->list, begin, nbytes, scratch);
     (a->is_weighted ? average_weighted : average)(a, &segment, dst, count);
     span_store(&a->list, begin, nbytes, dst);
+    executor_release(a->exec, scratch);
 }
 
 static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)

@@ -134,16 +134,19 @@ static void combine(struct d_lp_s *x, const struct byte_range *values, const uns
             x->encoder.codec->decode_add(x->coll->replicas[r] + begin, codes[r], count, &x->encoder.options);
     if (x->coll->mixes_after)
         store_result(x, &scratch, values);
+    executor_release(x->exec, scratch.result);
 }
 
 static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     struct d_lp_s *x = arg;
     struct scratch scratch;
-    if (step->kind == STEP_COMBINE)
+    if (step->kind == STEP_COMBINE) {
         combine(x, &step->values, location_pointer(buffers, step->other), location_pointer(buffers, step->from));
-    else if (make_scratch(x, &scratch))
+    } else if (make_scratch(x, &scratch)) {
         encode(x, &scratch, &step->values, location_pointer(buffers, step->to));
+        executor_release(x->exec, scratch.result);
+    }
 }
 
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
@@ -292,9 +295,9 @@ static bool lay_out(struct executor *exec, struct host_ring *ring)
     codes->results = (struct code_lay){OUTPUT_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
     codes->received.each = ring->code_nbytes;
     const size_t stride = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    if (!buffer_pool_acquire(&exec->buffers, l->depth * stride + spans * sizeof(struct span), &l->memory))
+    if (!(l->memory = executor_acquire(exec, l->depth * stride + spans * sizeof(struct span))))
         return false;
-    unsigned char *place = l->memory.data;
+    unsigned char *place = l->memory;
     for (size_t i = 0; i < l->depth; i++, place += stride) {
         ring->pieces[i].mean = (struct span){place, place, 0};
         ring->pieces[i].codes = place + mean;

@@ -57,6 +57,19 @@ def test_orthogonal_adds_and_parallel_averages():
             np.testing.assert_array_equal(out[0], x + y)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-162, 1e160, 1e200, 1e308])
+def test_squares_may_leave_the_range_of_float64(size):
+    random = np.random.default_rng(0)
+    # The factor is a power of two, which rounds nothing.
+    values, factor = np.trunc(4 * random.standard_normal((2, 100))), np.ldexp(1.0, np.frexp(size)[1] - 1)
+    with World(2) as world:
+        for out in reduce_group(world, [[size * np.ones(3)], [size * np.ones(3)]], "float64", "equal"):
+            np.testing.assert_array_equal(out[0], size)
+        expected = adasum(*values) * (factor / 16)
+        for out in reduce_group(world, [[x * (factor / 16)] for x in values], "float64", "any"):
+            np.testing.assert_allclose(out[0], expected, rtol=1e-12, atol=1e-12 * size)
+
+
 def test_half_precision():
     random = np.random.default_rng(0)
     values = random.standard_normal((2, 100)).astype(np.float32)

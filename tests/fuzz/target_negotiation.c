@@ -146,7 +146,7 @@ static void look_at_relay(const bhvd_context *ctx)
         REQUIRE(child->out.size == 0 || ctx->exec.failure.status);
     }
     REQUIRE(!(below >> ctx->options.rank & 1) && below < 1 << RANKS);
-    REQUIRE(bundle_is_empty(&relay->bundle) || ctx->exec.failure.status);
+    REQUIRE(bundle_size(&relay->bundle) == 0 || ctx->exec.failure.status);
 }
 
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)

@@ -242,11 +242,9 @@ static void check_job(void)
 
 static void ask_for_facts(struct supply *s, uint8_t bits)
 {
-    int32_t members[RANKS];
-    const int id = bits & 8 ? hostile_i32(s) : 0, capacity = bits & 8 ? hostile_i32(s) : RANKS;
+    const int id = bits & 8 ? hostile_i32(s) : 0;
     const int size = bhvd_process_set_size(ranks[0], id);
     REQUIRE(size >= -1 && size <= RANKS && (size < 0) == (bhvd_process_set_rank(ranks[0], id) == -2));
-    REQUIRE(bhvd_process_set_ranks(ranks[0], id, members, capacity < RANKS ? capacity : RANKS) == size);
 }
 
 static void run_operation(struct supply *s, int number)

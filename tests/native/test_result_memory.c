@@ -1,4 +1,5 @@
-// Memory of results: freed memory is reused for the same size, and at most the documented amount is kept.
+// Memory of results and executions: freed memory is reused for the same size, at most the documented amount is kept, and memory
+// that has been idle is given back.
 #include "executor/collective.h"
 
 #include <pthread.h>
@@ -6,6 +7,7 @@
 #include <string.h>
 
 #include "base/block_pool.h"
+#include "base/clock.h"
 #include "check.h"
 
 TEST(a_freed_block_serves_the_next_of_its_size)
@@ -58,13 +60,13 @@ TEST(no_more_is_kept_than_promised)
     CHECK(again == 4);                          // the last four that were freed
     for (int i = 0; i < 4; i++)
         block_pool_release(&result_memory, blocks[i]);
-    block_pool_trim(&result_memory);
+    block_pool_trim(&result_memory, CLOCK_NEVER);
     char *fresh = block_pool_acquire(&result_memory, RESULT_MEMORY_KEPT / 4);
     CHECK(fresh);
     memset(fresh, 1, RESULT_MEMORY_KEPT / 4);
     block_pool_release(&result_memory, fresh);
-    block_pool_trim(&result_memory);
-    block_pool_trim(&result_memory);
+    block_pool_trim(&result_memory, CLOCK_NEVER);
+    block_pool_trim(&result_memory, CLOCK_NEVER);
 }
 
 TEST(sizes_that_nobody_asks_for_any_more_make_room)
@@ -80,7 +82,26 @@ TEST(sizes_that_nobody_asks_for_any_more_make_room)
     CHECK(block_pool_acquire(&pool, 768 << 10) == larger);
     block_pool_release(&pool, larger);
     CHECK_EQ(pool.nbytes, 1 << 20);
-    block_pool_trim(&pool);
+    block_pool_trim(&pool, CLOCK_NEVER);
+    CHECK_EQ(pool.nbytes, 0);
+}
+
+TEST(memory_that_has_been_idle_is_given_back)
+{
+    struct block_pool pool = BLOCK_POOL(SIZE_MAX);
+    char *idle = block_pool_acquire(&pool, 1 << 20), *used = block_pool_acquire(&pool, 1 << 20);
+    block_pool_release(&pool, idle);
+    block_pool_release(&pool, used);
+    const int64_t since = clock_now_ns();
+    CHECK(block_pool_acquire(&pool, 1 << 20) == used);      // caches may still hold the newest
+    block_pool_trim(&pool, 0);
+    CHECK_EQ(pool.nbytes, 1 << 20);
+    block_pool_release(&pool, used);
+    block_pool_trim(&pool, since);
+    CHECK_EQ(pool.nbytes, 1 << 20);
+    CHECK(block_pool_acquire(&pool, 1 << 20) == used);
+    block_pool_release(&pool, used);
+    block_pool_trim(&pool, clock_now_ns() + 1);
     CHECK_EQ(pool.nbytes, 0);
 }
 

@@ -135,7 +135,7 @@ void bhvd_context_shutdown(bhvd_context *ctx)
 {
     progress_stop(ctx);
     log_close(&ctx->log);
-    block_pool_trim(&result_memory);
+    block_pool_trim(&result_memory, CLOCK_NEVER);
 }
 
 void bhvd_context_destroy(bhvd_context *ctx)

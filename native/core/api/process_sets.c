@@ -1,6 +1,4 @@
 // Public functions on process sets.
-#include <string.h>
-
 #include "core/context/context.h"
 #include "primitive/primitive.h"
 
@@ -23,14 +21,3 @@ static struct numbers numbers_of(bhvd_context *ctx, int id)
 int bhvd_process_set_size(bhvd_context *ctx, int id) { return numbers_of(ctx, id).size; }
 int bhvd_process_set_rank(bhvd_context *ctx, int id) { return numbers_of(ctx, id).rank; }
 int bhvd_process_set_hosts(bhvd_context *ctx, int id) { return numbers_of(ctx, id).hosts; }
-
-int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int size = set ? set->group.size : -1;
-    if (set && capacity > 0)
-        memcpy(ranks, set->group.ranks, (size_t)(capacity < size ? capacity : size) * sizeof *ranks);
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return size;
-}

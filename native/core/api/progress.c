@@ -109,7 +109,7 @@ static void *progress_main(void *arg)
         }
         executor_check_liveness(&ctx->exec);
         engine_check_timers(ctx);
-        buffer_pool_trim(&ctx->exec.buffers, clock_now_ns());
+        block_pool_trim(&ctx->exec.memory, clock_now_ns() - clock_ms_ns(MEMORY_IDLE_MS));
         pause_set_doorbell(&ctx->exec, doorbell_asleep(ctx));
         bool has_work = engine_has_work(ctx);
         const bool links_too = !ctx->exec.failure.status;

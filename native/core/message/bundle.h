@@ -1,33 +1,25 @@
-// The requests of a relay and the ranks below it, as one message to its parent. Items of each rank keep their order. Between two
-// full requests, cached ids are kept as disjoint runs, each with the ranks that requested it, so that ids that all ranks
-// request become one item, however each rank split them into messages.
+// The requests of a relay and the ranks below it, as one message to its parent. Items of each rank keep their order. Ranks with the
+// same items share one copy: so the message stays short while all ranks wait for the same operation.
 //
 //     groups, each: the set of ranks that requested it, u32 size, items (frame.h)
 #pragma once
 
 #include "core/message/rank_set.h"
 
-enum { BUNDLE_RUNS_MAX = 1024 };        // each has a set of ranks: send the message before there are more
-
-struct bundle_run {
-    uint64_t id;                        // a 32-bit value; wider, so that an end can be compared
-    uint64_t count;
-    struct rank_set ranks;
-};
-
 struct bundle {
-    struct bytes out;                   // complete groups; failed: no memory, permanently
-    size_t last_at, last_items;         // begin of the last group, and of its items; 0: no items can be added to it
-    struct bundle_run *runs;            // ascending, disjoint; written after the groups
-    int run_count, run_capacity;
+    struct bytes out;                   // complete groups
+    struct bytes items;                 // of the last group, which is not yet in `out`
+    struct rank_set ranks;              // that requested them
 };
 
+// For a job of `size` ranks. False: no memory.
+bool bundle_init(struct bundle *bundle, int size);
 void bundle_fini(struct bundle *bundle);
-// Adds items that each of these ranks requested. False: malformed.
-bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
-// The same for items that need no merging; they are not parsed.
-void bundle_put_whole(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
-static inline bool bundle_is_empty(const struct bundle *bundle) { return !bundle->out.size && !bundle->run_count; }
+// Adds items that each of these ranks requested; they are not parsed.
+void bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
+static inline size_t bundle_size(const struct bundle *bundle) { return bundle->out.size + bundle->items.size; }
+// No memory, permanently.
+static inline bool bundle_failed(const struct bundle *bundle) { return bundle->out.failed || bundle->items.failed; }
 // Completes the message in bundle->out, which is valid until bundle_clear.
 const struct bytes *bundle_write(struct bundle *bundle);
 void bundle_clear(struct bundle *bundle);

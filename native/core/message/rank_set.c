@@ -43,6 +43,14 @@ bool rank_set_equals(const struct rank_set *set, const struct rank_set *other)
     return memcmp(set->words, other->words, word_count(set) * sizeof *set->words) == 0;
 }
 
+bool rank_set_overlaps(const struct rank_set *set, const struct rank_set *other)
+{
+    uint64_t common = 0;
+    for (size_t i = 0; i < word_count(set); i++)
+        common |= set->words[i] & other->words[i];
+    return common;
+}
+
 bool rank_set_contains(const struct rank_set *set, const struct rank_set *other)
 {
     for (size_t i = 0; i < word_count(set); i++) {

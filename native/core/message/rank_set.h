@@ -22,6 +22,7 @@ void rank_set_unite(struct rank_set *set, const struct rank_set *other);
 void rank_set_intersect(struct rank_set *set, const struct rank_set *other);
 bool rank_set_is_empty(const struct rank_set *set);
 bool rank_set_equals(const struct rank_set *set, const struct rank_set *other);
+bool rank_set_overlaps(const struct rank_set *set, const struct rank_set *other);
 bool rank_set_contains(const struct rank_set *set, const struct rank_set *other);
 // The first member >= `rank`, -1: none. `for (int r = rank_set_next(s, 0); r >= 0; r = rank_set_next(s, r + 1))`
 int rank_set_next(const struct rank_set *set, int rank);

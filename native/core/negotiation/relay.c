@@ -14,7 +14,7 @@ bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receiver
         return BHVD_ERR_SYSTEM;
     relay->receivers = receivers;
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
-    if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
+    if (!relay->ranks || !bundle_init(&relay->bundle, size) || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) || !rank_set_init(&relay->subtree, size) ||
         tree_init(&relay->tree, ctx->exec.connections.host_of, size, rank, ctx->tree_fanout))
         return BHVD_ERR_SYSTEM;
@@ -67,7 +67,7 @@ bhvd_status frame_send(bhvd_context *ctx, int rank, enum frame_type type, const 
 static bhvd_status flush_up(bhvd_context *ctx)
 {
     struct relay *relay = ctx->relay;
-    if (relay->parent < 0 || bundle_is_empty(&relay->bundle))
+    if (relay->parent < 0 || !bundle_size(&relay->bundle))
         return BHVD_OK;
     // An idle parent has not posted yet: it reads these requests when it posts. It is a member of set 0; for other sets
     // it may have nothing of its own to wait for, so those requests do wake it. So does a rank that leaves.
@@ -77,18 +77,13 @@ static bhvd_status flush_up(bhvd_context *ctx)
     return status;
 }
 
-// Without children there is nothing to merge, so the items are not parsed.
 static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
 {
     struct bundle *bundle = &ctx->relay->bundle;
-    if (ctx->relay->tree.child_count == 0)
-        bundle_put_whole(bundle, from, items);
-    else if (!bundle_put(bundle, from, items))
-        return BHVD_ERR_PROTOCOL;
-    if (bundle->out.failed)
+    bundle_put(bundle, from, items);
+    if (bundle_failed(bundle))
         return no_memory(ctx);
-    bool is_full = bundle->out.size >= REQUEST_FRAME_BYTES || bundle->run_count >= BUNDLE_RUNS_MAX;
-    return is_full ? flush_up(ctx) : BHVD_OK;
+    return bundle_size(bundle) >= REQUEST_FRAME_BYTES ? flush_up(ctx) : BHVD_OK;
 }
 
 void relay_put_request(bhvd_context *ctx, struct bytes *items, enum item_tag tag, const struct bhvd_operation *op)
