@@ -133,13 +133,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
                    "those of another rank differ, or its optimizer is another one")
         raise ValueError(f"the optimizer {name} has parameter groups of {sizes} parameters, but {differs}")
     if not is_root:
+        device = next((parameter.device for parameter in parameters), "cpu")
         for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
             for key, value in options.items():
-                group[key] = _tensor_for(value, group.get(key), parameters[0].device)
+                group[key] = _tensor_for(value, group.get(key), device)
         for parameter, state in zip(parameters, states, strict=True):
             _allocate_state(optimizer.state, parameter, state, parameter.device)
         for key in {*_other_keys(optimizer), *others}:
-            _allocate_state(optimizer.state, key, others.get(key), parameters[0].device)
+            _allocate_state(optimizer.state, key, others.get(key), device)
     _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states, others), root_rank)
     if hasattr(optimizer, "adopt"):
         optimizer.adopt(shared)
