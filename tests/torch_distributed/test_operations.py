@@ -58,6 +58,8 @@ def reductions(file):
     tensor = torch.tensor([200, rank], dtype=torch.uint8)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert tensor.tolist() == [200, sum(range(size)) // size]
+    with pytest.raises(ValueError, match=r"SUM.* is not supported for torch.float8_e4m3fn"):
+        dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
     tensors = [torch.full((3,), float(rank)), torch.full((2, 2), float(rank))]
     dist.all_reduce_coalesced(tensors)
     assert all((tensor == sum(range(size))).all() for tensor in tensors)
