@@ -7,7 +7,6 @@ carry their size. Larger ones are received directly into the caller's tensor, so
 A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls.
 """
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -91,25 +90,20 @@ def _check_size(source, message, into):
 
 
 class _UnclaimedMessage(_Message):
-    """A message from one rank that any call may take. On arrival it calls `arrived`, then completes `arrival`."""
+    """A message from one rank that any call may take. On arrival it calls `arrived`."""
 
     def __init__(self, pair, post, source, tensor, small, arrived):
-        self.arrival: Future[None] = Future()
         self.taken = False
         super().__init__(pair, post, source, tensor, small)
-        self.when_ended(lambda: self._on_arrival(arrived))
-
-    def _on_arrival(self, arrived):
-        arrived(self)
-        self.arrival.set_result(None)
+        self.when_ended(lambda: arrived(self))
 
 
-class _AnySourceReceive:
-    """A receive that takes a message posted earlier: from `source`, or from the rank that sends first."""
+class _QueuedReceive:
+    """A receive that takes an _UnclaimedMessage: from `source`, or with -1 from the rank that sends first."""
 
-    def __init__(self, tensor, source=-1):
+    def __init__(self, tensor, source):
         self.source = source
-        self._tensor = tensor
+        self.tensor = tensor
         self._given: Future[_Message] = Future()
         self.done = self._given.done
 
@@ -127,7 +121,7 @@ class _AnySourceReceive:
         self._given.result().wait()
 
     def take(self):
-        self._given.result().take(self._tensor)
+        self._given.result().take(self.tensor)
 
 
 class PointToPoint:
@@ -141,7 +135,7 @@ class PointToPoint:
         self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
         self._numbers: dict[tuple[int, int, int], int] = {}  # number of the next message by (sender, receiver, tag)
         self._open: dict[tuple[int, int], _UnclaimedMessage] = {}   # posted and not taken, by (sender, tag)
-        self._any_source_queue: dict[int, deque[Any]] = {}  # by tag: (_AnySourceReceive without a message, its tensor)
+        self._queues: dict[int, list[_QueuedReceive]] = {}  # by tag: those without a message, in the order of calls
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
@@ -200,33 +194,33 @@ class PointToPoint:
         """Starts to receive into a flat tensor. Returns a message; call its take() at the end to store the data."""
         self._check(rank, "receive from")
         with self._lock:
-            message = self._open.pop((rank, tag), None)
-            if message is not None:
-                message.taken = True
-                self._post_any_source(tag)
-                wanted = _AnySourceReceive(tensor, rank)
-                message.arrival.add_done_callback(lambda _: wanted.give(message))
-                return wanted
+            if (rank, tag) in self._open:
+                return self._queue(tensor, rank, tag)
         return self._begin(rank, tag, tensor, _Message)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
         """Starts to receive into a flat tensor from the rank that sends first. Returns a message with its `source`."""
-        wanted = _AnySourceReceive(tensor)
+        return self._queue(tensor, -1, tag)
+
+    def _queue(self, tensor, source, tag):
+        wanted = _QueuedReceive(tensor, source)
         with self._lock:
-            self._any_source_queue.setdefault(tag, deque()).append((wanted, tensor))
-            self._post_any_source(tag)
+            self._queues.setdefault(tag, []).append(wanted)
+            self._post_queued(tag)
         return wanted
 
-    def _post_any_source(self, tag):
-        """While a receive from any rank waits, keeps one posted for every rank, and assigns arrived messages."""
-        if tag not in self._any_source_queue:
-            return
-        tensor = self._any_source_queue[tag][0][1]
+    def _first(self, rank, tag):
+        """The queued receive that takes the next message from `rank`, or None."""
+        return next((wanted for wanted in self._queues.get(tag, ()) if wanted.source in (-1, rank)), None)
+
+    def _post_queued(self, tag):
+        """Keeps a message posted for every rank from which a queued receive takes one, and assigns arrived messages."""
         others = [rank for rank in range(len(self._ranks)) if rank != self._rank]
         for rank in others:
-            if (rank, tag) not in self._open:
+            wanted = self._first(rank, tag)
+            if wanted is not None and (rank, tag) not in self._open:
                 # In its own memory: the call that takes it may need the data elsewhere.
-                message = self._begin(rank, tag, torch.empty_like(tensor), _UnclaimedMessage, self._arrived)
+                message = self._begin(rank, tag, torch.empty_like(wanted.tensor), _UnclaimedMessage, self._arrived)
                 message.tag = tag
                 self._open[rank, tag] = message
         for rank in others:
@@ -241,12 +235,13 @@ class PointToPoint:
                 self._match(message, tag)
 
     def _match(self, message, tag):
-        if message.taken or tag not in self._any_source_queue:
+        wanted = self._first(message.source, tag)
+        if message.taken or wanted is None:
             return
         message.taken = True
         del self._open[message.source, tag]
-        wanted, _ = self._any_source_queue[tag].popleft()
-        if not self._any_source_queue[tag]:
-            del self._any_source_queue[tag]
+        self._queues[tag].remove(wanted)
+        if not self._queues[tag]:
+            del self._queues[tag]
         wanted.give(message)
-        self._post_any_source(tag)
+        self._post_queued(tag)
