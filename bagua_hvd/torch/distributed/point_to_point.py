@@ -4,7 +4,8 @@ A message's name contains the sender, the receiver, the tag, and the number of e
 with one tag arrive in order, and those with different tags match in any posting order. Messages of SMALL bytes at most
 carry their size. Larger ones are received directly into the caller's tensor, so both sides must give the same size.
 
-A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls.
+A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls,
+with the size of the first. So a tag that is received from any rank must have small messages only, or one size.
 """
 import threading
 from collections.abc import Callable
