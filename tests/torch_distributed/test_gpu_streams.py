@@ -189,7 +189,7 @@ def test_a_first_message_is_posted_in_the_order_of_its_threads_stream(monkeypatc
     context = SimpleNamespace(post=lambda *positional, stream, **named: streams.append(stream))
     messages = point_to_point.PointToPoint(context, "key", 0, [0, 1, 2], 0)
     pair = point_to_point.Future()
-    monkeypatch.setattr(messages, "_pair", lambda rank: pair)
+    monkeypatch.setattr(messages, "_pair", lambda *_: pair)
     messages.send(torch.ones(2), 1, 0)
     messages.receive(torch.ones(2), 1, 0)
     messages.receive(torch.ones(1 << 16), 1, 0)

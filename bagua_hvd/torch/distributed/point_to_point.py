@@ -143,10 +143,11 @@ class PointToPoint:
             self._itself = Future()
             self._itself.set_result(id)
 
-    def _pair(self, rank):
+    def _pair(self, rank, speculative=False):
         if self._itself is not None:
             return self._itself
-        return process_sets.ask_among_members(self._context, sorted((self._ranks[self._rank], self._ranks[rank])))
+        return process_sets.ask_among_members(self._context, sorted((self._ranks[self._rank], self._ranks[rank])),
+                                              speculative)
 
     def _check(self, rank, verb):
         if not 0 <= rank < len(self._ranks) or rank == self._rank:
@@ -170,12 +171,13 @@ class PointToPoint:
         return Transfer(self._pair(rank), self._post(name, view, splits),
                         f"send of {tensor.nbytes} bytes, but rank {rank} receives another size")
 
-    def _post(self, name, view, splits):
+    def _post(self, name, view, splits, speculative=False):
         """Makes a function that posts a message in this thread's stream order, given the id of the two-rank set."""
         stream = None if view.placement is None else view.placement.stream()
 
         def post(id):
-            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=splits, stream=stream)
+            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=splits, stream=stream,
+                                      root_rank=2 * speculative)
 
         return post
 
@@ -189,7 +191,9 @@ class PointToPoint:
             view = frontend.view(like)
             small = view, like
         name = self._name(rank, self._rank, tag)
-        return cls(self._pair(rank), self._post(name, view, [0, 0]), rank, tensor, small, *arguments)
+        speculative = cls is _UnclaimedMessage
+        return cls(self._pair(rank, speculative), self._post(name, view, [0, 0], speculative), rank, tensor, small,
+                   *arguments)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Starts to receive into a flat tensor. Returns a message; call its take() at the end to store the data."""
