@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 
 import bagua_hvd
 
+VERSION = "0.28.1"      # the release with this interface
 _NAME = "horovod"
 _PREFIX = _NAME + "."
 
@@ -81,6 +82,7 @@ def _install():
         )
     sys.meta_path.insert(0, _AsHorovod())
     sys.modules[_NAME] = bagua_hvd
+    bagua_hvd.__version__ = VERSION     # scripts compare horovod.__version__; our own code reads core.version
 
 
 _install()

@@ -13,10 +13,11 @@ import hashlib
 import zipfile
 from pathlib import Path
 
+from bagua_hvd import as_horovod
 from bagua_hvd.core.version import __version__
 
-# The release with this interface. The part after + is ours: requirements such as "horovod==0.28.1" accept it.
-VERSION = f"0.28.1+bagua.hvd.{__version__}"
+# The part after + is ours: requirements such as "horovod==0.28.1" accept it.
+VERSION = f"{as_horovod.VERSION}+bagua.hvd.{__version__}"
 _DIST_INFO = f"horovod-{VERSION}.dist-info"
 _DATE = (1980, 1, 1, 0, 0, 0)       # zip's first date, so that the wheel is always the same
 

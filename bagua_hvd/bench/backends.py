@@ -84,9 +84,6 @@ class Bagua:
     def close(self):
         self.hvd.shutdown()
 
-    def abort(self):
-        """Called after a failure. Does nothing: the launcher ends the other ranks."""
-
 
 class Gloo:
     """torch.distributed with the gloo backend, over loopback TCP when all ranks are on this host.
@@ -146,9 +143,6 @@ class Gloo:
 
     def close(self):
         self.dist.destroy_process_group()
-
-    def abort(self):
-        """Called after a failure. Does nothing: the launcher ends the other ranks."""
 
 
 class Mpi:
@@ -211,7 +205,7 @@ class Mpi:
         pass        # mpi4py finalizes MPI at exit
 
     def abort(self):
-        # A rank that merely exits would wait in MPI_Finalize for the others.
+        """Called after a failure: a rank that merely exits would wait in MPI_Finalize for the others."""
         self.comm.Abort(1)
 
 

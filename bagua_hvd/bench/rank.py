@@ -181,7 +181,7 @@ def _timed(backend, call, refill, samples, batch):
     return times
 
 
-def _prepare(backend, case, options, checks):
+def _prepare(backend, case, checks):
     """(call, refill, check of the call's result)"""
     if case.op == "many":
         sources = [checks.pattern(count) for count in resnet50_counts()]
@@ -213,7 +213,7 @@ def measure(name, backend, options):
     while time.monotonic() < until:
         pass        # ranks that started on the same core take turns until the kernel separates them
     for case in cases(options, backend.size):
-        call, refill, check = _prepare(backend, case, options, checks)
+        call, refill, check = _prepare(backend, case, checks)
         # Twice: the first call with a name is negotiated, later ones may be cached. It is also a warm-up.
         for _ in range(2):
             refill()
@@ -240,7 +240,7 @@ def main(name, folder, options):
         return 0
     except Exception as error:
         leave_error(folder, rank, error)
-        if backend:
+        if isinstance(backend, backends.Mpi):
             backend.abort()
         return 1
 

@@ -20,7 +20,7 @@ import time
 
 from bagua_hvd import algorithms
 from bagua_hvd.bench import report, rounds
-from bagua_hvd.bench.__main__ import job_rank, job_size, run, set_ranks
+from bagua_hvd.bench.__main__ import job_rank, job_size, positive, run, set_ranks
 from bagua_hvd.bench.results import leave
 from bagua_hvd.core import variables
 
@@ -119,13 +119,13 @@ def _lines(results, models):
 def build_parser():
     parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-np", type=int, help="ranks; default 2, in a job its size")
+    parser.add_argument("-np", type=positive, help="ranks; default 2, in a job its size")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS[:3],
                         help="default: none bagua gloo")
     parser.add_argument("--algorithm", default="gradient_allreduce", help="of bagua; default gradient_allreduce")
-    parser.add_argument("--rounds", type=int, default=3, help="of fresh ranks a backend, in turn; default 3")
-    parser.add_argument("--steps", type=int, default=20, help="timed, per round; default 20")
+    parser.add_argument("--rounds", type=positive, default=3, help="of fresh ranks a backend, in turn; default 3")
+    parser.add_argument("--steps", type=positive, default=20, help="timed, per round; default 20")
     parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
     return parser
 

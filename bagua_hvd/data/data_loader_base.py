@@ -58,6 +58,8 @@ class AsyncDataLoaderMixin(_Loader):
     raised in the iteration, after the batches before it; the next iteration then starts anew. Only one consumer at a
     time is allowed.
 
+    The thread keeps the loader alive: call close_async_loader() before you drop one.
+
     Args:
         async_loader_queue_size: maximum number of prefetched batches; 0: no thread, batches are read on demand.
         debug_data_loader: print the thread's actions.

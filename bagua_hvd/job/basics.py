@@ -81,6 +81,7 @@ def init(comm: Sequence[int] | None = None,
     with runtime.lock:
         if runtime.context is not None:
             _check_repeated(comm, process_sets)
+            runtime.init_repeated = True
             return
         runtime.process_sets = process_sets
         driver = elastic_worker.connect()
@@ -120,6 +121,7 @@ def _start(comm, process_sets, scope=None):
     # Counted before anything can fail: an attempt that fails on one rank counts on all ranks.
     runtime.inits += 1
     runtime.changes += 1
+    runtime.init_repeated = False
     options = environment.read_options(_launcher_environment())
     log.configure(options.rank)
     if options.rank == 0 and runtime.inits == 1:

@@ -150,9 +150,10 @@ _of_members: dict[int, ProcessSet] = {}         # by id; sets that only their me
 _asked: dict[str, Future[int]] = {}             # by the operation's name: the id of the set
 
 
-def ask_among_members(context: Any, ranks: list[int]) -> Future[int]:
+def ask_among_members(context: Any, ranks: list[int], speculative: bool = False) -> Future[int]:
     """Requests a set of these ranks (rising); only they call this, and the others take part without noticing.
 
+    speculative: no call waits for it yet, so it is no stall.
     Returns:
         A future of the set's id; an earlier request on this rank for the same ranks shares it.
     """
@@ -177,7 +178,7 @@ def ask_among_members(context: Any, ranks: list[int]) -> Future[int]:
             fail(error)
 
     try:
-        operation = context.post(native.PROCESS_SET_ADD, name, splits=ranks, root_rank=1)
+        operation = context.post(native.PROCESS_SET_ADD, name, splits=ranks, root_rank=1 + speculative)
         operation.when_ended(added)
     except Exception as error:
         fail(error)

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from bagua_hvd.job import basics
 from bagua_hvd.lightning.environment import BaguarunEnvironment
 from bagua_hvd.torch.functions import broadcast_parameters
 from bagua_hvd.torch.optimizer import DistributedOptimizer
@@ -17,7 +16,7 @@ def environment_of(given: Any) -> Any:
 
 
 def before_connecting(strategy: Any) -> None:
-    """Checks and imports before Lightning makes its process group.
+    """Checks before Lightning makes its process group.
 
     Raises:
         ValueError: baguarun's ranks are not those that Lightning expects.
@@ -25,25 +24,6 @@ def before_connecting(strategy: Any) -> None:
     environment = strategy.cluster_environment
     if isinstance(environment, BaguarunEnvironment):        # Lightning calls it only for its own choice
         environment.validate_settings(strategy.num_processes, strategy.num_nodes)
-    backend = strategy.process_group_backend
-    if backend is not None and "bagua" in backend:
-        import bagua_hvd.torch.distributed  # noqa: F401  (registers it)
-
-
-def start(strategy: Any) -> None:
-    """Starts the runtime among the ranks of torch.distributed, which Lightning has connected.
-
-    Raises:
-        ValueError: bagua_hvd has other ranks.
-    """
-    if strategy.process_group_backend == "bagua":
-        return                      # already running
-    basics.init()
-    if (basics.rank(), basics.size()) != (strategy.global_rank, strategy.world_size):
-        raise ValueError(
-            f"this process is rank {strategy.global_rank} of {strategy.world_size} to Lightning, but rank "
-            f"{basics.rank()} of {basics.size()} to bagua_hvd: start both by the same launcher"
-        )
 
 
 def same_weights(module: torch.nn.Module) -> None:

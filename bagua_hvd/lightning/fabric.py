@@ -8,6 +8,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd.lightning import common
 from bagua_hvd.lightning.packages import of_fabric
+from bagua_hvd.torch.distributed import process_set_of  # registers the backend, too
 
 DDPStrategy: Any = of_fabric("strategies").DDPStrategy
 _BackwardSyncControl: Any = of_fabric("strategies.strategy")._BackwardSyncControl
@@ -52,7 +53,7 @@ class BaguaFabricStrategy(DDPStrategy):
     def _setup_distributed(self) -> None:
         common.before_connecting(self)
         super()._setup_distributed()
-        common.start(self)
+        process_set_of()            # starts the runtime among these ranks
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """Returns the module itself, with rank 0's weights."""

@@ -10,6 +10,7 @@ import torch
 
 from bagua_hvd.lightning import common
 from bagua_hvd.lightning.packages import of_pytorch
+from bagua_hvd.torch.distributed import process_set_of  # registers the backend, too
 
 DDPStrategy: Any = of_pytorch("strategies").DDPStrategy
 LightningOptimizer: Any = of_pytorch("core.optimizer").LightningOptimizer
@@ -47,7 +48,7 @@ class BaguaStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         common.before_connecting(self)
         super().setup_distributed()
-        common.start(self)
+        process_set_of()            # starts the runtime among these ranks
 
     def configure_ddp(self) -> None:
         """Leaves the model as it is, and gives all ranks rank 0's weights."""

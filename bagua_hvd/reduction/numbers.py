@@ -50,7 +50,7 @@ def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) ->
 
     Args:
         optimizers: objects with `number` and `renumber(number)`, in the same order on all ranks, which are matched by
-            this order; other Reducers are matched by key.
+            this order; None on a rank outside of a process set. Other Reducers are matched by key.
         broadcast: function that returns rank 0's object.
     """
     take_numbers(optimizers, broadcast(numbers_of(optimizers)))
@@ -63,15 +63,18 @@ def numbers_of(optimizers: Sequence[Any]) -> Any:
     for reducer in sorted(_others(optimizers), key=lambda reducer: reducer.awaits_use):
         if reducer.numbered is not None:
             shared.setdefault(_key(reducer), []).append((reducer.names, reducer.number))
-    return [optimizer.number for optimizer in optimizers], shared, runtime.optimizers
+    numbers = [optimizer if optimizer is None else optimizer.number for optimizer in optimizers]
+    return numbers, shared, runtime.optimizers
 
 
 def take_numbers(optimizers: Sequence[Any], given: Any) -> None:
     """The part of share_numbers() that follows the broadcast."""
     joins = runtime.shared_numbers is None
-    numbers, runtime.shared_numbers, runtime.optimizers = given
+    numbers, runtime.shared_numbers, of_sets = given
+    runtime.optimizers = {**runtime.optimizers, **of_sets}      # rank 0 does not know those of sets without it
     for optimizer, number in zip(optimizers, numbers, strict=True):
-        optimizer.renumber(number)
+        if optimizer is not None and number is not None:
+            optimizer.renumber(number)
     unmatched = {key: list(of_key) for key, of_key in runtime.shared_numbers.items()}
     for reducer in _others(optimizers):
         reducer.reset()

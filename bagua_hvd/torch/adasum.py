@@ -14,6 +14,7 @@ from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
 from bagua_hvd.torch.source import make_overflow, overflow
@@ -42,6 +43,10 @@ class DistributedAdasum(Wrapped):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Has no effect: gradients accumulate until step() is called."""
         self.backward_passes_per_step = passes
+
+    def set_weight(self, weight: float) -> None:
+        """Raises ValueError: steps are combined, and nothing is averaged."""
+        check_weighable(None)
 
     @eager
     def synchronize(self) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.torch.frontend import DTYPES, frontend
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 
 
@@ -17,7 +18,7 @@ class consensus:
             evaluate(model)
 
     With algorithm="async", call `optimizer.algorithm.abort()` before it. Integer buffers (batch norm's
-    num_batches_tracked), and those that are not persistent, such as masks, keep their values.
+    num_batches_tracked), those of 8 bits, and those that are not persistent, such as masks, keep their values.
 
     Args:
         model: a torch.nn.Module, the same on all ranks. process_set: the ranks that take part.
@@ -28,9 +29,8 @@ class consensus:
     @torch.no_grad()
     def __init__(self, model: Any, process_set: ProcessSet = global_process_set) -> None:
         state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared tensors once
-        self._tensors = [
-            tensor.detach() for tensor in state.values() if torch.is_tensor(tensor) and tensor.is_floating_point()
-        ]
+        self._tensors = [tensor.detach() for tensor in state.values() if torch.is_tensor(tensor)
+                         and tensor.is_floating_point() and DTYPES.get(tensor.dtype) in frontend.reducible]
         means = grouped_allreduce(
             [tensor.contiguous() for tensor in self._tensors], op=Average, name="consensus", process_set=process_set
         ) if self._tensors else []

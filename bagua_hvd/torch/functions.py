@@ -88,13 +88,31 @@ class _TensorFacts:
     on_cpu: bool
 
 
-def _tensor_for(value, existing, device):
-    """`existing` if it fits the _TensorFacts, else a new tensor; other values unchanged."""
-    if not isinstance(value, _TensorFacts):
-        return value
-    if isinstance(existing, torch.Tensor) and (tuple(existing.shape), existing.dtype) == (value.shape, value.dtype):
+def _facts(value):
+    """The value with _TensorFacts instead of tensors, also within dicts; without parameters."""
+    if isinstance(value, Mapping):
+        return {key: _facts(each) for key, each in value.items() if key != "params"}
+    return _TensorFacts(tuple(value.shape), value.dtype, value.is_cpu) if isinstance(value, torch.Tensor) else value
+
+
+def _allocated(facts, existing, device):
+    """The value for its _facts(): tensors of `existing` where they fit, else new ones."""
+    if isinstance(facts, Mapping):
+        known = existing if isinstance(existing, Mapping) else {}
+        return {key: _allocated(each, known.get(key), device) for key, each in facts.items()}
+    if not isinstance(facts, _TensorFacts):
+        return facts
+    if isinstance(existing, torch.Tensor) and (tuple(existing.shape), existing.dtype) == (facts.shape, facts.dtype):
         return existing
-    return torch.empty(value.shape, dtype=value.dtype, device="cpu" if value.on_cpu else device)
+    return torch.empty(facts.shape, dtype=facts.dtype, device="cpu" if facts.on_cpu else device)
+
+
+def _tensors_of(facts, value, name):
+    """Yields every tensor of the value with a name that is equal on all ranks."""
+    if isinstance(facts, _TensorFacts):
+        yield name, value
+    for key, each in facts.items() if isinstance(facts, Mapping) else ():
+        yield from _tensors_of(each, value[key], f"{name}.{key}")
 
 
 @eager
@@ -121,10 +139,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is not made of tensors for each parameter")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     is_root = basics.rank() == root_rank
-    description = broadcast_object(_describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
-    name_of_root, groups, states, others, shared = description
+    name_of_root, of_root, facts, shared = broadcast_object(
+        _describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
     name, sizes = type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]
-    of_root = [count for count, _ in groups]
     # All ranks raise; otherwise the others would wait for tensors.
     if extremes([int((of_root, name_of_root) != (sizes, name))], "optimizer_state.groups", global_process_set)[0][0]:
         if name_of_root != name:
@@ -132,69 +149,40 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         differs = (f"on rank {root_rank} of {of_root}" if of_root != sizes else
                    "those of another rank differ, or its optimizer is another one")
         raise ValueError(f"the optimizer {name} has parameter groups of {sizes} parameters, but {differs}")
+    values = _values_of(optimizer, parameters)
     if not is_root:
-        for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
-            for key, value in options.items():
-                group[key] = _tensor_for(value, group.get(key), parameters[0].device)
-        for parameter, state in zip(parameters, states, strict=True):
-            _allocate_state(optimizer.state, parameter, state, parameter.device)
-        for key in {*_other_keys(optimizer), *others}:
-            _allocate_state(optimizer.state, key, others.get(key), parameters[0].device)
-    _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states, others), root_rank)
+        device = next((parameter.device for parameter in parameters), "cpu")
+        for group, options in zip(optimizer.param_groups, facts["group"].values(), strict=True):
+            group.update(_allocated(options, group, device))
+        for key in [*parameters, *_other_keys(optimizer)]:
+            optimizer.state.pop(key, None)
+        for i, state in facts["state"].items():
+            optimizer.state[parameters[i]] = _allocated(state, values["state"].get(i), parameters[i].device)
+        for key, state in facts["other"].items():
+            optimizer.state[key] = _allocated(state, values["other"].get(key), device)
+        values = _values_of(optimizer, parameters)
+    _broadcast_tensors(_tensors_of(facts, values, "optimizer_state"), root_rank)
     if hasattr(optimizer, "adopt"):
         optimizer.adopt(shared)
 
 
 def _describe(optimizer, parameters):
-    """(class name, groups as (number of parameters, options), states by parameter, other states by key, shared state of
-    the algorithm). Tensors are replaced by _TensorFacts.
-    """
-
-    def facts(value):
-        return _TensorFacts(tuple(value.shape), value.dtype, value.is_cpu) if isinstance(value, torch.Tensor) else value
-
-    def plain(values):
-        if not isinstance(values, Mapping):
-            return facts(values)
-        return {key: facts(value) for key, value in values.items() if key != "params"}
-
-    groups = [(len(group["params"]), plain(group)) for group in optimizer.param_groups]
-    states = [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
-    others = {key: plain(optimizer.state[key]) for key in _other_keys(optimizer)}
+    """(class name, sizes of the groups, _facts() of the values, shared state of the algorithm)"""
     shared = optimizer.shared_state() if hasattr(optimizer, "adopt") else None
-    return type(optimizer).__name__, groups, states, others, shared
+    return (type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups],
+            _facts(_values_of(optimizer, parameters)), shared)
+
+
+def _values_of(optimizer, parameters):
+    """An optimizer's options and state in dicts with keys that are equal on all ranks."""
+    return {"group": dict(enumerate(optimizer.param_groups)),
+            "state": {i: optimizer.state[p] for i, p in enumerate(parameters) if p in optimizer.state},
+            "other": {key: optimizer.state[key] for key in _other_keys(optimizer)}}
 
 
 def _other_keys(optimizer):
     """The keys of an optimizer's state that are equal on all ranks, such as "global" of some optimizers."""
     return [key for key in optimizer.state if isinstance(key, (str, int))]
-
-
-def _allocate_state(states, key, state, device):
-    current = states.pop(key, None)
-    if isinstance(state, Mapping):
-        known = current if isinstance(current, Mapping) else {}
-        states[key] = {name: _tensor_for(value, known.get(name), device) for name, value in state.items()}
-    elif state is not None:
-        states[key] = _tensor_for(state, current, device)
-
-
-def _tensors_of(optimizer, parameters, groups, states, others):
-    """Yields every tensor of the state with a name that is equal on all ranks."""
-    for i, (group, (_, options)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-        for key, value in options.items():
-            if isinstance(value, _TensorFacts):
-                yield f"optimizer_state.group.{i}.{key}", group[key]
-    for i, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
-        for key, value in (state or {}).items():
-            if isinstance(value, _TensorFacts):
-                yield f"optimizer_state.{i}.{key}", optimizer.state[parameter][key]
-    for key, state in others.items():
-        if isinstance(state, _TensorFacts):
-            yield f"optimizer_state.other.{key}", optimizer.state[key]
-        for name, value in state.items() if isinstance(state, Mapping) else ():
-            if isinstance(value, _TensorFacts):
-                yield f"optimizer_state.other.{key}.{name}", optimizer.state[key][name]
 
 
 @eager

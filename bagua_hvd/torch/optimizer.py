@@ -114,10 +114,11 @@ class _Distributed(Wrapped):
             )
         super().add_param_group(param_group)
         group = len(self.param_groups) - 1
-        named = [(f"noname.{group}.{i}", parameter) for i, parameter in enumerate(self.param_groups[-1]["params"])]
+        named = [(f"noname.{group}.{i}", parameter) for i, parameter in enumerate(self.param_groups[-1]["params"])
+                 if parameter not in self._parameter_names]     # it may come from a group that the caller took out
         self._parameter_names.update({parameter: name for name, parameter in named})
         self._protocol.known.update(id(parameter) for _, parameter in named)
-        if self.reducer is not None:
+        if self.reducer is not None and named:
             self._backward.add(named)
 
     def set_backward_passes_per_step(self, passes):

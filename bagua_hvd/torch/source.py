@@ -187,6 +187,11 @@ def make_overflow(parameters: Iterable[torch.Tensor]) -> None:
             values[(slice(0, 1),) * values.dim()] = float("inf")
 
 
+def _gradient_dtype(parameter):
+    """The dtype of `p.grad`, for which torch 2.10 and newer have an attribute; None there allows every dtype."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
 class TorchSource(Source):
     """The gradients of some parameters, and the parameters; sends `p.grad` itself wherever it can."""
 
@@ -219,11 +224,12 @@ class TorchSource(Source):
         self.names.append(name)
         self.parameters.append(parameter)
         self._sharded |= is_sharded(parameter)
-        if parameter.dtype not in DTYPES:
+        dtype = _gradient_dtype(parameter)
+        if not DTYPES.keys() >= {parameter.dtype, dtype}:
             raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
         # Codecs encode whole buckets: those with divided parameters must not contain ones that the island has alike.
         place = (parameter.device, "part") if is_divided(parameter) else parameter.device
-        return Member(name, tuple(local(parameter).shape), DTYPES[parameter.dtype], place)
+        return Member(name, tuple(local(parameter).shape), DTYPES[dtype], place)
 
     def begin_with_zeros(self, index: int, accumulation: Any) -> Any:
         """Gives a parameter a gradient of zeros, which the first real one replaces: that may be sparse.
@@ -234,7 +240,8 @@ class TorchSource(Source):
             The handle of a hook.
         """
         parameter = self.parameters[index]
-        parameter.grad = zeros = torch.zeros_like(parameter, requires_grad=False)
+        parameter.grad = zeros = torch.zeros_like(parameter, dtype=_gradient_dtype(parameter),
+                                                         requires_grad=False)
         self._untouched[index] = weakref.ref(zeros), zeros._version, accumulation
 
         @uncompiled
@@ -254,7 +261,7 @@ class TorchSource(Source):
             sum_up(parameter)
         gradient = local(parameter.grad)
         if gradient is None:
-            gradient = torch.zeros_like(local(parameter), requires_grad=False)
+            gradient = torch.zeros_like(local(parameter), dtype=_gradient_dtype(parameter), requires_grad=False)
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         dense = dense.detach().contiguous()
         return frontend.view(dense, dense)
@@ -267,7 +274,7 @@ class TorchSource(Source):
             sum_up(parameter)
         gradient = parameter.grad
         if gradient is None:
-            gradient = torch.zeros_like(parameter, requires_grad=False)
+            gradient = torch.zeros_like(parameter, dtype=_gradient_dtype(parameter), requires_grad=False)
             if parameter.requires_grad:     # one that was frozen meanwhile gets none, and does not move
                 parameter.grad = gradient
         given: Any = gradient

@@ -40,15 +40,17 @@ typedef enum bhvd_op {
 } bhvd_op;
 
 typedef enum bhvd_kind {
-    BHVD_ALLREDUCE = 0, BHVD_ALLGATHER = 1, BHVD_BROADCAST = 2, BHVD_ALLTOALL = 3, BHVD_REDUCESCATTER = 4,
-    BHVD_BARRIER = 5,
+    BHVD_ALLREDUCE = 0, BHVD_ALLGATHER = 1, BHVD_BROADCAST = 2,
+    BHVD_ALLTOALL = 3,          /* args.root_rank 2: speculative, posted before any call waits for it, so no stall */
+    BHVD_REDUCESCATTER = 4, BHVD_BARRIER = 5,
     BHVD_JOIN = 6,              /* result: bhvd_handle_value is the rank that joined last */
     BHVD_C_LP_S = 7,            /* primitive: centralized, low precision, synchronous (native/primitive/c_lp_s.c) */
     BHVD_D_FP_S = 8,            /* primitive: decentralized, full precision, synchronous (native/primitive/d_fp_s.c) */
     BHVD_D_LP_S = 9,            /* primitive: decentralized, low precision, synchronous (native/primitive/d_lp_s.c) */
     BHVD_PROCESS_SET_ADD = 10,  /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id.
                                  * args.root_rank 0: every rank of the job posts it; 1: only the members do, and get the
-                                 * id of an existing set if one with these ranks was added this way before */
+                                 * id of an existing set if one with these ranks was added this way before; 2: as 1, for
+                                 * speculative operations */
     BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 

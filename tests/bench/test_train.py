@@ -35,7 +35,8 @@ def test_a_job_measures_in_its_own_ranks():
     assert [row.split("|")[2].strip() for row in rows] == ["none", "bagua", "gloo"]
 
 
-def test_an_unknown_algorithm_is_one_sentence():
-    command = [sys.executable, "-m", "bagua_hvd.bench.train", "--algorithm", "nonsense"]
+@pytest.mark.parametrize("option, value", [("--algorithm", "nonsense"), ("--rounds", "0")])
+def test_a_wrong_option_is_one_sentence(option, value):
+    command = [sys.executable, "-m", "bagua_hvd.bench.train", option, value]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 2 and "nonsense" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and f"'{value}'" in done.stderr and "Traceback" not in done.stderr

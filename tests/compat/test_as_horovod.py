@@ -26,7 +26,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 import bagua_hvd.core.exceptions, horovod.common.util as util
 from horovod import data
 assert HorovodInternalError is bagua_hvd.core.exceptions.HorovodInternalError
-assert data is sys.modules["bagua_hvd.data"] and horovod.__version__ == bagua_hvd.__version__
+assert data is sys.modules["bagua_hvd.data"] and horovod.__version__ == bagua_hvd.__version__ == "0.28.1"
 import horovod.data.data_loader_base, bagua_hvd.runner.launch, horovod.runner.launch
 assert horovod.runner.launch is bagua_hvd.runner.launch
 for name, module in list(sys.modules.items()):

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import bagua_hvd.torch as hvd
+import bagua_hvd.torch.distributed  # noqa: F401  (registers the backend)
 from ranks import printed
 
 WARNING = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
@@ -84,6 +86,27 @@ def stay_together():
 def test_nobody_is_late(run_ranks):
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "3", "HOROVOD_STALL_CHECK_DISABLE": "0"}
     assert not any("wait" in result.output for result in run_ranks(2, stay_together, env=env))
+
+
+def receive_from_anybody(file):
+    """Rank 0 stays ready for a message of rank 2, which sends none for longer than the shutdown time."""
+    hvd.init()
+    dist.init_process_group("bagua", init_method=f"file://{file}", rank=hvd.rank(), world_size=hvd.size())
+    message = torch.empty(1)
+    for sender, steps in ((1, 8), (2, 1)):
+        if hvd.rank() == sender:
+            dist.send(torch.ones(1), 0)
+        elif hvd.rank() == 0:
+            assert dist.recv(message) == sender
+        for _ in range(steps):
+            time.sleep(0.5)
+            hvd.barrier()
+
+
+def test_nobody_waits_for_a_receive_from_any_source(run_ranks, tmp_path):
+    env = {**WARNING, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    results = run_ranks(3, receive_from_anybody, env=env, arguments={"file": str(tmp_path / "store")})
+    assert not any("Missing ranks" in result.output for result in results)
 
 
 def come_late():

@@ -69,6 +69,8 @@ def grad_scaler():
     model = torch.nn.Linear(3, 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
                                          op=hvd.Adasum)
+    with pytest.raises(ValueError, match="op=hvd.Average"):
+        optimizer.set_weight(1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for step in range(6):
         optimizer.zero_grad()

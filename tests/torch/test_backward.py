@@ -95,6 +95,16 @@ def reduced_after_backward():
     torch.testing.assert_close(branches[1].bias.grad, torch.ones(2))
     opt.step()
     assert_same_everywhere(branches)
+    if hasattr(torch.Tensor, "grad_dtype"):     # gradients in more precision than the weights
+        half = nn.Linear(3, 2, dtype=torch.bfloat16)
+        half.weight.grad_dtype = torch.float32
+        opt = wrap(half)
+        for rank in range(hvd.size()):          # the other ranks send zeros
+            opt.zero_grad()
+            if hvd.rank() == rank:
+                half(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            opt.step()
+            torch.testing.assert_close(half.weight.grad, torch.full((2, 3), 1 / hvd.size()))
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -441,12 +441,28 @@ def frozen_weights():
         assert all(map(torch.equal, *weights))
 
 
+def parts_of_the_job():
+    """sync() of an optimizer whose process set leaves out rank 1, and then of one whose set leaves out rank 0."""
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=sets)
+    for process_set in sets:
+        model, optimizer = make_training()
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), process_set=process_set)
+        state = TorchState(model, optimizer, epoch=hvd.rank())
+        state.sync()
+        assert state.epoch == 0
+        train(model, optimizer)
+        state.commit()
+    hvd.shutdown()
+
+
 def both():
     synchronization()
     frozen_weights()
     for of_given in (False, True):      # whether the scheduler was made for the given optimizer, or the wrapped one
         schedulers(of_given)
     hvd.shutdown()
+    parts_of_the_job()
     elastic_training()
 
 

@@ -130,6 +130,9 @@ def state_of_no_parameter():
     assert optimizer.state.keys() == {"global", "mean", "of the root"}
     assert optimizer.state["global"]["norms"].tolist() == [0, 0, 0] and optimizer.state["global"]["steps"] == 0
     assert optimizer.state["mean"].tolist() == [0] and optimizer.state["of the root"] == 0
+    empty = torch.optim.SGD([{"params": []}], lr=1.0 + rank)
+    hvd.broadcast_optimizer_state(empty, 0)
+    assert empty.param_groups[0]["lr"] == 1
 
 
 class Local:

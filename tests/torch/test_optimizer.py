@@ -302,7 +302,11 @@ def parameters_come_and_go():
         del opt.param_groups[1]
         opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
 
-    for change in (replace, append, add, remove, exchange):
+    def regroup(opt):
+        for parameter in opt.param_groups.pop()["params"]:
+            opt.add_param_group({"params": [parameter], "lr": 0.2})
+
+    for change in (replace, append, add, remove, exchange, regroup):
         model = make_model()
         opt = opt_of(model)
         for step in range(3):

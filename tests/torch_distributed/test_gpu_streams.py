@@ -176,7 +176,7 @@ def test_parts_that_nccl_leaves_on_the_gpu(monkeypatch):
     like = torch.ones(2)
     group = SimpleNamespace(_place=lambda rank: rank)
     movements.Movements._take_parts(group, OnGpu(torch.arange(5.0)), [frontend.view(like)], like,
-                                    dict(enumerate(outputs)), "all_gather")
+                                    dict(enumerate(outputs)), "all_gather", {0: 2, 1: 3})
     assert [output.tolist() for output in outputs] == [[0, 1], [2, 3, 4]]
 
 
@@ -189,7 +189,7 @@ def test_a_first_message_is_posted_in_the_order_of_its_threads_stream(monkeypatc
     context = SimpleNamespace(post=lambda *positional, stream, **named: streams.append(stream))
     messages = point_to_point.PointToPoint(context, "key", 0, [0, 1, 2], 0)
     pair = point_to_point.Future()
-    monkeypatch.setattr(messages, "_pair", lambda rank: pair)
+    monkeypatch.setattr(messages, "_pair", lambda *_: pair)
     messages.send(torch.ones(2), 1, 0)
     messages.receive(torch.ones(2), 1, 0)
     messages.receive(torch.ones(1 << 16), 1, 0)

@@ -379,6 +379,14 @@ def under_baguarun(file):
     assert summed(rank) == sum(range(size))
     dist.destroy_process_group()
     assert hvd.is_initialized() and hvd.allreduce(torch.ones(1)).item() == 1
+    hvd.shutdown()
+    for name in "34":       # hvd.init() after the group, too; shutdown() ends that
+        dist.init_process_group("bagua", init_method=f"file://{file}.{name}", rank=rank, world_size=size)
+        if name == "3":
+            hvd.init()
+        dist.destroy_process_group()
+        assert hvd.is_initialized() == (name == "3")
+        hvd.shutdown()
 
 
 def test_groups_of_four_ranks(run_group):

@@ -58,6 +58,8 @@ def reductions(file):
     tensor = torch.tensor([200, rank], dtype=torch.uint8)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert tensor.tolist() == [200, sum(range(size)) // size]
+    with pytest.raises(ValueError, match=r"SUM.* is not supported for torch.float8_e4m3fn"):
+        dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
     tensors = [torch.full((3,), float(rank)), torch.full((2, 2), float(rank))]
     dist.all_reduce_coalesced(tensors)
     assert all((tensor == sum(range(size))).all() for tensor in tensors)
@@ -256,6 +258,8 @@ def anybody(rank, size):
     if rank:
         for number in range(3):
             dist.send(torch.tensor([rank, number]), 0, tag=1)
+        for number in range(2 * (rank == 1)):
+            dist.send(torch.tensor([rank, number]), 0, tag=2)
         return
     heard, got = [], torch.empty(2, dtype=torch.int64)
     several = [(tensor := torch.empty(2, dtype=torch.int64), dist.irecv(tensor, tag=1)) for _ in range(size - 1)]
@@ -271,6 +275,10 @@ def anybody(rank, size):
         heard.append(tuple(got.tolist()))
     assert sorted(heard) == [(other, number) for other in range(1, size) for number in range(3)]
     assert all(heard.index((other, 0)) < heard.index((other, 1)) < heard.index((other, 2)) for other in range(1, size))
+    pairs = [torch.empty(2, dtype=torch.int64) for _ in range(2)]
+    for request in [dist.irecv(pairs[0], tag=2), dist.irecv(pairs[1], 1, tag=2)]:
+        request.wait()
+    assert [pair.tolist() for pair in pairs] == [[1, 0], [1, 1]]
 
 
 def sparse(file):

@@ -60,7 +60,8 @@ class Movements(OtherDevices):
         if len(outputs) != len(self._ranks):
             raise ValueError(f"all_gather: {len(outputs)} outputs for {len(self._ranks)} ranks")
         if any(output.numel() != given.numel() for output in outputs):
-            return self._allgather_uneven(outputs, given, opts)
+            name, what = self._begin("all_gather of different sizes")
+            return self._exchange(dict(enumerate(outputs)), dict.fromkeys(range(len(outputs)), given), opts, name, what)
         return self._allgather([outputs], [given], opts, "all_gather")
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
@@ -81,28 +82,17 @@ class Movements(OtherDevices):
         return self._work(operation, outputs, what, opts, tensors.copying(
             outputs, lambda: [rows[self._place(rank)] for rows in gathered for rank in range(len(self._ranks))]))
 
-    def _allgather_uneven(self, outputs, given, opts):
-        name, what = self._begin("all_gather of different sizes")
-        flat = tensors.movable(dense(given))
-        views = [frontend.view(flat)]
-        operation = self._post(native.ALLGATHER, name, views)
-        return self._work(operation, outputs, what, opts,
-                          lambda: self._take_parts(operation, views, flat, dict(enumerate(outputs)), what))
-
-    def _take_parts(self, operation, views, like, outputs, what, received=None):
+    def _take_parts(self, operation, views, like, outputs, what, received):
         """Copies the core's result, the concatenated parts of the ranks, into `outputs`, a dict by rank.
 
-        received: number of elements from each rank; None: the core does not know them.
+        received: number of elements from each rank.
         """
         [whole] = rules.results(frontend, operation, views, [like])
         counts = {rank: tensors.movable(dense(outputs[rank])).numel() for rank in sorted(outputs, key=self._place)}
-        for rank, count in (received or {}).items():
+        for rank, count in received.items():
             if count != counts.get(rank, 0):
                 raise ValueError(f"{what}: rank {rank} sent {count} elements, but its output holds "
                                  f"{counts.get(rank, 0)}")
-        if whole.numel() != sum(counts.values()):
-            raise ValueError(f"{what}: the ranks sent {whole.numel()} elements, but the outputs hold "
-                             f"{sum(counts.values())}")
         for rank, part in zip(counts, whole.split(list(counts.values())), strict=True):
             outputs[rank].detach().copy_(part.view(outputs[rank].dtype).view(outputs[rank].shape))
 

@@ -4,10 +4,10 @@ A message's name contains the sender, the receiver, the tag, and the number of e
 with one tag arrive in order, and those with different tags match in any posting order. Messages of SMALL bytes at most
 carry their size. Larger ones are received directly into the caller's tensor, so both sides must give the same size.
 
-A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls.
+A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls,
+with the size of the first. So a tag that is received from any rank must have small messages only, or one size.
 """
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -91,25 +91,20 @@ def _check_size(source, message, into):
 
 
 class _UnclaimedMessage(_Message):
-    """A message from one rank that any call may take. On arrival it calls `arrived`, then completes `arrival`."""
+    """A message from one rank that any call may take. On arrival it calls `arrived`."""
 
     def __init__(self, pair, post, source, tensor, small, arrived):
-        self.arrival: Future[None] = Future()
         self.taken = False
         super().__init__(pair, post, source, tensor, small)
-        self.when_ended(lambda: self._on_arrival(arrived))
-
-    def _on_arrival(self, arrived):
-        arrived(self)
-        self.arrival.set_result(None)
+        self.when_ended(lambda: arrived(self))
 
 
-class _AnySourceReceive:
-    """A receive that takes a message posted earlier: from `source`, or from the rank that sends first."""
+class _QueuedReceive:
+    """A receive that takes an _UnclaimedMessage: from `source`, or with -1 from the rank that sends first."""
 
-    def __init__(self, tensor, source=-1):
+    def __init__(self, tensor, source):
         self.source = source
-        self._tensor = tensor
+        self.tensor = tensor
         self._given: Future[_Message] = Future()
         self.done = self._given.done
 
@@ -127,7 +122,7 @@ class _AnySourceReceive:
         self._given.result().wait()
 
     def take(self):
-        self._given.result().take(self._tensor)
+        self._given.result().take(self.tensor)
 
 
 class PointToPoint:
@@ -141,17 +136,18 @@ class PointToPoint:
         self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
         self._numbers: dict[tuple[int, int, int], int] = {}  # number of the next message by (sender, receiver, tag)
         self._open: dict[tuple[int, int], _UnclaimedMessage] = {}   # posted and not taken, by (sender, tag)
-        self._any_source_queue: dict[int, deque[Any]] = {}  # by tag: (_AnySourceReceive without a message, its tensor)
+        self._queues: dict[int, list[_QueuedReceive]] = {}  # by tag: those without a message, in the order of calls
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
             self._itself = Future()
             self._itself.set_result(id)
 
-    def _pair(self, rank):
+    def _pair(self, rank, speculative=False):
         if self._itself is not None:
             return self._itself
-        return process_sets.ask_among_members(self._context, sorted((self._ranks[self._rank], self._ranks[rank])))
+        return process_sets.ask_among_members(self._context, sorted((self._ranks[self._rank], self._ranks[rank])),
+                                              speculative)
 
     def _check(self, rank, verb):
         if not 0 <= rank < len(self._ranks) or rank == self._rank:
@@ -175,12 +171,13 @@ class PointToPoint:
         return Transfer(self._pair(rank), self._post(name, view, splits),
                         f"send of {tensor.nbytes} bytes, but rank {rank} receives another size")
 
-    def _post(self, name, view, splits):
+    def _post(self, name, view, splits, speculative=False):
         """Makes a function that posts a message in this thread's stream order, given the id of the two-rank set."""
         stream = None if view.placement is None else view.placement.stream()
 
         def post(id):
-            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=splits, stream=stream)
+            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=splits, stream=stream,
+                                      root_rank=2 * speculative)
 
         return post
 
@@ -194,39 +191,41 @@ class PointToPoint:
             view = frontend.view(like)
             small = view, like
         name = self._name(rank, self._rank, tag)
-        return cls(self._pair(rank), self._post(name, view, [0, 0]), rank, tensor, small, *arguments)
+        speculative = cls is _UnclaimedMessage
+        return cls(self._pair(rank, speculative), self._post(name, view, [0, 0], speculative), rank, tensor, small,
+                   *arguments)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Starts to receive into a flat tensor. Returns a message; call its take() at the end to store the data."""
         self._check(rank, "receive from")
         with self._lock:
-            message = self._open.pop((rank, tag), None)
-            if message is not None:
-                message.taken = True
-                self._post_any_source(tag)
-                wanted = _AnySourceReceive(tensor, rank)
-                message.arrival.add_done_callback(lambda _: wanted.give(message))
-                return wanted
+            if (rank, tag) in self._open:
+                return self._queue(tensor, rank, tag)
         return self._begin(rank, tag, tensor, _Message)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
         """Starts to receive into a flat tensor from the rank that sends first. Returns a message with its `source`."""
-        wanted = _AnySourceReceive(tensor)
+        return self._queue(tensor, -1, tag)
+
+    def _queue(self, tensor, source, tag):
+        wanted = _QueuedReceive(tensor, source)
         with self._lock:
-            self._any_source_queue.setdefault(tag, deque()).append((wanted, tensor))
-            self._post_any_source(tag)
+            self._queues.setdefault(tag, []).append(wanted)
+            self._post_queued(tag)
         return wanted
 
-    def _post_any_source(self, tag):
-        """While a receive from any rank waits, keeps one posted for every rank, and assigns arrived messages."""
-        if tag not in self._any_source_queue:
-            return
-        tensor = self._any_source_queue[tag][0][1]
+    def _first(self, rank, tag):
+        """The queued receive that takes the next message from `rank`, or None."""
+        return next((wanted for wanted in self._queues.get(tag, ()) if wanted.source in (-1, rank)), None)
+
+    def _post_queued(self, tag):
+        """Keeps a message posted for every rank from which a queued receive takes one, and assigns arrived messages."""
         others = [rank for rank in range(len(self._ranks)) if rank != self._rank]
         for rank in others:
-            if (rank, tag) not in self._open:
+            wanted = self._first(rank, tag)
+            if wanted is not None and (rank, tag) not in self._open:
                 # In its own memory: the call that takes it may need the data elsewhere.
-                message = self._begin(rank, tag, torch.empty_like(tensor), _UnclaimedMessage, self._arrived)
+                message = self._begin(rank, tag, torch.empty_like(wanted.tensor), _UnclaimedMessage, self._arrived)
                 message.tag = tag
                 self._open[rank, tag] = message
         for rank in others:
@@ -241,12 +240,13 @@ class PointToPoint:
                 self._match(message, tag)
 
     def _match(self, message, tag):
-        if message.taken or tag not in self._any_source_queue:
+        wanted = self._first(message.source, tag)
+        if message.taken or wanted is None:
             return
         message.taken = True
         del self._open[message.source, tag]
-        wanted, _ = self._any_source_queue[tag].popleft()
-        if not self._any_source_queue[tag]:
-            del self._any_source_queue[tag]
+        self._queues[tag].remove(wanted)
+        if not self._queues[tag]:
+            del self._queues[tag]
         wanted.give(message)
-        self._post_any_source(tag)
+        self._post_queued(tag)

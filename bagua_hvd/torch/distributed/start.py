@@ -47,11 +47,12 @@ def _check(rank, size):
 
 
 def stop(number: Any) -> None:
-    """Shuts down the runtime if start() started it for this number."""
+    """Shuts down the runtime if start() started it for this number, and the user has not called hvd.init(), too."""
     with _lock:
         if number in _started:
             _started.discard(number)
-            basics.shutdown()
+            if not basics.runtime.init_repeated:
+                basics.shutdown()
 
 
 def process_set_of(group: Any = None) -> process_sets.ProcessSet:

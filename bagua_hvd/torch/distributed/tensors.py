@@ -43,10 +43,13 @@ def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
     """
     kind = kind_of(op)
     if kind not in _BINARY:
-        raise ValueError(f"{op} is not supported for {rows.dtype}")
+        raise ValueError(f"{kind} is not supported for {rows.dtype}")
     rounding = None if rows.is_floating_point() or rows.is_complex() else "trunc"
     terms = rows.long() if kind == _Op.AVG and rounding else rows
-    result = functools.reduce(_BINARY[kind], terms.unbind(0))
+    try:
+        result = functools.reduce(_BINARY[kind], terms.unbind(0))
+    except NotImplementedError:     # torch's message names a kernel
+        raise ValueError(f"{kind} is not supported for {rows.dtype}") from None
     if kind == _Op.AVG:
         result = torch.div(result, rows.shape[0], rounding_mode=rounding)
     return result.to(rows.dtype)

@@ -246,7 +246,7 @@ class TorchState(ObjectState):
         super()._sync()
 
     def _numbered(self):
-        return [optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None]
+        return [_numbered(handler) for handler in self._handlers.values()]
 
     def reset(self) -> None:
         for handler in self._handlers.values():

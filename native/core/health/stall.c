@@ -37,11 +37,21 @@ static void note_missing(struct stalled_rank *stalled, const struct pending *pen
     missing->operations++;
 }
 
+// False: all requests are receives that were posted ahead of a call.
+static bool is_awaited(const struct pending *pending)
+{
+    for (int i = 0; i < pending->size; i++) {
+        if (pending->requests[i] && !request_is_speculative(pending->requests[i]))
+            return true;
+    }
+    return false;
+}
+
 static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *stall)
 {
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     int64_t waited_ns = stall->now_ns - pending->since_ns;
-    if (!set || waited_ns < stall->warning_ns)
+    if (!set || waited_ns < stall->warning_ns || !is_awaited(pending))
         return;
     bool over_limit = stall->shutdown_ns > 0 && waited_ns >= stall->shutdown_ns;
     if (stall->now_ns - pending->warned_ns >= stall->warning_ns) {

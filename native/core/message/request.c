@@ -141,6 +141,17 @@ int64_t request_dim(const struct request_tensor *tensor, int i) { return read_i6
 
 int64_t request_split(const struct request *request, uint32_t i) { return read_i64(request->splits, i); }
 
+bool request_is_speculative(const struct request *request)
+{
+    return request->root_rank == 2 && (request->kind == BHVD_ALLTOALL || request->kind == BHVD_PROCESS_SET_ADD);
+}
+
+// As in requests that are not speculative.
+static int64_t root_of(const struct request *request)
+{
+    return request_is_speculative(request) ? request->kind == BHVD_PROCESS_SET_ADD : request->root_rank;
+}
+
 bool request_is_of_members(const struct request *request)
 {
     return request->kind == BHVD_PROCESS_SET_ADD && request->root_rank != 0;
@@ -270,7 +281,7 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
          memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))
         return error_set(error, BHVD_ERR_MISMATCH, "Mismatched process sets: ranks %d and %d tried to add different "
                          "ranks ('%.*s').", one_rank, other_rank, (int)one->key.name_size, one->key.name);
-    if (one->root_rank != other->root_rank)
+    if (root_of(one) != root_of(other))
         return mismatch(&of, "Mismatched %s root ranks: One rank specified root rank %" PRId64
                         ", but another rank specified root rank %" PRId64 ".", kind, one->root_rank, other->root_rank);
     if ((one->device < 0) != (other->device < 0))

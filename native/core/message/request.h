@@ -55,6 +55,7 @@ void request_release(struct request *request);
 // "[17, 17]"
 void request_format_shape(char *out, size_t size, const struct request_tensor *tensor);
 
+bool request_is_speculative(const struct request *request);     // no call waits for it yet; see bhvd_kind
 int64_t request_dim(const struct request_tensor *tensor, int i);
 int64_t request_split(const struct request *request, uint32_t i);
 size_t request_nbytes(const struct request *request);
