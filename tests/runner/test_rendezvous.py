@@ -1,15 +1,18 @@
 """The rendezvous with many ranks, each a thread: what they get, and how errors reach all of them."""
 import os
 import random
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 import attacks
 from bagua_hvd.core import native
+from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import channel
 from bagua_hvd.job.environment import Options
@@ -192,3 +195,21 @@ def test_a_job_starts_among_strangers(rendezvous, pool):
         attacks.scan(address, 50)
         coming = [pool.submit(come, rendezvous.port, rank, 8) for rank in range(8)]
         assert len({one.result(60) for one in coming}) == 1
+
+
+def test_signals_are_served_while_a_rank_waits(rendezvous):
+    class Stop(Exception):
+        pass
+
+    def handler(number, frame):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, handler)
+    options = Options(size=2, rendezvous_host="127.0.0.1", rendezvous_port=rendezvous.port, secret=SECRET)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(Stop):
+            Context(options, partial(gather_endpoints, options))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
