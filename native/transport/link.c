@@ -353,12 +353,12 @@ static bhvd_status find_receiver(struct link *link, struct data_channel *data)
         return why_no_queue(is_of_pairwise(header));
     data->receiving = take_numbered(&queue->receives, header->number);
     if (data->receiving) {
-        data->is_early = false;
+        data->is_unexpected = false;
         return data->receiving->size == header->size ? BHVD_OK : BHVD_ERR_PROTOCOL;
     }
     // Work between two polls may post the receive: wait for the second. After the peer has left, a poll without progress is final.
-    const bool seen_before = data->is_early || link->state != LINK_OPEN;
-    data->is_early = true;
+    const bool seen_before = data->is_unexpected || link->state != LINK_OPEN;
+    data->is_unexpected = true;
     if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, queue))
         return BHVD_OK;
     struct transfer *unexpected = malloc(sizeof *unexpected + header->size);
@@ -366,7 +366,7 @@ static bhvd_status find_receiver(struct link *link, struct data_channel *data)
         return BHVD_ERR_SYSTEM;
     *unexpected = (struct transfer){.buffer = (unsigned char *)(unexpected + 1), .size = header->size, .header = *header};
     data->receiving = data->unexpected = unexpected;
-    data->is_early = false;
+    data->is_unexpected = false;
     return BHVD_OK;
 }
 

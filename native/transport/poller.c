@@ -55,7 +55,7 @@ bhvd_status poller_update(struct poller *poller, struct link *link)
     return done ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
-// Messages that arrived too early may be expected by now.
+// Unexpected messages may be expected by now.
 static void requeue_blocked(struct poller *poller)
 {
     int kept = 0;

@@ -138,7 +138,7 @@ TEST(what_has_not_started_waits_and_so_does_what_is_behind_it)
     pair_fini(&pair);
 }
 
-TEST(what_is_early_lets_others_pass)
+TEST(what_is_unexpected_lets_others_pass)
 {
     struct pair pair;
     struct transfer sends[2], receives[2];
@@ -176,7 +176,7 @@ TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
 }
 
 // Unexpected data with nothing behind it stays in its socket: no memory, no copy.
-TEST(what_is_early_alone_stays_in_its_socket)
+TEST(what_is_unexpected_alone_stays_in_its_socket)
 {
     struct pair pair;
     struct transfer sends[2], receives[2];
@@ -190,7 +190,7 @@ TEST(what_is_early_alone_stays_in_its_socket)
     for (int i = 0; i < 2; i++) {
         bool progress = false;
         CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
-        CHECK(!progress && pair.b.link.data_channels[0].is_early);
+        CHECK(!progress && pair.b.link.data_channels[0].is_unexpected);
     }
     CHECK(!receives[1].done && !pair.b.link.queues[4].unexpected.head && !pair.b.link.data_channels[0].receiving);
     link_recv_numbered(&pair.b.link, 4, 0, &receives[0], in[0], LENGTH, NULL);
@@ -222,18 +222,18 @@ TEST(priority_messages_go_first)
 
 TEST(sizes_that_differ_are_an_error)
 {
-    for (int is_early = 0; is_early < 2; is_early++) {
+    for (int is_unexpected = 0; is_unexpected < 2; is_unexpected++) {
         struct pair pair;
         struct transfer send, receive, other;
         unsigned char out[LENGTH] = {0}, in[2][LENGTH];
         pair_init(&pair, 4, 4);
         post_send(&pair.a.link, 4, &send, out, LENGTH);
-        if (is_early) {
+        if (is_unexpected) {
             post_recv(&pair.b.link, 3, &other, in[1], LENGTH);
             CHECK_STATUS(look(&pair), BHVD_OK);
         }
         post_recv(&pair.b.link, 4, &receive, in[0], LENGTH - 1);
-        CHECK(!receive.done && link_ready(&pair.b.link) == is_early);
+        CHECK(!receive.done && link_ready(&pair.b.link) == is_unexpected);
         CHECK_STATUS(look(&pair), BHVD_ERR_PROTOCOL);
         CHECK(!receive.done);
         pair_fini(&pair);

@@ -139,14 +139,14 @@ static bhvd_status on_join(bhvd_context *ctx, int rank)
     return end_join(ctx);
 }
 
-static bhvd_status keep_early_request(struct coordinator *c, int rank, struct request *request)
+static bhvd_status keep_deferred_request(struct coordinator *c, int rank, struct request *request)
 {
-    struct early_request *early = malloc(sizeof *early);
-    if (!early)
+    struct deferred_request *deferred = malloc(sizeof *deferred);
+    if (!deferred)
         return BHVD_ERR_SYSTEM;
-    *early = (struct early_request){NULL, rank, request};
+    *deferred = (struct deferred_request){NULL, rank, request};
     request_retain(request);
-    fifo_put(&c->early_requests, early, next);
+    fifo_put(&c->deferred_requests, deferred, next);
     return BHVD_OK;
 }
 
@@ -175,7 +175,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     struct bhvd_error error;
     note_request(&c->requesters[rank], request);
     if (!set)       // the set was removed: the rank learns it from its own removal
-        return c->additions ? keep_early_request(c, rank, request) : BHVD_OK;
+        return c->additions ? keep_deferred_request(c, rank, request) : BHVD_OK;
     if (coordinator_any_left(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
@@ -410,15 +410,15 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
         return BHVD_OK;
     c->additions--;
     bhvd_status status = BHVD_OK;
-    for (struct early_request *early = fifo_take_all(&c->early_requests), *next; early; early = next) {
-        next = early->next;
-        status = status ? status : on_request(ctx, early->rank, early->request, NULL);
+    for (struct deferred_request *deferred = fifo_take_all(&c->deferred_requests), *next; deferred; deferred = next) {
+        next = deferred->next;
+        status = status ? status : on_request(ctx, deferred->rank, deferred->request, NULL);
         if (status == BHVD_ERR_PROTOCOL)
-            status = executor_fail_protocol(&ctx->exec, early->rank);
+            status = executor_fail_protocol(&ctx->exec, deferred->rank);
         else if (status)
-            status = executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory for a request of rank %d", early->rank);
-        request_release(early->request);
-        free(early);
+            status = executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory for a request of rank %d", deferred->rank);
+        request_release(deferred->request);
+        free(deferred);
     }
     return status;
 }
@@ -459,10 +459,10 @@ void coordinator_fini(bhvd_context *ctx)
     table_fini(&c->pending);
     fuse_fini(c);
     refuse_fini(c);
-    for (struct early_request *early = c->early_requests.head, *next; early; early = next) {
-        next = early->next;
-        request_release(early->request);
-        free(early);
+    for (struct deferred_request *deferred = c->deferred_requests.head, *next; deferred; deferred = next) {
+        next = deferred->next;
+        request_release(deferred->request);
+        free(deferred);
     }
     bytes_fini(&c->out);
     for (int rank = 0; rank < ctx->options.size; rank++)

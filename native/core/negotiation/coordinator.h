@@ -29,7 +29,7 @@ bool coordinator_any_left(const bhvd_context *ctx, const struct process_set *set
 // Responds to complete operations.
 bhvd_status coordinator_respond(bhvd_context *ctx);
 
-// Called after an execution has added or removed a process set: handles requests that came too early; ends operations that wait
+// Called after an execution has added or removed a process set: handles deferred requests; ends operations that wait
 // for a removed set. Does nothing on other ranks.
 bhvd_status coordinator_set_added(bhvd_context *ctx);
 bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set);

@@ -22,8 +22,8 @@ struct requester {
 };
 
 // A request for a process set that this rank has not added yet.
-struct early_request {
-    struct early_request *next;
+struct deferred_request {
+    struct deferred_request *next;
     int rank;
     struct request *request;
 };
@@ -35,7 +35,7 @@ struct coordinator {
     int joined_count, last_joined;
     int left_count;
     int additions;                              // process sets with a response that are not added here yet ...
-    struct FIFO(struct early_request) early_requests;   // ... and requests for them from ranks that are ahead
+    struct FIFO(struct deferred_request) deferred_requests;   // ... and requests for them from ranks that are ahead
     int requesting_rank;                        // the rank that sent the current request
     int64_t next_stall_check_ns;
     uint64_t response_number;                   // of the last response begun
