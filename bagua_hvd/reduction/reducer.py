@@ -59,9 +59,10 @@ GROWS = (
     "checkpoint added to it: pass use_reentrant=False to torch.utils.checkpoint"
 )
 
-ADDED_TO_LATE = (
-    "with delay=1 gradients hold the average of the step before, to which another backward pass has added its own: "
-    "call zero_grad() or step() before it, or make it part of the window, by no_sync() or backward_passes_per_step"
+AGAIN_BEFORE_STEP = (
+    "with delay=1 gradients are sent once a step, and those of another backward pass have been sent in this one, which "
+    "the next step would apply: run all but the last pass of a step within no_sync(), or with "
+    "backward_passes_per_step, and passes whose gradients are not applied within no_sync()"
 )
 
 _clock = itertools.count(1)
@@ -343,11 +344,11 @@ class Reducer:
             self._step_begins()
         if self.model.delay and self.model.step_pending:     # it was skipped
             self._step_ends()
+        if self.model.delay and self.model.window:
+            raise ValueError(AGAIN_BEFORE_STEP)
         if self.model.may_be_scaled:
             self.model.communication_begins()
         self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
-        if self.model.delay and self.model.continues:
-            raise ValueError(ADDED_TO_LATE)
         self._source.factor = 1.0
         if not self._begun:
             self.model.pending = {}
