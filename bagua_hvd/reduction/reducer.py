@@ -346,9 +346,12 @@ class Reducer:
             self._step_ends()
         if self.model.delay and self.model.window:
             raise ValueError(AGAIN_BEFORE_STEP)
+        self.model.skipped()
+        self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
+        if self.model.window and not self.model.continues:
+            self.model.discarded()
         if self.model.may_be_scaled:
             self.model.communication_begins()
-        self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
         self._source.factor = 1.0
         if not self._begun:
             self.model.pending = {}
@@ -596,9 +599,8 @@ class Reducer:
         if not self.model.scaled:
             self.model.scaled = True
             made = [self.model.pending.pop(bucket.name, None) for bucket in self.buckets]
-            if any(entry is not None for entry in made) and not self.model.roll_back():
-                for bucket in self.buckets:     # once: its errors are of values that are not applied
-                    bucket.state.drop(shared=False)
+            if any(entry is not None for entry in made):
+                self.model.undo()
 
     def agree_on_overflow(self, local: Any) -> bool:
         """Whether any rank has gradients that are not finite, in steps that do not communicate them; collective.
