@@ -28,7 +28,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
-from zlib import crc32
 
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
@@ -41,7 +40,7 @@ from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, fingerprint, listed
 from bagua_hvd.reduction.layout import Layout
-from bagua_hvd.reduction.numbers import number_is_used, number_of_new, optimizer_number
+from bagua_hvd.reduction.numbers import number_of, register
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import DelayedWindow, Window
 from bagua_hvd.training import delayed, variance
@@ -73,9 +72,9 @@ def _counted(method):
     @functools.wraps(method)
     def with_byte_counter(self, *arguments):
         if self._counts_since != runtime.inits or self._removals != self.group.removals:
+            _ = self.number
             self._counts_since = runtime.inits
             self._counter, self._byte_counter = statistics.counter_of(type(self.algorithm).__name__)
-            _ = self.number
         token = byte_counter.set(self._byte_counter)
         try:
             return method(self, *arguments)
@@ -96,7 +95,6 @@ class Reducer:
         groups: None, or lists of indices that share a bucket.
         prescale_factor, postscale_factor: see Bucket.
         delay: 1: gradients become the average of the previous window.
-        names: of the members, if others than theirs tell models apart.
     Raises:
         ValueError: the algorithm cannot serve this model.
     Attributes:
@@ -107,9 +105,8 @@ class Reducer:
         passes: see Args.
         following: numbers of the group's later optimizers whose windows have as many passes and end in the same
             backward pass. Once the ranks have agreed: the union over the ranks.
-        key, names: by which ranks match it, see numbers.py.
+        key: by which ranks match it, see numbers.py.
         numbered: the number that it has now; None: it takes a new one when it is used.
-        awaits_use: see await_use().
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
         observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before
             any communication; weights_change() after all of it; step_ended() when the weights have been updated.
@@ -119,7 +116,7 @@ class Reducer:
 
     def __init__(self, source: Source, members: Sequence[Member], algorithm: Algorithm, group: ProcessSet,
                  passes: int = 1, groups: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-                 delay: Any = 0, names: Sequence[str] = ()) -> None:
+                 delay: Any = 0) -> None:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
@@ -150,9 +147,8 @@ class Reducer:
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
         self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
                     fingerprint(members))
-        self.names = crc32("\n".join(names or [member.name for member in members]).encode())
-        self.awaits_use = False
-        self.renumber(number_of_new(self))
+        register(self)
+        self.renumber(number_of(self) if runtime.shared_numbers is None else None)
         self.add(members, groups)
         algorithm.prepare(self.model)
 
@@ -180,22 +176,15 @@ class Reducer:
     def number(self) -> Any:
         """The optimizer's number; a new one when the numbers of its set have restarted: see optimizer_number()."""
         id, options = self.group.process_set_id, runtime.options
-        if self.awaits_use:
-            self.awaits_use = False
-            number_is_used(self)
         if options is not None and id is not None and (
                 self.numbered is None or self._removals != self.group.removals or
                 (self._numbered_in != runtime.inits and not options.elastic)):
-            self.renumber(optimizer_number(id))
+            self.renumber(number_of(self))
         return self.numbered
 
     def touched(self) -> None:
         """Called after a backward pass that touched it, on this rank or on others."""
         self.touched_at = next(_clock)
-
-    def await_use(self) -> None:
-        """Until it is used, a new Reducer with an equal key may take its number."""
-        self.awaits_use, self._counts_since = True, None
 
     def renumber(self, number: int | None) -> None:
         """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending.
@@ -204,6 +193,7 @@ class Reducer:
         """
         # The name does not depend on members: ranks with different models must get an error, not wait.
         self.numbered, self._numbered_in, self._removals = number, runtime.inits, self.group.removals
+        self._counts_since = None       # see _counted
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 
