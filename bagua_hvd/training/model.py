@@ -3,7 +3,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
@@ -13,15 +13,6 @@ from bagua_hvd.training.buckets import Bucket, Member, Weights
 from bagua_hvd.training.source import Source
 from bagua_hvd.training.state import Snapshot, State
 from bagua_hvd.training.timing import Timing
-
-
-class Declared(Protocol):
-    """The declarations of an Algorithm (algorithms/base.py)."""
-
-    uses_weights: tuple[str, ...]
-    uses_adam: bool
-    asynchronous: bool
-
 
 NOT_DECLARED = "{name} reads {what} without declaring it: set {remedy} in its class"
 
@@ -70,7 +61,7 @@ class Model:
         step_pending: whether the gradients were unscaled, and no step was made since: it was skipped, or is next.
     """
 
-    def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
+    def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Any) -> None:
         self.name = name
         self.source = source
         self.group = group
@@ -338,7 +329,7 @@ class Model:
         self.add(members)
 
 
-def is_of(state: dict[str, Any], algorithm: Declared, group: ProcessSet) -> bool:
+def is_of(state: dict[str, Any], algorithm: Any, group: ProcessSet) -> bool:
     """Whether a checkpoint's state is of this algorithm; rank 0 warns of another algorithm's."""
     saved, runs = state.get("algorithm"), type(algorithm).__name__
     if saved not in (None, runs) and group.rank() == 0:
