@@ -109,7 +109,7 @@ def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str
     if values.ndim != 1 or values.size % size:
         raise ValueError(f"reducescatter: shape {values.shape} is not flat, or not to be shared by {size} ranks evenly")
     parts = values.reshape(size, -1)
-    codes: np.ndarray = np.stack([_encoded(codec, part, seed + place) for place, part in enumerate(parts)])
+    codes: np.ndarray = np.stack([_encoded(codec, part, (seed + place) % 2**64) for place, part in enumerate(parts)])
     return Scattered(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, codes)
 
 

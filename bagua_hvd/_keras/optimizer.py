@@ -211,6 +211,10 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         """
         self.distribution.set_weight(weight)
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        reduced: Any = self.__reduce__()    # Keras copies what it would save: an optimizer of the original class
+        return wrap(reduced[0](*reduced[1]), *self._settings)
+
     def build(self, variables: Any) -> None:
         super().build(variables)
         self.distribution.build(variables)

@@ -60,6 +60,8 @@ class Step:
 
     @torch.no_grad()
     def exchange(self, gradients: Any) -> list:
+        if self.reducer.model.window:       # the optimizer failed to apply the last ones
+            self.reducer.reset()
         self._replaced.clear()
         self.source.cleared()
         for parameter, gradient in zip(self._parameters, gradients, strict=True):

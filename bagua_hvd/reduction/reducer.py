@@ -28,7 +28,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
-from zlib import crc32
 
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
@@ -41,7 +40,7 @@ from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, fingerprint, listed
 from bagua_hvd.reduction.layout import Layout
-from bagua_hvd.reduction.numbers import number_is_used, number_of_new, optimizer_number
+from bagua_hvd.reduction.numbers import number_of, register
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import DelayedWindow, Window
 from bagua_hvd.training import delayed, variance
@@ -59,9 +58,10 @@ GROWS = (
     "checkpoint added to it: pass use_reentrant=False to torch.utils.checkpoint"
 )
 
-ADDED_TO_LATE = (
-    "with delay=1 gradients hold the average of the step before, to which another backward pass has added its own: "
-    "call zero_grad() or step() before it, or make it part of the window, by no_sync() or backward_passes_per_step"
+AGAIN_BEFORE_STEP = (
+    "with delay=1 gradients are sent once a step, and those of another backward pass have been sent in this one, which "
+    "the next step would apply: run all but the last pass of a step within no_sync(), or with "
+    "backward_passes_per_step, and passes whose gradients are not applied within no_sync()"
 )
 
 _clock = itertools.count(1)
@@ -72,9 +72,9 @@ def _counted(method):
     @functools.wraps(method)
     def with_byte_counter(self, *arguments):
         if self._counts_since != runtime.inits or self._removals != self.group.removals:
+            _ = self.number
             self._counts_since = runtime.inits
             self._counter, self._byte_counter = statistics.counter_of(type(self.algorithm).__name__)
-            _ = self.number
         token = byte_counter.set(self._byte_counter)
         try:
             return method(self, *arguments)
@@ -95,7 +95,6 @@ class Reducer:
         groups: None, or lists of indices that share a bucket.
         prescale_factor, postscale_factor: see Bucket.
         delay: 1: gradients become the average of the previous window.
-        names: of the members, if others than theirs tell models apart.
     Raises:
         ValueError: the algorithm cannot serve this model.
     Attributes:
@@ -106,9 +105,8 @@ class Reducer:
         passes: see Args.
         following: numbers of the group's later optimizers whose windows have as many passes and end in the same
             backward pass. Once the ranks have agreed: the union over the ranks.
-        key, names: by which ranks match it, see numbers.py.
+        key: by which ranks match it, see numbers.py.
         numbered: the number that it has now; None: it takes a new one when it is used.
-        awaits_use: see await_use().
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
         observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before
             any communication; weights_change() after all of it; step_ended() when the weights have been updated.
@@ -118,7 +116,7 @@ class Reducer:
 
     def __init__(self, source: Source, members: Sequence[Member], algorithm: Algorithm, group: ProcessSet,
                  passes: int = 1, groups: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-                 delay: Any = 0, names: Sequence[str] = ()) -> None:
+                 delay: Any = 0) -> None:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
@@ -149,9 +147,8 @@ class Reducer:
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
         self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
                     fingerprint(members))
-        self.names = crc32("\n".join(names or [member.name for member in members]).encode())
-        self.awaits_use = False
-        self.renumber(number_of_new(self))
+        register(self)
+        self.renumber(number_of(self) if runtime.shared_numbers is None else None)
         self.add(members, groups)
         algorithm.prepare(self.model)
 
@@ -179,22 +176,15 @@ class Reducer:
     def number(self) -> Any:
         """The optimizer's number; a new one when the numbers of its set have restarted: see optimizer_number()."""
         id, options = self.group.process_set_id, runtime.options
-        if self.awaits_use:
-            self.awaits_use = False
-            number_is_used(self)
         if options is not None and id is not None and (
                 self.numbered is None or self._removals != self.group.removals or
                 (self._numbered_in != runtime.inits and not options.elastic)):
-            self.renumber(optimizer_number(id))
+            self.renumber(number_of(self))
         return self.numbered
 
     def touched(self) -> None:
         """Called after a backward pass that touched it, on this rank or on others."""
         self.touched_at = next(_clock)
-
-    def await_use(self) -> None:
-        """Until it is used, a new Reducer with an equal key may take its number."""
-        self.awaits_use, self._counts_since = True, None
 
     def renumber(self, number: int | None) -> None:
         """Changes the optimizer's number, by which ranks match its operations. Not while anything is pending.
@@ -203,6 +193,7 @@ class Reducer:
         """
         # The name does not depend on members: ranks with different models must get an error, not wait.
         self.numbered, self._numbered_in, self._removals = number, runtime.inits, self.group.removals
+        self._counts_since = None       # see _counted
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 
@@ -343,11 +334,14 @@ class Reducer:
             self._step_begins()
         if self.model.delay and self.model.step_pending:     # it was skipped
             self._step_ends()
+        if self.model.delay and self.model.window:
+            raise ValueError(AGAIN_BEFORE_STEP)
+        self.model.skipped()
+        self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
+        if self.model.window and not self.model.continues:
+            self.model.discarded()
         if self.model.may_be_scaled:
             self.model.communication_begins()
-        self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
-        if self.model.delay and self.model.continues:
-            raise ValueError(ADDED_TO_LATE)
         self._source.factor = 1.0
         if not self._begun:
             self.model.pending = {}
@@ -595,9 +589,8 @@ class Reducer:
         if not self.model.scaled:
             self.model.scaled = True
             made = [self.model.pending.pop(bucket.name, None) for bucket in self.buckets]
-            if any(entry is not None for entry in made) and not self.model.roll_back():
-                for bucket in self.buckets:     # once: its errors are of values that are not applied
-                    bucket.state.drop(shared=False)
+            if any(entry is not None for entry in made):
+                self.model.undo()
 
     def agree_on_overflow(self, local: Any) -> bool:
         """Whether any rank has gradients that are not finite, in steps that do not communicate them; collective.

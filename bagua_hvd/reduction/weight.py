@@ -39,7 +39,7 @@ def check_alone(weight: Any) -> None:
 def _number(weight: Any) -> float:
     try:
         return float(weight)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

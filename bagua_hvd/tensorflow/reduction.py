@@ -111,8 +111,7 @@ class Reduction(reduction.Reduction):
         return dense(gradient, self.options.sparse_as_dense)
 
     def _make_step(self, variables):
-        return Step(self.options, list(map(native_variable, variables)), self._optimizer(), self._passes,
-                    [getattr(variable, "path", variable.name) for variable in variables])
+        return Step(self.options, list(map(native_variable, variables)), self._optimizer(), self._passes)
 
     def _adasum(self, gradients):
         return grouped_allreduce(gradients, op=Adasum, compression=self.compression)

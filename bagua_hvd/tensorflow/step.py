@@ -8,7 +8,7 @@ The three trace these ops, or run them in eager mode. At run time Bridges call t
 and a TensorFlowSource holds the tensors that they passed. Only then is it known whether the algorithm or the optimizer
 updates the weights, so the graph has both and a condition on a number that is passed over the bridge as well.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -62,13 +62,11 @@ class Step:
     Args:
         options: GradientOptions, checked. variables: tf.Variables, held weakly.
         optimizer: a Keras one, held weakly, or None. passes: its backward passes per step.
-        names: see Reducer.
     Attributes:
         source, reducer. uses: the parts that the algorithm uses.
     """
 
-    def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1,
-                 names: Sequence[str] = ()) -> None:
+    def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1) -> None:
         self.uses = Uses(options.algorithm, optimizer)
         self.source = TensorFlowSource(variables, optimizer, passes)
         members = [
@@ -77,13 +75,14 @@ class Step:
         ]
         self.reducer = Reducer(
             self.source, members, options.algorithm, options.process_set, 1,
-            options.grouped(variables, native_variable), **options.reducer_arguments, names=names,
+            options.grouped(variables, native_variable), **options.reducer_arguments,
         )
         self._options = options
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
         self._after = Bridge(self._keep, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
-        self._weight: tuple[Any, Any] = None, None      # (TensorView, Weight): the last one
+        self._weight_view: Any = None
+        self._weight: Weight | None = None      # the last one
         self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, without gradients
 
     # --------------------------------------------------------------------------------------------------- traced ----
@@ -187,13 +186,13 @@ class Step:
             self.reducer.gradient_ready(ready)
 
     def _put_weight(self, _, view):
-        weight = ffi.cast("double *", view.dst)[0]
-        # The weight of an abandoned step may still be in flight.
-        self._weight = view, Weight(weight, f"weight.{self.reducer.number}", self.reducer.group, self._weight[1])
+        self._weight_view = view
 
     def _make_factor(self):
-        view, weight = self._weight
-        ffi.cast("double *", view.dst)[0] = weight.factor()
+        # Not in _put_weight(): TensorFlow may call that in any order. The weight of an abandoned step may be in flight.
+        memory = ffi.cast("double *", self._weight_view.dst)
+        self._weight = Weight(memory[0], f"weight.{self.reducer.number}", self.reducer.group, self._weight)
+        memory[0] = self._weight.factor()
 
     def _keep(self, index, view):
         if index in self.source.views:

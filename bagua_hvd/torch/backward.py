@@ -16,6 +16,7 @@ Hooks run on the thread that the engine has for the device; one pass at a time. 
 devices, a lock serializes the hooks.
 """
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -29,6 +30,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd.job.basics import Sum
+from bagua_hvd.reduction.numbers import takes_one_of
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.shards import is_sharded
 
@@ -38,6 +40,7 @@ _engine = Variable._execution_engine
 _graph_task = torch._C._current_graph_task_id
 _pass_state = threading.local()     # by the pass that is ending here: list of (Backward, whether its window has ended)
 _instances: weakref.WeakSet[Any] = weakref.WeakSet()    # all Backwards
+_count = itertools.count()
 _hooked: Any = WeakTensorKeyDictionary()        # parameter -> weak references to the Backwards with hooks on it
 
 SHARED = (
@@ -112,6 +115,7 @@ class Backward:
         self._same_pass: weakref.WeakSet[Backward] = weakref.WeakSet()
         self._frozen_handles: dict[str, Any] = {}       # handles of hooks on frozen parameters
         self._finalizers: list[Any] = []                # they remove the hooks, at the latest with the reducer
+        self.place = next(_count)       # in the order of creation, in which optimizers without a number take theirs
         _instances.add(self)
         self.register(0)
         self._hook_frozen(frozen)
@@ -274,7 +278,7 @@ class Backward:
         If a pass has touched one since the last step of this optimizer, that one has already made its own step.
         """
         since = self._reducer().stepped_at
-        return [other for other in others if other is not self
+        return [other for other in sorted(others, key=_place) if other is not self
                 and (reducer := other._reducer()) is not None and reducer.untouched and reducer.touched_at <= since]
 
     def _communicates(self):
@@ -288,7 +292,7 @@ class Backward:
 
     def _of(self, group, numbers):
         reducer = self._reducer()
-        return reducer is not None and reducer.group is group and reducer.numbered in numbers
+        return reducer is not None and reducer.group is group and takes_one_of(reducer, numbers)
 
     def _complete_own(self):
         reducer = self._reducer()
@@ -379,8 +383,13 @@ def _numbers(reducer, waiting):
 
 def _ordered(backwards):
     """The Backwards whose optimizers are alive, in the same order on all ranks."""
-    alive = [(reducer, backward) for backward in backwards if (reducer := backward._reducer()) is not None]
+    alive = [(reducer, backward) for backward in sorted(backwards, key=_place)
+             if (reducer := backward._reducer()) is not None]
     return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
+
+
+def _place(backward):
+    return backward.place
 
 
 def _nothing():

@@ -131,8 +131,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         root_rank: global rank.
         model: accepted for compatibility.
     Raises:
-        ValueError: torch.optim.LBFGS; or, on all ranks: the class or the parameter groups of a rank differ from the
-            root's.
+        ValueError: torch.optim.LBFGS; or, on all ranks: the class, the algorithm or the parameter groups of a rank
+            differ from the root's.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -142,6 +142,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     name_of_root, of_root, facts, shared = broadcast_object(
         _describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
     name, sizes = type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]
+    if shared and hasattr(optimizer, "adopt") and shared[0] == optimizer.process_set.process_set_id:
+        name += f" with {type(optimizer.algorithm).__name__}"
+        name_of_root += f" with {shared[1]['algorithm']}"
     # All ranks raise; otherwise the others would wait for tensors.
     if extremes([int((of_root, name_of_root) != (sizes, name))], "optimizer_state.groups", global_process_set)[0][0]:
         if name_of_root != name:

@@ -66,6 +66,7 @@ class _Distributed(Wrapped):
             return
         reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
                           options.grouped([parameter for _, parameter in trained]), **options.reducer_arguments)
+        _ = reducer.number      # now: a rank may use it later than others, in its first step without a batch
         reducer.model.scaled = not gradients_untouched     # gradients may be changed after backward()
         self.reducer = reducer
         self._backward = Backward(reducer, source, gradients_untouched,

@@ -3,7 +3,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
@@ -13,15 +13,6 @@ from bagua_hvd.training.buckets import Bucket, Member, Weights
 from bagua_hvd.training.source import Source
 from bagua_hvd.training.state import Snapshot, State
 from bagua_hvd.training.timing import Timing
-
-
-class Declared(Protocol):
-    """The declarations of an Algorithm (algorithms/base.py)."""
-
-    uses_weights: tuple[str, ...]
-    uses_adam: bool
-    asynchronous: bool
-
 
 NOT_DECLARED = "{name} reads {what} without declaring it: set {remedy} in its class"
 
@@ -70,7 +61,7 @@ class Model:
         step_pending: whether the gradients were unscaled, and no step was made since: it was skipped, or is next.
     """
 
-    def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
+    def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Any) -> None:
         self.name = name
         self.source = source
         self.group = group
@@ -95,7 +86,7 @@ class Model:
         self.scaled = self.step_pending = False
         self._loss_scale: float | None = None     # of state in the gradients' unit; None: none has been seen
         self.may_be_scaled = True
-        self._scaling_seen = False
+        self._undo_seen = False                 # loss scaling, or gradients that were not applied
         self._made_a_step = False               # since creation or loading: a loss scale would have been seen
         self._initial_weights_differ = True     # the ranks have not been given equal weights yet
         self._snapshots: Snapshots | None = None  # state of buckets before this step, if it may be skipped
@@ -163,9 +154,8 @@ class Model:
 
     def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
-        self.skipped()
         self._follow_scale()
-        if self._snapshots is None and (self._scaling_seen or self._loss_scale is not None or not self._made_a_step):
+        if self._snapshots is None and (self._undo_seen or self._loss_scale is not None or not self._made_a_step):
             self._snapshots = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
 
     def _follow_scale(self) -> None:
@@ -202,7 +192,7 @@ class Model:
         if scale is not None:
             self._check_scale(scale)
             self._loss_scale = scale
-        self.step_pending = self._scaling_seen = self.may_be_scaled = True
+        self.step_pending = self._undo_seen = self.may_be_scaled = True
 
     def _check_scale(self, scale: float) -> None:
         if self._loss_scale not in (None, scale) and not self._made_a_step:
@@ -220,7 +210,7 @@ class Model:
         """The step has been made."""
         self.step += 1
         self.step_pending, self._made_a_step = False, True
-        self.may_be_scaled = self._scaling_seen or self._loss_scale is not None or self.delay > 0
+        self.may_be_scaled = self._undo_seen or self._loss_scale is not None or self.delay > 0
         if not self.delay:
             self._snapshots = None
 
@@ -229,7 +219,7 @@ class Model:
         if self.step_pending:
             self.window = 0
             if not self.delay:
-                self.roll_back()
+                self._restore()
         self.step_pending = False
 
     def delayed_arrived(self) -> None:
@@ -239,12 +229,18 @@ class Model:
             self._restore()
         self._snapshots = None
 
-    def roll_back(self) -> bool:
-        """The step is skipped: restores the state of gradient buckets from before it. False: that is not known."""
-        known = self._snapshots is not None
+    def undo(self) -> None:
+        """Gradients of this step are not applied as sent: restores their state from before it, or drops this rank's."""
+        if self._snapshots is None:
+            for bucket in self.gradients:
+                bucket.state.drop(shared=False)
         self._restore()
         self.step_pending = False
-        return known
+
+    def discarded(self) -> None:
+        """Gradients were zeroed or replaced after they were communicated in this step, which may happen again."""
+        self.undo()
+        self._undo_seen = self.may_be_scaled = True
 
     def _restore(self) -> None:
         for state, snapshot in self._snapshots or ():
@@ -333,7 +329,7 @@ class Model:
         self.add(members)
 
 
-def is_of(state: dict[str, Any], algorithm: Declared, group: ProcessSet) -> bool:
+def is_of(state: dict[str, Any], algorithm: Any, group: ProcessSet) -> bool:
     """Whether a checkpoint's state is of this algorithm; rank 0 warns of another algorithm's."""
     saved, runs = state.get("algorithm"), type(algorithm).__name__
     if saved not in (None, runs) and group.rank() == 0:

@@ -12,7 +12,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import DoubleSqueeze, TopK, bytegrad
+from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze, PowerSGD, TopK, bytegrad
 from bagua_hvd.core import native
 from workers import (
     BUCKETS,
@@ -22,6 +22,7 @@ from workers import (
     backward,
     by_gradients,
     c_lp_s,
+    dyadic,
     flat,
     gradient,
     make_model,
@@ -95,7 +96,7 @@ def test_infinity_reaches_all_and_does_not_stay(run_ranks):
 
 
 def passes_before_a_step():
-    """Further passes add their gradients to the momentum, which decays once; after zero_grad() it decays again."""
+    """Further passes add their gradients to the momentum, which decays once; zero_grad() takes them out of it."""
     hvd.init()
     mean = (hvd.size() + 1) / 2
     for make, _, _ in CASES:
@@ -115,11 +116,38 @@ def passes_before_a_step():
             momentum = 0.9 * momentum + passes * mean
             torch.testing.assert_close(model.weight.grad, torch.full((2, 3), momentum))
             optimizer.step()
+        momentum = 0.0      # since no copy was made before the first step of which gradients are zeroed
         for clear, to_none in ((optimizer.zero_grad, False), (optimizer.zero_grad, True), (model.zero_grad, True)):
+            backward()
             clear(set_to_none=to_none)
             backward()
             momentum = 0.9 * momentum + mean
             torch.testing.assert_close(model.weight.grad, torch.full((2, 3), momentum))
+            optimizer.step()
+            clear(set_to_none=to_none)
+
+
+def discarded():
+    """Gradients that are communicated and zeroed, as those of a GAN's other loss, leave nothing for later steps."""
+    hvd.init()
+    for make in (PowerSGD, TopK, DoubleSqueeze, ByteGrad):
+        model = torch.nn.Linear(16, 16, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        options = {"codec": codecs.block(4), "error_feedback": True} if make is ByteGrad else {"full_steps": 0}
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(),
+                                             algorithm=make(**options))
+        for t in range(4):
+            for passes in range(t % 3 + 1):
+                (model(torch.ones(1, 16)) * torch.from_numpy(dyadic(9, t, passes, count=16))).sum().backward()
+            optimizer.zero_grad()
+            (model(torch.ones(1, 16)) * 0).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not model.weight.any(), make
+
+
+def test_discarded(run_ranks):
+    run_ranks(2, discarded)
 
 
 def test_a_seed_needs_the_step():

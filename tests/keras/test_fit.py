@@ -2,6 +2,7 @@
 
 Expected: plain Keras on the data of all ranks.
 """
+import copy
 import gc
 import weakref
 
@@ -68,9 +69,9 @@ def options(mode):
         fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments), mode)
         assert_same_everywhere(model)
         assert_near(model, expected, "" if number >= 2 else "gradient_allreduce")
-    # The sum over n ranks with a learning rate n times smaller.
+    # The sum over n ranks with a learning rate n times smaller, by a copy of the optimizer.
     model = make_model()
-    fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 / hvd.size()), op=hvd.Sum), mode)
+    fit(model, copy.deepcopy(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 / hvd.size()), op=hvd.Sum)), mode)
     assert_near(model, expected)
     # A rank that is not in the set trains alone.
     model = make_model()

@@ -270,24 +270,36 @@ def test_bfloat16(run_ranks):
 
 
 def one_step_late():
-    """delay=1 applies the mean gradient of the step before."""
+    """delay=1 applies the mean gradient of the step before, also after an optimizer has raised an error."""
     import keras
 
     import bagua_hvd.keras as hvd
 
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
+    t = 0
+
+    class SGD(keras.optimizers.SGD):
+        def update_step(self, *arguments):
+            if t == 2:
+                raise ArithmeticError
+            super().update_step(*arguments)
 
     def gradient(rank, t, x):
         return x - np.random.default_rng([rank, t]).standard_normal(6).astype("float32")
 
     variable = keras.Variable(np.ones(6, "float32"))
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.25, momentum=0.5), delay=1)
+    optimizer = hvd.DistributedOptimizer(SGD(0.25, momentum=0.5), delay=1)
     x, momentum, late = np.ones(6), np.zeros(6), np.zeros(6)
     for t in range(5):
         mine = gradient(rank, t, keras.ops.convert_to_numpy(variable))
-        optimizer.apply([keras.ops.convert_to_tensor(mine)], [variable])
         sent = np.mean([gradient(r, t, x) for r in range(n)], 0)
+        if t == 2:
+            with pytest.raises(ArithmeticError):
+                optimizer.apply([keras.ops.convert_to_tensor(mine)], [variable])
+            late = sent
+            continue
+        optimizer.apply([keras.ops.convert_to_tensor(mine)], [variable])
         momentum = 0.5 * momentum + late
         x, late = x - 0.25 * momentum, sent
         np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), x, rtol=1e-5, atol=1e-5)

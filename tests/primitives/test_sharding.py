@@ -41,6 +41,9 @@ def equations():
             total += round_trip(codec, each[part], 7 * r + rank).astype(F)
         np.testing.assert_allclose(scattered.wait(), total, rtol=1e-6, atol=1e-6)
         assert (gathered.wait() == np.concatenate([round_trip(codec, each, r) for r, each in enumerate(shards)])).all()
+    x = np.ones(300 * n, F)     # the last seed; the one after it is 0
+    scattered = reducescatter(x, world, codecs.rotated(2), "last", 2**64 - 1).wait()
+    np.testing.assert_allclose(scattered, n * round_trip(codecs.rotated(2), x[:300], (rank - 1) % 2**64), rtol=1e-6)
     out = np.empty(300, F)
     assert reducescatter(np.ones(300 * n, F), world, CODECS[0], "out").wait(out) is out and (out == n).all()
     for begin, count in ((reducescatter, 300), (allgather, 300 * n * n)):

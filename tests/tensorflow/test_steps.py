@@ -333,7 +333,7 @@ def test_algorithms_on_weights(run_ranks):
 
 
 def numbers():
-    """A rank that joins gives its Reducers the numbers of equal ones of rank 0, in whatever order they are made."""
+    """Reducers of a rank that joins get the numbers of equal ones of rank 0, in the order of use."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -375,6 +375,13 @@ def numbers():
     # A new one takes the place of an old one that is not used any more, and that rank 1 does not have.
     again, taken = reductions()
     assert use((again, (0,)), (again, (1, 2)), (one, (2,)), (other, (2,))) == [1, 5, 3, 4]
+    # One after the other on the same variables: a rank joins when the first is not used any more.
+    first, second = reductions()
+    if hvd.rank() == 0:
+        for reduction in (first, second):
+            assert reduction._step_of(variables[1:]).reducer.number in (6, 7)
+    share_numbers((), lambda mine: hvd.broadcast_object(mine, 0))
+    assert use((second, (1, 2)), (again, (1, 2))) == [5, 6]
     runtime.options.elastic = False
     use((taken, (0,)))
     made, _ = reductions()

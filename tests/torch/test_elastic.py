@@ -11,6 +11,7 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd.core.exceptions import HostsUpdatedInterrupt
 from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.torch.elastic import state as state_module
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.elastic.state import StateHandler, TorchState, get_handler_registry, set_handler_registry
@@ -456,6 +457,24 @@ def parts_of_the_job():
     hvd.shutdown()
 
 
+def outside_of_the_state():
+    """Equal optimizers that no state has sent: ranks match them, though one has no batch in the first step."""
+    hvd.init()
+    runtime.options.elastic = True
+    algorithm = hvd.algorithms.get("doublesqueeze", full_steps=0)       # of several phases
+    pairs = [make_training() for _ in range(2)]
+    wrapped = [hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
+               for model, optimizer in pairs]
+    TorchState(None).sync()
+    if hvd.rank() == 0:
+        sum(model(torch.ones(4, 3)).sum() * factor for factor, (model, _) in enumerate(pairs)).backward()
+    for optimizer in wrapped:
+        optimizer.step()
+    numbers = [optimizer.reducer.number for optimizer in wrapped]
+    assert numbers == sorted(numbers)
+    hvd.shutdown()
+
+
 def both():
     synchronization()
     frozen_weights()
@@ -463,6 +482,7 @@ def both():
         schedulers(of_given)
     hvd.shutdown()
     parts_of_the_job()
+    outside_of_the_state()
     elastic_training()
 
 

@@ -116,6 +116,10 @@ def optimizer_state():
         optimizer = (torch.optim.Adam if last else torch.optim.SGD)([two[0]], lr=0.1)
         with pytest.raises(ValueError, match="has the optimizer SGD, and this rank Adam" if last else "another one"):
             hvd.broadcast_optimizer_state(optimizer, root)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([two[1]], 0.1), algorithm="topk" if last else "powersgd")
+        sentence = "has the optimizer SGD with PowerSGD, and this rank SGD with TopK"
+        with pytest.raises(ValueError, match=sentence if last else "another one"):
+            hvd.broadcast_optimizer_state(optimizer, root)
 
 
 def state_of_no_parameter():
