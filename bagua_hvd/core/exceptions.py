@@ -4,7 +4,7 @@
 class HorovodInternalError(RuntimeError):
     """A collective failed: ranks disagreed, one was lost, or the runtime has been shut down.
 
-    Elastic jobs restore and retry.
+    Elastic jobs restore and retry, unless ranks disagreed.
 
     Attributes:
         status: the native status code; None: raised by Python code.

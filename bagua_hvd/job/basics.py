@@ -79,6 +79,8 @@ def init(comm: Sequence[int] | None = None,
         RemovedFromJob: an elastic job has no slot for this process any more. A SystemExit with exit code 0.
     """
     with runtime.lock:
+        if process_sets is not None and not isinstance(process_sets, str):
+            process_sets = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
         if runtime.context is not None:
             _check_repeated(comm, process_sets)
             runtime.init_repeated = True
@@ -101,15 +103,20 @@ def init(comm: Sequence[int] | None = None,
 
 
 def _check_repeated(comm, process_sets):
-    """ValueError if the running job was started with other arguments."""
+    """ValueError if the running job was started with other arguments; else equal sets become the job's."""
     _check_comm(comm, runtime.options)
     if isinstance(process_sets, str):
         same = process_sets.lower() == "dynamic" and dynamic_process_sets()
     else:
-        same = not process_sets or list(process_sets) == list(runtime.process_sets or ())
+        sets = () if isinstance(runtime.process_sets, str) else runtime.process_sets or ()
+        known = {tuple(each.ranks): each for each in sets}
+        same = not process_sets or sorted(tuple(each.ranks or ()) for each in process_sets) == sorted(known)
     if not same:
         raise ValueError(f"init(process_sets={process_sets!r}): init() has run already, perhaps by "
                          'init_process_group("bagua"), without these: pass process_sets to the first call.')
+    if not isinstance(process_sets, str):
+        for each in process_sets or ():
+            each.__dict__ = known[tuple(each.ranks)].__dict__       # its id then, and whenever it changes
 
 
 class InitializationFailed(ValueError):
@@ -257,10 +264,7 @@ def _static_sets(sets, options):
             raise ValueError(f'init(process_sets={sets!r}): expected a list of ProcessSets or "dynamic".')
         options.dynamic_process_sets = True
         return []
-    set_class = process_sets.ProcessSet
-    static_sets = [item if isinstance(item, set_class) else set_class(item) for item in sets]
-    if options.elastic:
-        static_sets = _fitting(static_sets, options)
+    static_sets = _fitting(sets, options) if options.elastic else sets
     for i, process_set in enumerate(static_sets):
         process_sets.check_ranks(process_set.ranks, options.size, [other.ranks for other in static_sets[:i]])
     return static_sets

@@ -1,7 +1,8 @@
 """Elastic jobs, as the workers see them: a state that survives failures, and the loop that restores it.
 
     repeat:  state.sync(), unless it may be skipped;  func(state)
-             HorovodInternalError:   state.restore()        a rank was lost: back to the last commit
+             HorovodInternalError:   state.restore()        a rank was lost: back to the last commit; other causes end
+                                                            the job
              HostsUpdatedInterrupt:  nothing                the hosts changed: the state is intact
              reset();  state.on_reset()                     shutdown() and init(): rank and size may change
 
@@ -18,7 +19,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.core.log import logger
 from bagua_hvd.job import basics, elastic_worker
 from bagua_hvd.job.elastic_worker import HostUpdateResult, Synced, Syncing
 
@@ -290,6 +293,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 state._ended()
                 return result
             except HorovodInternalError as error:
+                if error.status in (native.ERR_MISMATCH, native.ERR_UNSUPPORTED):
+                    raise       # the same calls would fail again
+                logger.warning("%s", error)
                 elastic_worker.failed(error)
                 state.restore()
                 skip_sync = False
@@ -318,7 +324,8 @@ def runs(module: str, translated: Callable[[], AbstractContextManager] = nullcon
             func: function whose first argument is the state, such as a TorchState or a KerasState.
         Returns:
             A function with the same arguments and result. Exceptions other than HorovodInternalError,
-            HostsUpdatedInterrupt, and TensorFlow's errors about a lost rank pass through it.
+            HostsUpdatedInterrupt, and TensorFlow's errors about a lost rank pass through it. So does the error if
+            ranks disagree about a collective, or one is not supported.
         """
 
         @functools.wraps(func)

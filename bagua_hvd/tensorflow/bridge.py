@@ -19,9 +19,9 @@ between put() and wait() leaves no dangling pointers. Code that holds views must
 
 Errors: an exception in put() or wait() makes the step fail with a tf.errors.OpError that contains its message:
 InvalidArgumentError for ValueError, FailedPreconditionError when ranks disagree or before init(), UnknownError for the
-rest. The exception itself is `bridge.failure`, until the next exchange succeeds. After a failure the user of the Bridge
-clears its own state (Reducer.synchronize does so by itself; after a failure elsewhere in the step call
-Reducer.reset()).
+rest. The exception itself is `bridge.failure`, until the next exchange succeeds. In eager mode, exceptions of other
+classes pass through, as those of signal handlers must. After a failure the user of the Bridge clears its own state
+(Reducer.synchronize does so by itself; after a failure elsewhere in the step call Reducer.reset()).
 
 Deadlock: wait() blocks a thread of TensorFlow, but only after all puts it needs; the waits of a graph and of the
 functions that it calls are in program order, the same on all ranks. See docs/decisions/frontends.md.
@@ -87,7 +87,15 @@ class Bridge:
             return []
         if tf.executing_eagerly():
             # All tensors exist already: one op, because here the overhead of an op exceeds its work.
-            return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
+            self.failure = None
+            try:
+                return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
+            except tf.errors.UnknownError:
+                failure: Any = self.failure
+                if failure is None or isinstance(failure, HorovodInternalError):
+                    raise
+            self.failure = None
+            raise failure
         graph = tf.compat.v1.get_default_graph()
         again = self._enter(graph) or in_turn
         if compiled_by_xla():

@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 
+from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.job.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
 
@@ -86,8 +87,18 @@ def test_nothing_keeps_what_a_failed_step_had(error):
         gc.enable()
 
 
-def test_lost_rank_restores_and_synchronizes():
+def test_lost_rank_restores_and_synchronizes(caplog):
     assert run_with([HorovodInternalError("x"), 3]) == (3, ["sync", "func", "restore", *RESET, "sync", "func"])
+    assert caplog.messages == ["x"]
+
+
+@pytest.mark.parametrize("status", [native.ERR_MISMATCH, native.ERR_UNSUPPORTED])
+def test_calls_that_would_fail_again_end_the_job(status):
+    error, state = HorovodInternalError("x"), Recorder()
+    error.status = status
+    with pytest.raises(HorovodInternalError) as raised:
+        run_with([error], state)
+    assert raised.value is error and state.calls == ["sync", "func"]
 
 
 def test_hosts_added_keeps_the_state():

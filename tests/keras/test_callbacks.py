@@ -183,12 +183,13 @@ def learning_rates():
     for optimizer in (keras.optimizers.RMSprop(0.1, momentum=0.9), keras.optimizers.Muon(0.1)):
         model = make_model()
         model.compile(hvd.DistributedOptimizer(optimizer), "mse")
-        fit(model, [])
+        model.optimizer.build(model.trainable_variables)    # a step by Muon fails in TensorFlow before Keras 3.13
         jump.set_model(model)
         state = legacy.variables(model.optimizer)[2:]       # after iterations and learning rate
-        before = [values.to_array(variable).copy() for variable in state]
+        for variable in state:
+            variable.assign(np.ones(variable.shape))
         jump._adjust(1)
-        changed = [(values.to_array(after) != was).any() for after, was in zip(state, before, strict=True)]
+        changed = [(values.to_array(variable) != 1).any() for variable in state]
         corrects = isinstance(optimizer, keras.optimizers.RMSprop)
         assert sum(changed) == corrects * len(model.trainable_variables)
 

@@ -1,4 +1,5 @@
-"""The training of a TorchEstimator's rank, without Spark."""
+"""The training of an estimator's rank, without Spark."""
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,3 +49,36 @@ def incomplete_windows():
 
 def test_incomplete_windows(run_ranks):
     run_ranks(2, incomplete_windows)
+
+
+def keras_models_that_differ():
+    """The result is the ranks' mean, which all ranks have at the end."""
+    import keras
+
+    import bagua_hvd.keras as hvd
+    from bagua_hvd.spark.keras import _train, to_bytes
+
+    class Keep(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            kept.append(self.model)
+
+    for algorithm in ("async", hvd.algorithms.LocalSGD(BATCHES, full_steps=0)):
+        kept = []
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.1))
+        result = _train(to_bytes(model), optimizer, SimpleNamespace(
+            params={"optimizer": None}, random_seed=0, custom_objects=None, gradient_compression=None,
+            algorithm=algorithm, loss="mse", loss_weights=None, metrics=(), rows=lambda rank, size: (rank, None),
+            epoch=lambda rank, epoch: batches(rank)[:-1], steps=lambda rank: BATCHES - 1, feature_cols=["x"],
+            label_cols=["y"], epochs=1, callbacks=[Keep()], verbose=0))
+        hvd.init()
+        mine = kept[0].get_weights()
+        assert (hvd.allgather(mine[0][None]) == mine[0]).all(), algorithm
+        if hvd.rank() == 0:
+            assert (pickle.loads(result["content"])[0] == mine[0]).all()
+        hvd.shutdown()
+
+
+def test_keras_models_that_differ(run_ranks):
+    pytest.importorskip("keras")
+    run_ranks(2, keras_models_that_differ)

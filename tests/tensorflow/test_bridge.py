@@ -74,6 +74,7 @@ def test_reducer(run_ranks, n, algorithm):
 
 
 def failures():
+    import pytest
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -106,7 +107,8 @@ def failures():
     ]
     xs = [tf.ones([2]), tf.ones([3])]
     for put, wait, tf_error, error, text in cases:
-        for way in (lambda f: f, tf.function, lambda f: tf.function(f, jit_compile=True)):
+        ways = (lambda f: f, tf.function, lambda f: tf.function(f, jit_compile=True))
+        for way in ways[error is Interrupted:]:
             bridge = Bridge(put, wait)
             try:
                 way(lambda xs, bridge=bridge: bridge.exchange(xs))(xs)
@@ -117,6 +119,15 @@ def failures():
             else:
                 raise AssertionError("no error")
             assert type(bridge.failure) is error and str(bridge.failure) in text
+
+    for error in (Interrupted, KeyboardInterrupt):      # in eager mode they pass: a signal handler may raise them
+        def interrupted(error=error):
+            raise error
+
+        bridge = Bridge(fine, interrupted)
+        with pytest.raises(error):
+            bridge.exchange(xs)
+        assert bridge.failure is None
 
     state = {"fail": True}
 

@@ -168,10 +168,12 @@ def wrong_calls():
     check(tf.errors.AbortedError, "Reducescatter currently only supports AVERAGE and SUM.",
           lambda: hvd.reducescatter(x, op=hvd.Max))
     check(invalid, "invalid root rank", lambda: hvd.broadcast(x, 7))
+    everywhere = (lambda f: f, tf.function, *compiled)
+    check(ValueError, "invalid root rank", lambda: hvd.broadcast(x, 2**32), everywhere)
     check(ValueError, "", lambda: hvd.allreduce(x, op=hvd.Sum, average=True))
     check(ValueError, "op=9", lambda: hvd.allreduce(x, op=9))
     check(ValueError, "not registered", lambda: hvd.allreduce(x, process_set=hvd.ProcessSet([0])))
-    unknown_set(lambda call: check(ValueError, "not registered", call, (lambda f: f, tf.function, *compiled)))
+    unknown_set(lambda call: check(ValueError, "not registered", call, everywhere))
     everyone = hvd.global_process_set
     check(TypeError, "`device_dense`, a str, not <ReduceOp.Sum: 1>: write op=", lambda: hvd.reducescatter(x, hvd.Sum))
     check(TypeError, "takes a str as `name`", lambda: hvd.allgather(x, everyone))

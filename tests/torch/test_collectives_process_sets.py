@@ -21,13 +21,15 @@ def static_sets():
     hvd.init(process_sets=[even, high])
     for arguments in ({}, {"process_sets": (even, high)}, {"process_sets": []}, {"comm": [0, 1, 2]}):
         hvd.init(**arguments)
+    again = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[[1, 2], again])
     for others in ([even], [hvd.ProcessSet([0, 1])], "dynamic"):
         with pytest.raises(ValueError, match="init.. has run already.*pass process_sets to the first call"):
             hvd.init(process_sets=others)
     with pytest.raises(ValueError, match="a job over a subset"):
         hvd.init(comm=[0, 1])
     rank = hvd.rank()
-    assert (even.process_set_id, high.process_set_id) == (1, 2)
+    assert (even.process_set_id, high.process_set_id, again.process_set_id) == (1, 2, 1)
     assert hvd.global_process_set.ranks == [0, 1, 2] and hvd.global_process_set.process_set_id == 0
     assert "process_set_id=1, ranks=[0, 2], mpi_comm=None" in str(even)
     for process_set in (even, high, hvd.global_process_set):
@@ -71,9 +73,9 @@ def static_sets():
         hvd.remove_process_set(even)
     hvd.barrier()
     hvd.shutdown()
-    assert even.process_set_id is None
+    assert even.process_set_id is again.process_set_id is None
     hvd.init(process_sets=[even])
-    assert even.process_set_id == 1 and high.process_set_id is None
+    assert even.process_set_id == again.process_set_id == 1 and high.process_set_id is None
 
 
 def unknown_set():

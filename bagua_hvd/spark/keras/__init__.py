@@ -85,7 +85,8 @@ class KerasModel(_Packed, HorovodModel):
 class KerasEstimator(_Packed, HorovodEstimator):
     """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
 
-    Ranks use the driver's Keras backend. Several feature columns become a tuple of inputs.
+    Ranks use the driver's Keras backend. Several feature columns become a tuple of inputs. If the algorithm leaves the
+    models of the ranks different, the result is their mean.
     """
 
     required = ("optimizer", "loss")
@@ -156,6 +157,10 @@ def _train(content, optimizer, task):
         epochs(), steps_per_epoch=task.steps(rows), epochs=task.epochs, verbose=2 * (task.verbose and hvd.rank() == 0),
         callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
                    *task.callbacks], **checked).history
+    if optimizer.algorithm.asynchronous:
+        optimizer.algorithm.abort()
+    if optimizer.algorithm.models_differ:
+        hvd.consensus(model)
     weights = pickle.dumps(model.get_weights()) if hvd.rank() == 0 else b""
     hvd.shutdown()
     return {"history": history, "content": weights}
