@@ -1,7 +1,9 @@
 """The compute service: tf.data pipelines in compute tasks, read by training tasks, in real processes."""
 import os
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,11 @@ def check_registry():
         at = [["127.0.0.1", registry.port]]
         with pytest.raises(TimeoutError, match="another secret|closed the connection"):
             Client(at, b"another secret", 0.2)
+        # An address that does not answer does not delay the others until the timeout.
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            begin = time.monotonic()
+            Client([["127.0.0.1", silent.getsockname()[1]], *at], b"secret", 12).close()
+            assert time.monotonic() - begin < 10
         with Client(at, b"secret", 2) as worker, Client(at, b"secret", 5) as first, Client(at, b"secret", 5) as other:
             with pytest.raises(TimeoutError, match="dispatcher 1 of the compute service did not start"):
                 worker.address_of(1)
