@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -163,7 +164,18 @@ def check_registry():
             late.wait_for_shutdown()
 
 
+def check_addresses():
+    from bagua_hvd.tensorflow.data.compute_worker import _addresses
+
+    found = [["docker0", "172.17.0.1"], ["eth0", "10.0.0.1"], ["fd00::1%eth0", "fd00::1"], ["lo", "127.0.0.1"]]
+    for interfaces, first in (("eth0,lo", "10.0.0.1"), ("lo", "172.17.0.1")):
+        with mock.patch("bagua_hvd.job.probe.addresses", lambda: found), mock.patch.dict(
+                os.environ, HOROVOD_GLOO_IFACE=interfaces):
+            assert _addresses(1)[0] == [first, 1] and _addresses(1)[-1] == ["127.0.0.1", 1]
+
+
 def config_and_registry(path):
+    check_addresses()
     check_config(Path(path))
     check_registry()
 
