@@ -28,8 +28,9 @@ def incomplete_windows():
     from bagua_hvd.spark.torch import _train
 
     model, optimizer = linear()
+    torch.cuda.is_available = lambda: True      # on a host without a GPU for this rank
     _train(model, SimpleNamespace(
-        use_gpu=False, gradient_compression=None, optimizer=optimizer, algorithm=None, backward_passes_per_step=PASSES,
+        use_gpu=True, gradient_compression=None, optimizer=optimizer, algorithm=None, backward_passes_per_step=PASSES,
         loss=torch.nn.functional.mse_loss, loss_weights=None, rows=lambda rank, size: (batches(rank), None),
         epoch=lambda rows, epoch: rows, feature_cols=["x"], label_cols=["y"], metrics=[], epochs=EPOCHS, callbacks=[],
         verbose=0))
