@@ -1,4 +1,5 @@
 """The training of an estimator's rank, without Spark."""
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -53,7 +54,8 @@ def test_incomplete_windows(run_ranks):
 
 
 def keras_models_that_differ():
-    """The result is the ranks' mean, which all ranks have at the end."""
+    """The result is the ranks' mean, which all ranks have at the end. A rank sees the GPU of its local rank alone."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "5,7"      # as for the host's ranks
     import keras
 
     import bagua_hvd.keras as hvd
@@ -73,6 +75,7 @@ def keras_models_that_differ():
             epoch=lambda rank, epoch: batches(rank)[:-1], steps=lambda rank: BATCHES - 1, feature_cols=["x"],
             label_cols=["y"], epochs=1, callbacks=[Keep()], verbose=0))
         hvd.init()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "57"[hvd.rank()]
         mine = kept[0].get_weights()
         assert (hvd.allgather(mine[0][None]) == mine[0]).all(), algorithm
         if hvd.rank() == 0:
