@@ -67,19 +67,17 @@ class Device:
 
     Args:
         index: the GPU, as the framework counts them.
-        files: where to look for the driver; None: driver_files().
-        nccl: where to look for NCCL; "" disables it; None: nccl_files(), if nccl_is_wanted().
     Attributes:
         to_host, from_host: addresses of the streams that read and write the tensors of operations.
     Raises:
         HorovodInternalError: no driver, or it failed; ValueError: no such GPU. The message says what is missing.
     """
 
-    def __init__(self, index: int, files: Any = None, nccl: Any = None) -> None:
-        text = ffi.new("char[]", (driver_files() if files is None else files).encode())
+    def __init__(self, index: int) -> None:
+        text = ffi.new("char[]", driver_files().encode())
         options = ffi.new("struct bhvd_device_options *", {"index": index, "libraries": text})
-        if nccl or (nccl is None and nccl_is_wanted()):
-            nccl_text = ffi.new("char[]", (nccl or nccl_files()).encode())
+        if nccl_is_wanted():
+            nccl_text = ffi.new("char[]", nccl_files().encode())
             options.nccl_libraries = nccl_text
         out = ffi.new("bhvd_device **")
         native.call(lib.bhvd_device_create, options, out)

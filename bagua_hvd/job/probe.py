@@ -126,6 +126,32 @@ def by_family(addresses):
     return [[address for address in addresses if (":" in address) == by_6] for by_6 in (False, True)]
 
 
+def connect(addresses, secret, seconds):
+    """The Connection to the first of these [host, port] pairs that answers; to an IPv6 one only if no other does.
+
+    Tries them in parallel, since some may be unreachable, each for `seconds`. OSError: none answers.
+    """
+
+    def attempt(address):
+        try:
+            return Connection(address[0], address[1], secret, seconds)
+        except OSError as error:
+            return error
+
+    found: list = []
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        for hosts in by_family([host for host, _ in addresses]):
+            found += pool.map(attempt, [address for address in addresses if address[0] in hosts])
+            connections = [each for each in found if isinstance(each, Connection)]
+            if connections:
+                break
+    for connection in connections[1:]:
+        connection.close()
+    if not connections:
+        raise found[0]
+    return connections[0]
+
+
 def reachable(targets, key, timeout=math.inf):
     """The entries of `targets`, [[name, address, port], ...], that this host reaches within `timeout` seconds."""
     deadline = time.monotonic() + timeout

@@ -9,15 +9,12 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from bagua_hvd.core import variables
-from bagua_hvd.job import channel
 from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.job.messages import Hello
-from bagua_hvd.job.probe import by_family
+from bagua_hvd.job.probe import connect
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
 from bagua_hvd.runner.run_task import Failure, call, say, write
@@ -50,26 +47,11 @@ def _connect(where):
     """The Connection by the first address that reaches the launcher. OSError: none does."""
     addresses, _, port = where.rpartition(":")
     secret = variables.read(HOROVOD_SECRET_KEY)
-
-    def connect(address):
-        try:
-            return channel.Connection(address, int(port), secret, _CONNECT_SECONDS)
-        except OSError as error:
-            return error
-
-    found: list[Any] = []
-    with ThreadPoolExecutor() as pool:      # in parallel: some may be unreachable
-        for some in by_family(addresses.split(",")):
-            found += pool.map(connect, some)
-            connections = [each for each in found if isinstance(each, channel.Connection)]
-            if connections:
-                break
-    for connection in connections[1:]:
-        connection.close()
-    if not connections:
-        raise ConnectionError(f"this host reaches the launcher at none of {addresses} ({found[0]}): open the ports "
-                              "between the hosts, or name the interface they share by network_interfaces")
-    return connections[0]
+    try:
+        return connect([[address, int(port)] for address in addresses.split(",")], secret, _CONNECT_SECONDS)
+    except OSError as error:
+        raise ConnectionError(f"this host reaches the launcher at none of {addresses} ({error}): open the ports "
+                              "between the hosts, or name the interface they share by network_interfaces") from None
 
 
 def _die_with_launcher(connection, done):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bagua_hvd.core import device_kernels, native
-from bagua_hvd.core.device import KERNELS, Device
+from bagua_hvd.core.device import KERNELS
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.util import in_window
-from device_arrays import FakePlacement, emulation, fake_cuda, fake_cuda_path, own_device
+from device_arrays import FakePlacement, emulation, fake_cuda, open_device, own_device
 from gpu_hosts import placements
 from world import World
 
@@ -214,7 +214,7 @@ def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch, tmp_path):
     """Also if the thread's current device is another one, because torch.cuda.set_device was not called."""
     monkeypatch.setitem(sys.modules, "cupy", _CuPy())
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
-    devices = [Device(index, files=fake_cuda_path(), nccl=fake_cuda_path()) for index in (3, 4)]
+    devices = [open_device(index) for index in (3, 4)]
     for one in devices:
         kernels = device_kernels.Kernels(one.index)
         one.set_kernels({name: kernels.handle(name) for name in KERNELS}, kernels)
@@ -272,7 +272,7 @@ def test_operations_that_wait_for_the_gpu_are_not_asked_for_one_by_one():
     count = 50
     with World(1, "inproc") as world:
         def call(rank, context):
-            placement = FakePlacement(Device(0, files=fake_cuda_path(), nccl=""))     # without buffers of other tests
+            placement = FakePlacement(open_device(0, nccl=False))     # without buffers of other tests
             arrays = [placement.array(np.ones(100, np.float32)) for _ in range(count)]
             release, before = fake_cuda().hold(placement.current), fake_cuda().asked()
             posted = [context.post(native.ALLREDUCE, f"x.{i}", [x.view(x)]) for i, x in enumerate(arrays)]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.device import Device
 from bagua_hvd.core.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
+from device_arrays import FakePlacement, fake_cuda, nccl_steps, open_device, own_device, sums_overwritten_in_flight
 from gpu_hosts import REDUCED, groups, placements
 from values import make
 from world import DTYPES, World
@@ -202,7 +201,7 @@ def test_all_use_nccl_or_none(monkeypatch, reason):
 
         if reason == "another NCCL":
             monkeypatch.setenv("BHVD_FAKE_NCCL_VERSION", "22000")
-        odd = Device(1, files=fake_cuda_path(), nccl="" if reason == "no NCCL on one" else fake_cuda_path())
+        odd = open_device(1, nccl=reason != "no NCCL on one")
         for values in world.run(call):
             np.testing.assert_array_equal(values, np.full(10, 2.0))
     assert groups() == before

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.device import Device
 from bagua_hvd.job import environment
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
+from device_arrays import FakePlacement, fake_cuda, nccl_steps, open_device, own_device, sums_overwritten_in_flight
 from gpu_hosts import FOR_ALLREDUCE, ONLY, REDUCED, groups, on_hosts, placements
 from two_levels import environments
 from values import make, reduced
@@ -230,7 +229,7 @@ def test_hosts_with_different_versions(monkeypatch, letters, expected):
     """NCCL within each host if its members have the same version, else staged."""
     devices = [own_device(rank) for rank in range(2)]
     monkeypatch.setenv("BHVD_FAKE_NCCL_VERSION", "22000")
-    devices += [Device(rank, files=fake_cuda_path(), nccl=fake_cuda_path()) for rank in (2, 3)]
+    devices += [open_device(rank) for rank in (2, 3)]
     with on_hosts(letters, 0) as world:
         assert groups_of(world, devices) == expected
 

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.device import Device
 from bagua_hvd.core.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path
+from device_arrays import FakePlacement, fake_cuda, open_device
 from world import World, view
 
 
@@ -111,13 +110,13 @@ def test_shutdown_with_tensors_on_their_way(world):
 
 def test_there_is_no_such_gpu():
     with fake_cuda().devices(1), pytest.raises(ValueError, match=r"there is no GPU 7: the driver \(CUDA 13.0\) has 1"):
-        Device(7, files=fake_cuda_path())
+        open_device(7)
 
 
 def test_an_old_driver(monkeypatch):
     monkeypatch.setenv("BHVD_FAKE_CUDA_VERSION", "11020")
     with pytest.raises(HorovodInternalError, match=r"libcuda.so.1 supports CUDA 11.2; bagua_hvd needs at least 11.4"):
-        Device(0, files=fake_cuda_path())
+        open_device(0)
 
 
 def _gpu_fails():

@@ -19,28 +19,24 @@ class Worker:
 
 
 def test_order_and_changes():
-    hosts = FixedHosts({"b": 1, "a": 2})
-    manager = HostManager(hosts)
-    assert manager.update_available_hosts() == HostUpdateResult.added
+    hosts = {"b": 1, "a": 2}
+    manager = HostManager(FixedHosts({}))
+    assert manager.take(hosts) == HostUpdateResult.added
     assert list(manager.current_hosts.items()) == [("b", 1), ("a", 2)]
-    assert manager.update_available_hosts() == HostUpdateResult.no_update
-    hosts.set({"c": 1, "a": 2, "b": 1})
-    assert manager.update_available_hosts() == HostUpdateResult.added
+    assert manager.take(hosts) == HostUpdateResult.no_update
+    assert manager.take({"c": 1, "a": 2, "b": 1}) == HostUpdateResult.added
     assert list(manager.current_hosts) == ["b", "a", "c"]
-    hosts.set({"c": 1, "a": 1, "b": 1})
-    assert manager.update_available_hosts() == HostUpdateResult.removed
-    hosts.set({"a": 1, "b": 3})
-    assert manager.update_available_hosts() == HostUpdateResult.mixed
-    hosts.set({"c": 1, "b": 3, "a": 1})
-    manager.update_available_hosts()
+    assert manager.take({"c": 1, "a": 1, "b": 1}) == HostUpdateResult.removed
+    assert manager.take({"a": 1, "b": 3}) == HostUpdateResult.mixed
+    manager.take({"c": 1, "b": 3, "a": 1})
     assert list(manager.current_hosts) == ["b", "a", "c"]      # c counts as new
 
 
 def test_blacklist_for_ever():
-    manager = HostManager(FixedHosts({"a": 1, "b": 1}), clock=lambda: 1e12)
-    manager.update_available_hosts()
+    manager = HostManager(FixedHosts({}), clock=lambda: 1e12)
+    manager.take({"a": 1, "b": 1})
     manager.blacklist("a")
-    assert manager.is_blacklisted("a") and list(manager.current_hosts) == ["b"] and not manager.all_lost
+    assert list(manager.current_hosts) == ["b"] and not manager.all_lost
     manager.blacklist("b")
     assert manager.all_lost and not manager.come_back
 
@@ -49,9 +45,9 @@ def test_blacklist_for_ever():
 def test_cooldown(jitter, delays):
     now = [0.0]
     asked = []
-    manager = HostManager(FixedHosts({"a": 1, "b": 1}), (10, 60), lambda: now[0],
+    manager = HostManager(FixedHosts({}), (10, 60), lambda: now[0],
                           lambda low, high: asked.append((low, high)) or jitter)
-    manager.update_available_hosts()
+    manager.take({"a": 1, "b": 1})
     for delay in delays:
         manager.blacklist("a")
         now[0] += delay - 0.25

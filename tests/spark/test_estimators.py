@@ -179,8 +179,8 @@ def test_lightning(frame, store):
     assert fitted.stages[-1].getHistory()["val_loss"] < 0.01
 
 
-def test_lightning_trains_with_another_order_in_each_epoch(tmp_path):
-    """This includes epochs that Lightning's own limit ends."""
+def test_lightning_trains_with_another_order_in_each_epoch(tmp_path, monkeypatch):
+    """This includes epochs that Lightning's own limit ends. The host has fewer GPUs than ranks."""
     lightning = pytest.importorskip("lightning.pytorch")
     from types import SimpleNamespace
 
@@ -204,8 +204,9 @@ def test_lightning_trains_with_another_order_in_each_epoch(tmp_path):
         return iter([{"x": np.ones((2, 1), np.float32)}] * 3)
 
     asked = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     _train(Module(), SimpleNamespace(
-        rows=lambda rank, size: (None, None), epoch=epoch, steps=lambda rows: 2, epochs=3, use_gpu=False,
+        rows=lambda rank, size: (None, None), epoch=epoch, steps=lambda rows: 2, epochs=3, use_gpu=True,
         algorithm=None, gradient_compression=None, backward_passes_per_step=1, logger=False, callbacks=[],
         trainer_args={"default_root_dir": str(tmp_path)}))
     assert asked == [0, 1, 2]

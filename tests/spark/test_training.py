@@ -1,4 +1,5 @@
 """The training of an estimator's rank, without Spark."""
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -28,8 +29,9 @@ def incomplete_windows():
     from bagua_hvd.spark.torch import _train
 
     model, optimizer = linear()
+    torch.cuda.is_available = lambda: True      # on a host without a GPU for this rank
     _train(model, SimpleNamespace(
-        use_gpu=False, gradient_compression=None, optimizer=optimizer, algorithm=None, backward_passes_per_step=PASSES,
+        use_gpu=True, gradient_compression=None, optimizer=optimizer, algorithm=None, backward_passes_per_step=PASSES,
         loss=torch.nn.functional.mse_loss, loss_weights=None, rows=lambda rank, size: (batches(rank), None),
         epoch=lambda rows, epoch: rows, feature_cols=["x"], label_cols=["y"], metrics=[], epochs=EPOCHS, callbacks=[],
         verbose=0))
@@ -52,7 +54,8 @@ def test_incomplete_windows(run_ranks):
 
 
 def keras_models_that_differ():
-    """The result is the ranks' mean, which all ranks have at the end."""
+    """The result is the ranks' mean, which all ranks have at the end. A rank sees the GPU of its local rank alone."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "5,7"      # as for the host's ranks
     import keras
 
     import bagua_hvd.keras as hvd
@@ -72,6 +75,7 @@ def keras_models_that_differ():
             epoch=lambda rank, epoch: batches(rank)[:-1], steps=lambda rank: BATCHES - 1, feature_cols=["x"],
             label_cols=["y"], epochs=1, callbacks=[Keep()], verbose=0))
         hvd.init()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "57"[hvd.rank()]
         mine = kept[0].get_weights()
         assert (hvd.allgather(mine[0][None]) == mine[0]).all(), algorithm
         if hvd.rank() == 0:

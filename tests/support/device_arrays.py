@@ -14,6 +14,7 @@ import signal
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -162,16 +163,23 @@ def fake_cuda():
     return FakeCuda()
 
 
+def open_device(index, nccl=True):
+    """A Device of the fake driver that is used nowhere else; `nccl`: with the fake NCCL."""
+    names = ("BAGUA_HVD_LIBCUDA", "BAGUA_HVD_LIBNCCL")
+    with mock.patch.dict(os.environ, dict.fromkeys(names, fake_cuda_path()), BAGUA_HVD_NCCL=str(int(nccl))):
+        return Device(index)
+
+
 @functools.cache
 def fake_device():
     """A GPU shared by all ranks, without NCCL."""
-    return Device(0, files=fake_cuda_path(), nccl="")
+    return open_device(0, nccl=False)
 
 
 @functools.cache
 def own_device(index, kernels=True):
     """A rank's own GPU, with NCCL; `kernels`: with kernels that run on the CPU."""
-    device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
+    device = open_device(index)
     return _with_kernels(device) if kernels else device
 
 
@@ -185,12 +193,12 @@ def _with_kernels(device):
 @functools.cache
 def fake_device_with_kernels():
     """A GPU shared by all ranks, without NCCL, with kernels that run on the CPU."""
-    return _with_kernels(Device(0, files=fake_cuda_path(), nccl=""))
+    return _with_kernels(open_device(0, nccl=False))
 
 
 def fake_devices_with_kernels_but_one(n):
     """One device for each rank, like fake_device_with_kernels; the last rank's has no kernels."""
-    return [fake_device_with_kernels()] * (n - 1) + [Device(0, files=fake_cuda_path(), nccl="")]
+    return [fake_device_with_kernels()] * (n - 1) + [open_device(0, nccl=False)]
 
 
 class FakePlacement(Placement):

@@ -1,8 +1,11 @@
 """The compute service: tf.data pipelines in compute tasks, read by training tasks, in real processes."""
 import os
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -132,6 +135,11 @@ def check_registry():
         at = [["127.0.0.1", registry.port]]
         with pytest.raises(TimeoutError, match="another secret|closed the connection"):
             Client(at, b"another secret", 0.2)
+        # An address that does not answer does not delay the others until the timeout.
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            begin = time.monotonic()
+            Client([["127.0.0.1", silent.getsockname()[1]], *at], b"secret", 12).close()
+            assert time.monotonic() - begin < 10
         with Client(at, b"secret", 2) as worker, Client(at, b"secret", 5) as first, Client(at, b"secret", 5) as other:
             with pytest.raises(TimeoutError, match="dispatcher 1 of the compute service did not start"):
                 worker.address_of(1)
@@ -156,7 +164,18 @@ def check_registry():
             late.wait_for_shutdown()
 
 
+def check_addresses():
+    from bagua_hvd.tensorflow.data.compute_worker import _addresses
+
+    found = [["docker0", "172.17.0.1"], ["eth0", "10.0.0.1"], ["fd00::1%eth0", "fd00::1"], ["lo", "127.0.0.1"]]
+    for interfaces, first in (("eth0,lo", "10.0.0.1"), ("lo", "172.17.0.1")):
+        with mock.patch("bagua_hvd.job.probe.addresses", lambda: found), mock.patch.dict(
+                os.environ, HOROVOD_GLOO_IFACE=interfaces):
+            assert _addresses(1)[0] == [first, 1] and _addresses(1)[-1] == ["127.0.0.1", 1]
+
+
 def config_and_registry(path):
+    check_addresses()
     check_config(Path(path))
     check_registry()
 

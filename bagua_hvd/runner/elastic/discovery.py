@@ -189,10 +189,6 @@ class HostManager:
         self._found: dict[str, int] = {}
         self._order: list[str] = []
 
-    def update_available_hosts(self) -> int:
-        """Queries the discovery; returns the change, see take()."""
-        return self.take(self.discovery.find_available_hosts_and_slots())
-
     def take(self, found: dict[str, int]) -> int:
         """Adopts the result of a discovery, {name: slots}; returns the change as a HostUpdateResult."""
         before = self.current_hosts
@@ -216,9 +212,6 @@ class HostManager:
     def blacklist(self, host: str) -> None:
         """Called when a worker failed on a host: it is unused until its cooldown is over, and then counts as new."""
         self._blacklist.add(host)
-
-    def is_blacklisted(self, host: str) -> bool:
-        return host in self._blacklist
 
     @property
     def all_lost(self) -> bool:

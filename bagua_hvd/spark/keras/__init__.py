@@ -120,6 +120,10 @@ def _backend():
 def _train(content, optimizer, task):
     """Runs on a rank: returns the history and, on rank 0, the weights."""
     task.params.pop("optimizer")        # serialized separately; a model pickled with it would be another object
+    # Keras uses the first GPU that it sees.
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[int(os.environ.get("HOROVOD_LOCAL_RANK", 0)):][:1]
+    if any(own):
+        os.environ["CUDA_VISIBLE_DEVICES"] = own[0]
     import keras
 
     import bagua_hvd.keras as hvd

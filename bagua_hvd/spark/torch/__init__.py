@@ -109,7 +109,8 @@ def _train(model, task):
     import bagua_hvd.torch as hvd
 
     hvd.init()
-    device = torch.device("cuda", hvd.local_rank()) if task.use_gpu and torch.cuda.is_available() else "cpu"
+    gpu = task.use_gpu and hvd.local_rank() < torch.cuda.device_count()
+    device = torch.device("cuda", hvd.local_rank()) if gpu else "cpu"
     model.to(device)
     compression = {"compression": task.gradient_compression} if task.gradient_compression else {}
     optimizer = hvd.DistributedOptimizer(

@@ -44,7 +44,7 @@ class TfDataServiceConfig:
     Args:
         dispatchers: number of dispatchers, at least 1. workers_per_dispatcher: at least 1.
         dispatcher_side: the tasks that run them: "compute" or "training".
-        addresses: [host, port] pairs of the registry, tried in turn. key: bytes that its clients must prove to know.
+        addresses: [host, port] pairs of the registry, the best first. key: bytes that its clients must prove to know.
         timeout: seconds in which the other tasks must start.
     Raises:
         ValueError: an argument is wrong.

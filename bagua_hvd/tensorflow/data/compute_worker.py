@@ -40,6 +40,14 @@ def _await(configfile, key, timeout):
     raise TimeoutError(f"rank 0 has not written {configfile} within {timeout} seconds")
 
 
+def _addresses(port):
+    """[host, port] pairs of the registry. Servers on its host get the first one, as which others must reach them."""
+    chosen = variables.read("HOROVOD_GLOO_IFACE") or ()
+    found = sorted(probe.addresses(), key=lambda pair: (
+        probe.interface_of(pair[0]) not in chosen or pair[1].startswith("127.")))
+    return [[address, port] for _, address in found]
+
+
 def main(dispatchers: Any, dispatcher_side: Any, configfile: Any, timeout: int) -> None:
     """Runs this rank of the compute tasks until the service ends.
 
@@ -58,8 +66,8 @@ def main(dispatchers: Any, dispatcher_side: Any, configfile: Any, timeout: int) 
         compute_worker_fn(_await(configfile, key, timeout))
         return
     with Registry(key, EVERY_INTERFACE) as registry:
-        addresses = [[address, registry.port] for _, address in probe.addresses()]
-        config = TfDataServiceConfig(dispatchers, size // dispatchers, dispatcher_side, addresses, key, timeout)
+        config = TfDataServiceConfig(dispatchers, size // dispatchers, dispatcher_side, _addresses(registry.port), key,
+                                     timeout)
         config.write(configfile)
         try:
             compute_worker_fn(config)

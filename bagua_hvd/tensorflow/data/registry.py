@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.probe import connect
 from bagua_hvd.job.service import Service
 
 _POLL_SECONDS = 0.1
+_CONNECT_SECONDS = 3
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Client:
     """A connection to a Registry; a context manager.
 
     Args:
-        addresses: [host, port] pairs, tried in turn for up to `timeout` seconds. secret: bytes.
+        addresses: [host, port] pairs, tried for up to `timeout` seconds. secret: bytes.
     Raises:
         TimeoutError: the registry did not answer.
     """
@@ -157,15 +158,12 @@ class Client:
 
 def _connect(addresses, secret, timeout):
     deadline = time.monotonic() + timeout
-    failure = None
     while True:
-        for host, port in addresses:
-            try:
-                connection = channel.Connection(host, port, secret, max(1, deadline - time.monotonic()))
-                connection.send(Hello(secrets.randbits(62)))
-                return connection
-            except OSError as error:
-                failure = error
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the compute service does not answer at {addresses} ({failure})")
+        try:
+            connection = connect(addresses, secret, _CONNECT_SECONDS)
+            connection.send(Hello(secrets.randbits(62)))
+            return connection
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the compute service does not answer at {addresses} ({error})") from None
         time.sleep(_POLL_SECONDS)
