@@ -111,7 +111,7 @@ TENSORFLOW_OPS = {
     "py_limited_api": True,
 }
 
-# Python functions that a context calls, bagua_hvd/core/context.py, and the ops of TensorFlow, native/tensorflow/core.h.
+# Python functions that a context (core/context.py) and the ops of TensorFlow (native/tensorflow/core.h) call.
 CALLBACKS = """
 extern "Python" bhvd_status bhvd_python_gather(void *, const void *, int, void *, struct bhvd_error *);
 extern "Python" int bhvd_python_put(int64_t, int64_t, const struct bhvd_tensor *, void *, struct bhvd_error *);

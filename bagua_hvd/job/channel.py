@@ -140,7 +140,8 @@ class Connection:
     def _exactly(self, size):
         data = self._file.read(size)
         if len(data) < size:
-            raise HungUp("the driver of the job closed the connection: it has another secret (_HOROVOD_SECRET_KEY)")
+            raise HungUp("the other side closed the connection during the handshake: has it another secret "
+                         "(_HOROVOD_SECRET_KEY)?")
         return data
 
     def set_timeout(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """The rendezvous of a job's ranks: an allgather of their endpoints, before any rank knows another's address.
 
 The Rendezvous is a server in the launcher, or in rank 0 under other launchers. Each rank registers its endpoint and
-waits. When all ranks of a scope have come, each gets all endpoints, and the scope is forgotten, so its name may be used
-again. If ranks disagree, if one has ended, or when the first one gives up, every rank of the scope gets the error.
+waits. When all ranks of a scope have registered, each gets all endpoints, and the scope is forgotten: its name may be
+used again. If ranks disagree, if one has ended, or when the first one gives up, every rank of the scope gets the error.
 """
 import asyncio
 import time
@@ -38,7 +38,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """All ranks have come: `size` bytes for each follow, in the order of ranks."""
+    """All ranks have registered: `size` bytes for each follow, in the order of ranks."""
 
     size: int
 
@@ -133,7 +133,7 @@ class Rendezvous(Server):
             if name in ("", scope.name) and rank < scope.size and rank not in scope.endpoints:
                 return self._end(scope, Refused(
                     "ERR_PEER_LOST", f"rank {rank} of {scope.size} has ended, with exit code {exit_code}, and did not "
-                    f"come to init() (scope {scope.name})"))
+                    f"call init() (scope {scope.name})"))
 
     def _end(self, scope, message, content=b""):
         if not scope.response.done():
@@ -163,17 +163,20 @@ class Rendezvous(Server):
             await asyncio.wait_for(writer.drain(), _REPLY_SECONDS)
 
     async def _wait(self, scope, request, reader):
-        """Until the scope has ended. EOFError: this rank has hung up, or sent more, and has left the scope."""
+        """Until the scope has ended. EOFError, OSError: this rank has hung up, or sent more, and has left the scope."""
         hung_up = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait((scope.response, hung_up), timeout=request.seconds,
                                return_when=asyncio.FIRST_COMPLETED)
         finally:
             hung_up.cancel()
-        if not scope.response.done() and hung_up.done():
+        if scope.response.done():
+            return
+        if hung_up.done():
             del scope.endpoints[request.rank]
             if not scope.endpoints:
                 del self._scopes[scope.name]
+            hung_up.result()
             raise EOFError
         # The others would wait in vain, and then report this rank as missing.
         self._end(scope, Refused("ERR_TIMEOUT", scope.missing(request.limit)))
@@ -190,9 +193,12 @@ def gather_endpoints(options: Any, endpoint: bytes) -> bytes:
     Retries until the server is up, at most for options.start_timeout_ms.
 
     Raises:
+        ValueError: too many ranks.
         HorovodInternalError: the message names the missing ranks, the disagreement, the rank that has ended, the wrong
             secret, or the address at which nobody listens.
     """
+    if options.size > _SIZE_MAX:
+        _fail("ERR_ARGUMENT", f"HOROVOD_SIZE={options.size}: a job has at most {_SIZE_MAX} ranks")
     limit = options.start_timeout_ms / 1000
     deadline = time.monotonic() + limit
     address = join_address(options.rendezvous_host, options.rendezvous_port)

@@ -5,6 +5,7 @@ proof. With _UNAUTHENTICATED_MAX such peers connected, a further one replaces a 
 """
 import asyncio
 import random
+import socket
 import threading
 
 from bagua_hvd.job import channel
@@ -35,7 +36,8 @@ class Server:
         self._thread.start()
         # In that thread: the present one may run an event loop already, as in a notebook.
         self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, sock=listener, limit=channel.MESSAGE_MAX), self.loop).result()
+            asyncio.start_server(self._serve, sock=listener, limit=channel.MESSAGE_MAX, backlog=socket.SOMAXCONN),
+            self.loop).result()
 
     async def serve(self, reader, writer):
         """Talks to an authenticated process; the connection ends when this returns.

@@ -2,7 +2,7 @@
 
 In an elastic job a rank that joins may have made other Reducers than the others, in another order. So from then on
 Reducers of equal settings and members, which have equal keys, get their numbers in the order of their first use, which
-is the same on all ranks. (In graphs of tf.compat.v1 it is not, if one run uses several: there keys must differ.)
+is the same on all ranks. One run of a tf.compat.v1 graph uses Reducers in any order, so there keys must differ.
 """
 import weakref
 from collections.abc import Callable, Sequence

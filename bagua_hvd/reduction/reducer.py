@@ -59,9 +59,9 @@ GROWS = (
 )
 
 AGAIN_BEFORE_STEP = (
-    "with delay=1 gradients are sent once a step, and those of another backward pass have been sent in this one, which "
-    "the next step would apply: run all but the last pass of a step within no_sync(), or with "
-    "backward_passes_per_step, and passes whose gradients are not applied within no_sync()"
+    "with delay=1 gradients are sent once a step, and this is the second backward pass of a step: run all passes but "
+    "the last within no_sync(), or set backward_passes_per_step. Passes whose gradients are not applied need "
+    "no_sync(), too"
 )
 
 _clock = itertools.count(1)

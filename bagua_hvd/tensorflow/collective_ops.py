@@ -156,8 +156,8 @@ def _compiled_allgather_gradient(name, attributes, inputs, gradients):
 
 def broadcast(tensors: Sequence[tf.Tensor], root_rank: int, name: str | None, process_set_id: int,
               ignore_name_scope: bool = False, label: str = "HorovodBroadcast") -> Any:
-    """The root's tensors; several form one operation. ValueError: root_rank is too large."""
-    if isinstance(root_rank, (int, np.integer)) and root_rank >= 2**31:      # the ops read its lower 32 bits
+    """The root's tensors; several form one operation. ValueError: root_rank is out of range."""
+    if isinstance(root_rank, (int, np.integer)) and not 0 <= root_rank < 2**31:      # the ops read its lower 32 bits
         raise ValueError(f"broadcast received invalid root rank {root_rank}")
     names = _names(label, name, tensors[0], ignore_name_scope)
     attributes = {"root_rank": root_rank, "process_set_id": process_set_id}

@@ -67,7 +67,7 @@ struct data_channel {
     size_t incoming_moved;                      // of the header that is being read
     struct transfer *receiving;                 // the transfer of the complete header; NULL: nobody expects it yet
     struct transfer *unexpected;                // `receiving`, if it is the data channel's own message; else NULL
-    bool is_unexpected;                              // a poll has seen the complete header, and nobody expected the message
+    bool is_unexpected;                         // a poll has seen the complete header, and nobody expected the message
 };
 
 // The messages of one execution. When it is over another execution takes over the queue; a pairwise operation has its own.

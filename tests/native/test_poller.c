@@ -131,7 +131,7 @@ TEST(what_nobody_expects_wakes_once)
 }
 
 // Two polls, however it is woken: an unexpected message is read out, so that others can pass.
-TEST(what_has_started_and_is_early_is_taken_out_of_the_way)
+TEST(what_has_started_and_is_unexpected_is_taken_out_of_the_way)
 {
     struct world world;
     struct transfer receive;

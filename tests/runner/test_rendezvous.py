@@ -102,7 +102,7 @@ def test_the_first_rank_that_ended_is_named(rendezvous, pool):
     rendezvous.rank_ended(0, 1)                 # it has come
     rendezvous.rank_ended(1, 9)
     rendezvous.rank_ended(2, 1)
-    sentence = "rank 1 of 3 has ended, with exit code 9, and did not come to init() (scope init.1)"
+    sentence = "rank 1 of 3 has ended, with exit code 9, and did not call init() (scope init.1)"
     assert message(early, native.ERR_PEER_LOST) == sentence
     assert message(pool.submit(come, rendezvous.port, 0, 3)) == sentence        # it comes later
 

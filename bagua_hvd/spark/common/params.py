@@ -39,7 +39,7 @@ ESTIMATOR = {
     "algorithm": (None, "of bagua_hvd's; None: BAGUA_ALGORITHM, or gradient_allreduce"),
     "gradient_compression": (None, "hvd.Compression"),
     "backward_passes_per_step": (1, "batches of a step"),
-    "use_gpu": (True, "whether ranks use the GPU of their local rank, where there is one"),
+    "use_gpu": (True, "whether ranks use the GPU of their local rank, if each rank has one"),
 }
 
 

@@ -46,7 +46,7 @@ def _train(module, task):
     def loader(batches):
         return torch.utils.data.DataLoader(Epochs(batches), batch_size=None)
 
-    gpu = task.use_gpu and torch.cuda.device_count() >= hvd.local_size()
+    gpu = all(hvd.allgather_object(task.use_gpu and torch.cuda.device_count() >= hvd.local_size()))
     trainer = of_pytorch("").Trainer(**{
         "strategy": BaguaStrategy(task.algorithm, {"compression": task.gradient_compression} if
                                   task.gradient_compression else None),

@@ -109,7 +109,8 @@ def _train(model, task):
     import bagua_hvd.torch as hvd
 
     hvd.init()
-    gpu = task.use_gpu and hvd.local_rank() < torch.cuda.device_count()
+    # Collectives do not mix CPUs and GPUs.
+    gpu = all(hvd.allgather_object(task.use_gpu and hvd.local_rank() < torch.cuda.device_count()))
     device = torch.device("cuda", hvd.local_rank()) if gpu else "cpu"
     model.to(device)
     compression = {"compression": task.gradient_compression} if task.gradient_compression else {}

@@ -1,5 +1,5 @@
-// The requests of a relay and the ranks below it, as one message to its parent. Items of each rank keep their order. Ranks with the
-// same items share one copy: so the message stays short while all ranks wait for the same operation.
+// The requests of a relay and the ranks below it, as one message to its parent. Items of each rank keep their order.
+// Consecutive equal items share one copy, so the message stays short while all ranks wait for the same operation.
 //
 //     groups, each: the set of ranks that requested it, u32 size, items (frame.h)
 #pragma once
