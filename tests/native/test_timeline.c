@@ -7,7 +7,7 @@
 
 static void write_name(const char *name, char *text, size_t size)
 {
-    const struct bhvd_context_options options = {.size = 1, .transport = "inproc", .scope = "one", .cache_capacity = 4,
+    const struct bhvd_context_options options = {.size = 1, .transport = "inproc", .cache_capacity = 4,
                                                  .start_timeout_ms = 1000, .timeout_ms = 1000,
                                                  .inproc_world = bhvd_inproc_world_create(1)};
     char path[] = "/tmp/bhvd_timeline_XXXXXX";

@@ -9,6 +9,7 @@ import pickle
 import tempfile
 from typing import Any
 
+from bagua_hvd.core import variables
 from bagua_hvd.spark.common.estimator import HorovodEstimator, HorovodModel
 from bagua_hvd.spark.common.params import ESTIMATOR, MODEL, with_params
 
@@ -121,7 +122,7 @@ def _train(content, optimizer, task):
     """Runs on a rank: returns the history and, on rank 0, the weights."""
     task.params.pop("optimizer")        # serialized separately; a model pickled with it would be another object
     # Keras uses the first GPU that it sees.
-    own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[int(os.environ.get("HOROVOD_LOCAL_RANK", 0)):][:1]
+    own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[variables.read("HOROVOD_LOCAL_RANK"):][:1]
     if any(own):
         os.environ["CUDA_VISIBLE_DEVICES"] = own[0]
     import keras
