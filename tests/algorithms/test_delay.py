@@ -215,7 +215,7 @@ def passes_apart():
         backward(model, g[0])
         if clears:
             optimizer.zero_grad()
-        with pytest.raises(ValueError, match="those of another backward pass have been sent in this one"):
+        with pytest.raises(ValueError, match="the second backward pass of a step"):
             backward(model, g[1])
         optimizer.zero_grad()
     with optimizer.no_sync():                           # not to be applied
