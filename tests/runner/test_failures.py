@@ -178,7 +178,7 @@ def test_those_that_wait_in_init_hear_of_one_that_ended(launcher, code, early):
     stderr = popen.communicate(timeout=90)[1].decode()
     assert popen.returncode == (code or 1) and time.monotonic() - began < 60
     sentence = (f"Horovod initialization failed. rank 1 of 3 has ended, with exit code {code}, and did not "
-                "come to init() (scope init.1)")
+                "call init() (scope init.1)")
     for rank in (0, 2):
         assert re.search(rf"^\[{rank}\]<stderr>:\S+: {re.escape(sentence)}$", stderr, re.MULTILINE), stderr
     assert blamed(stderr)[1] == (code or 1)
