@@ -67,7 +67,8 @@ def test_a_worker_ends_between_two_meetings(make_job):
     train(job, 3)
     job.kill(with_rank(job.of("enter", size=3), 1))
     job.wait_for("enter", size=1)
-    assert "rank 1 of 2 has ended, with exit code 9, and did not call init() (scope elastic.2)" in job.text
+    sentence = "rank 1 of 2 has ended, with exit code 9, and did not call init() (scope elastic.2)"
+    wait_until(lambda: sentence in job.text)        # stderr, while the line before is from stdout
     ends_with(job, 1)
 
 
