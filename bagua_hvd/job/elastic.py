@@ -1,8 +1,7 @@
 """Elastic jobs, as the workers see them: a state that survives failures, and the loop that restores it.
 
     repeat:  state.sync(), unless it may be skipped;  func(state)
-             HorovodInternalError:   state.restore()        a rank was lost: back to the last commit; other causes end
-                                                            the job
+             HorovodInternalError:   state.restore()        back to the last commit; raised if ranks disagreed
              HostsUpdatedInterrupt:  nothing                the hosts changed: the state is intact
              reset();  state.on_reset()                     shutdown() and init(): rank and size may change
 

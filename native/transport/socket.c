@@ -211,20 +211,6 @@ bhvd_status socket_connect_complete(int fd, const char *host, int port, struct b
     return BHVD_OK;
 }
 
-bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error)
-{
-    bhvd_status status = socket_connect_begin(host, port, NULL, fd, error);
-    if (status)
-        return status;
-    if (socket_await(*fd, POLLOUT, deadline_ns) == BHVD_ERR_TIMEOUT)
-        status = error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt", socket_name(host, port).text);
-    else
-        status = socket_connect_complete(*fd, host, port, error);
-    if (status)
-        close(*fd);
-    return status;
-}
-
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved)
 {
     ssize_t n;
@@ -235,7 +221,8 @@ bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved)
     return n > 0 || (n < 0 && errno == EAGAIN) ? BHVD_OK : BHVD_ERR_PEER_LOST;
 }
 
-bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved)
+// As socket_read.
+static bhvd_status write_some(int fd, const void *src, size_t size, size_t *moved)
 {
     ssize_t n;
     do
@@ -248,7 +235,7 @@ bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved)
 bhvd_status socket_write_at_once(int fd, const void *src, size_t size)
 {
     size_t moved;
-    bhvd_status status = socket_write(fd, src, size, &moved);
+    bhvd_status status = write_some(fd, src, size, &moved);
     return status || moved == size ? status : BHVD_ERR_PEER_LOST;
 }
 
@@ -279,7 +266,7 @@ bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns
 bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns)
 {
     for (size_t done = 0, moved; done < size; done += moved) {
-        bhvd_status status = socket_write(fd, (const char *)src + done, size - done, &moved);
+        bhvd_status status = write_some(fd, (const char *)src + done, size - done, &moved);
         if (!status && moved == 0)
             status = socket_await(fd, POLLOUT, deadline_ns);
         if (status)

@@ -19,11 +19,9 @@ bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, in
 // BHVD_ERR_TIMEOUT: no connection; a deadline of 0 never waits. BHVD_ERR_SYSTEM: out of descriptors or memory.
 bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error);
 
-// One attempt. BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM, with errno: refused, or
-// no descriptor. BHVD_ERR_TIMEOUT: no reply.
-// BHVD_ERR_ARGUMENT: not numeric.
-bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error);
-// The same without blocking: begin; when it is writable, complete; on an error the caller closes it. No BHVD_ERR_TIMEOUT.
+// One attempt without blocking: begin; when it is writable, complete; on an error of complete the caller closes it.
+// BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM, with errno: refused, or no descriptor. BHVD_ERR_ARGUMENT: not
+// numeric.
 // congestion: the congestion control algorithm; NULL, or unknown: the default.
 bhvd_status socket_connect_begin(const char *host, int port, const char *congestion, int *fd, struct bhvd_error *error);
 bhvd_status socket_connect_complete(int fd, const char *host, int port, struct bhvd_error *error);
@@ -40,9 +38,8 @@ struct socket_name socket_name(const char *host, int port);
 // Advice about a system error, appended to its text; "" if there is none.
 const char *socket_remedy(int failure);
 
-// Move at most `size` (> 0) bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: broken or, for read, at its end.
+// Reads at most `size` (> 0) bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: broken, or at its end.
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
-bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
 // Writes all of a new connection's first few bytes at once. BHVD_ERR_PEER_LOST: broken, or they did not fit.
 bhvd_status socket_write_at_once(int fd, const void *src, size_t size);
 

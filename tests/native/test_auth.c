@@ -1,4 +1,5 @@
 #include "check.h"
+#include "sockets.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +10,6 @@
 #include "base/clock.h"
 #include "base/hmac.h"
 #include "transport/auth.h"
-#include "transport/socket.h"
 
 struct side {
     int fd;

@@ -1,5 +1,6 @@
 // Eviction when there are too many strangers: only peers that have not proven the secret; and which peers are accepted.
 #include "check.h"
+#include "sockets.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -7,7 +8,6 @@
 
 #include "base/clock.h"
 #include "transport/handshake_server.h"
-#include "transport/socket.h"
 
 enum { MORE = 100, LIMIT_MS = 10000, NAME_SIZE = 4 };
 

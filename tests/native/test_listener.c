@@ -13,9 +13,9 @@
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "job.h"
+#include "sockets.h"
 #include "transport/connect_local.h"
 #include "transport/listener.h"
-#include "transport/socket.h"
 
 enum { STEPS = 20, STRANGER_MS = 10000 };
 
