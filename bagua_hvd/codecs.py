@@ -3,7 +3,6 @@
     codec                 bits an element     rounding       D(Q(x))
     minmax_uint8          8                   nearest        one of 256 levels between the chunk's minimum and maximum
     sign, sign_rms        1                   biased         sign(x) times the mean, or the root mean square, of |x|
-    qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: unbiased
     block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements
     rotated(bits, block)  1, 2, 3 or 4        nearest        a normal's levels of randomly rotated blocks of `block`
                                                              elements: nearly unbiased
@@ -14,10 +13,9 @@
     float32               32                  none           x: float32 on the path of codes
 
 Use biased codecs with error feedback. Each codec takes float16, bfloat16, float32 and float64 (float32: only that). A
-chunk is the data that is encoded at a time. NaN and infinity are never lost: their chunk (qsgd: their 512 elements;
-block, rotated, float8: their block; topk of 2 bits: all kept elements) decodes to NaN; topk, float16 and bfloat16
-keep them as they are. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8:
-blocks.h).
+chunk is the data that is encoded at a time. NaN and infinity are never lost: their chunk (block, rotated, float8:
+their block; topk of 2 bits: all kept elements) decodes to NaN; topk, float16 and bfloat16 keep them as they are.
+Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8: blocks.h).
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,14 +29,13 @@ from bagua_hvd.core.vectors import DTYPES, native_order
 # What isinstance() takes for arguments, Python's own or NumPy's.
 INTEGERS = (int, np.integer)
 NUMBERS = (*INTEGERS, float, np.floating)
-_RANDOM = (lib.BHVD_CODEC_QSGD, lib.BHVD_CODEC_ROTATED1, lib.BHVD_CODEC_ROTATED2,
-           lib.BHVD_CODEC_ROTATED3, lib.BHVD_CODEC_ROTATED4)
+_ROTATED = tuple(getattr(lib, f"BHVD_CODEC_ROTATED{bits}") for bits in (1, 2, 3, 4))
 
 
 class Codec(NamedTuple):
     """A lossy encoding.
 
-    name: as above. number: the core's. parameter: levels, ratio or size; 0 if there is none. stochastic: whether a
+    name: as above. number: the core's. parameter: ratio or size; 0 if there is none. stochastic: whether a
     block codec rounds at random; only encoding depends on it.
     """
 
@@ -67,7 +64,7 @@ class Codec(NamedTuple):
     @property
     def random(self) -> bool:
         """Whether encoding depends on the seed."""
-        return self.stochastic or self.number in _RANDOM
+        return self.stochastic or self.number in _ROTATED
 
     def takes(self, dtype: int) -> bool:
         """Whether it supports elements of the native dtype."""
@@ -151,17 +148,6 @@ class Codec(NamedTuple):
         status = function(self.number, dtype, address(dst), address(src), count, self.options(seed))
         if status != native.OK:
             native.raise_failure(native.Failure(status, f"these are not bytes that codec {self.name} has encoded"))
-
-
-def qsgd(levels: int = 127) -> Codec:
-    """QSGD with `levels` levels on each side of 0, 1 to 127. Fewer levels do not save bytes.
-
-    Raises:
-        ValueError: levels has another value.
-    """
-    if not _is_number(levels) or not 1 <= levels <= 127 or int(levels) != levels:
-        raise ValueError(f"qsgd(levels={levels!r}): expected an integer from 1 to 127")
-    return Codec("qsgd", lib.BHVD_CODEC_QSGD, float(levels))
 
 
 def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:

@@ -32,7 +32,6 @@ from bagua_hvd.codecs import (  # with the primitives that take them
     float16,
     float32,
     minmax_uint8,
-    qsgd,
     rotated,
     sign,
     sign_rms,
@@ -53,7 +52,7 @@ TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RI
 
 __all__ = [
     "Codec", "ErrorState", "Replicas", "bfloat16", "block", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float8", "float16",
-    "float32", "minmax_uint8", "qsgd", "rotated", "sign", "sign_rms", "topk",
+    "float32", "minmax_uint8", "rotated", "sign", "sign_rms", "topk",
 ]
 
 _seeds = itertools.count(1)

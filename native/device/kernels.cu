@@ -10,7 +10,6 @@
 #include "kernel/element.h"
 #include "kernel/half.h"
 #include "kernel/minmax_uint8.h"
-#include "kernel/qsgd.h"
 #include "kernel/rotated.h"
 #include "kernel/segments.h"
 #include "kernel/sign.h"
@@ -254,11 +253,9 @@ EACH_TYPE(MIX)
 #include "device/kernels_segments.cuh"
 #include "device/kernels_minmax.cuh"
 #include "device/kernels_bits.cuh"
-#include "device/kernels_qsgd.cuh"
 #include "device/kernels_rotated.cuh"
 
 #define CODECS_DECODERS(type)            \
     CODEC_DECODERS(minmax_uint8, type)   \
-    CODEC_DECODERS(sign, type)           \
-    CODEC_DECODERS(qsgd, type)
+    CODEC_DECODERS(sign, type)
 EACH_TYPE(CODECS_DECODERS)

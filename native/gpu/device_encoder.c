@@ -1,6 +1,6 @@
 #include "gpu/device_encoder.h"
 
-#include "kernel/qsgd.h"
+#include "kernel/codec_sums.h"
 #include "kernel/rotated.h"
 
 enum {
@@ -31,8 +31,6 @@ static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
                                  BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD, PER_BLOCK},
     [BHVD_CODEC_SIGN] = SIGN_KERNELS,
     [BHVD_CODEC_SIGN_RMS] = SIGN_KERNELS,
-    [BHVD_CODEC_QSGD] = {NONE, BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE,
-                         BHVD_DEVICE_QSGD_DECODE_SUM, BHVD_DEVICE_QSGD_DECODE_ADD, THREADS / CODEC_SUMS * QSGD_BLOCK},
     [BHVD_CODEC_ROTATED1] = ROTATED_KERNELS(1),
     [BHVD_CODEC_ROTATED2] = ROTATED_KERNELS(2),
     [BHVD_CODEC_ROTATED3] = ROTATED_KERNELS(3),
@@ -56,11 +54,9 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
 // The codec's parameter, in the form that kernels take.
 static uint64_t option_of(const struct collective *coll)
 {
-    const double parameter = coll->codec_options.parameter;
     const int bits = KERNELS[coll->codec].bits;
-    return coll->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(parameter)
-           : bits                       ? (uint64_t)rotated_size(parameter) << 8 | (uint64_t)bits
-                                        : coll->codec == BHVD_CODEC_SIGN_RMS;
+    return bits ? (uint64_t)rotated_size(coll->codec_options.parameter) << 8 | (uint64_t)bits
+                : coll->codec == BHVD_CODEC_SIGN_RMS;
 }
 
 struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct collective *coll,

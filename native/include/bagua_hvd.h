@@ -57,21 +57,20 @@ typedef enum bhvd_kind {
 /* Lossy encodings of floating point numbers, native/kernel/<name>.h (block8, block4, float8: blocks.h; the last four:
  * rotated.h). */
 typedef enum bhvd_codec {
-    BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3, BHVD_CODEC_QSGD = 4,
-    BHVD_CODEC_FLOAT16 = 5, BHVD_CODEC_BFLOAT16 = 6, BHVD_CODEC_FLOAT32 = 7, BHVD_CODEC_TOPK = 8,
-    BHVD_CODEC_TOPK_2BIT = 9, BHVD_CODEC_BLOCK8 = 10, BHVD_CODEC_BLOCK4 = 11, BHVD_CODEC_FLOAT8 = 12,
-    BHVD_CODEC_ROTATED1 = 13, BHVD_CODEC_ROTATED2 = 14, BHVD_CODEC_ROTATED3 = 15, BHVD_CODEC_ROTATED4 = 16,
-    BHVD_CODEC_COUNT = 17
+    BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
+    BHVD_CODEC_FLOAT16 = 4, BHVD_CODEC_BFLOAT16 = 5, BHVD_CODEC_FLOAT32 = 6, BHVD_CODEC_TOPK = 7,
+    BHVD_CODEC_TOPK_2BIT = 8, BHVD_CODEC_BLOCK8 = 9, BHVD_CODEC_BLOCK4 = 10, BHVD_CODEC_FLOAT8 = 11,
+    BHVD_CODEC_ROTATED1 = 12, BHVD_CODEC_ROTATED2 = 13, BHVD_CODEC_ROTATED3 = 14, BHVD_CODEC_ROTATED4 = 15,
+    BHVD_CODEC_COUNT = 16
 } bhvd_codec;
 
 /* Must be equal on the encoding and the decoding side, except seed and stochastic, which only encoding reads. Zeros:
  * defaults. */
 struct bhvd_codec_options {
-    double parameter;           /* topk, topk_2bit: the fraction of elements kept, 0 < p <= 1, default 0.01; qsgd: the number
-                                 * of levels, an integer from 1 to 127, default 127; block8, block4, float8: elements per
-                                 * block, 64, 128, 256 or 512, default 256; rotated: 256 to 2048, default 512;
-                                 * others ignore it */
-    uint64_t seed;              /* for random rounding (qsgd always, block8 and block4 if stochastic) and the random signs of
+    double parameter;           /* topk, topk_2bit: the fraction of elements kept, 0 < p <= 1, default 0.01; block8,
+                                 * block4, float8: elements per block, 64, 128, 256 or 512, default 256; rotated: 256 to
+                                 * 2048, default 512; others ignore it */
+    uint64_t seed;              /* for random rounding (block8 and block4, if stochastic) and the random signs of
                                  * rotated1 to rotated4; equal seeds give equal bytes, so use another for every chunk of every step;
                                  * others ignore it */
     int32_t stochastic;         /* block8, block4: 1 rounds at random; others ignore it */
@@ -448,8 +447,6 @@ typedef enum bhvd_device_kernel {
     BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM,
     BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_ADD,
     BHVD_DEVICE_SIGN_DECODE_SUM,
-    BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE, BHVD_DEVICE_QSGD_DECODE_ADD,
-    BHVD_DEVICE_QSGD_DECODE_SUM,
     BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE, BHVD_DEVICE_ROTATED_DECODE_ADD,
     BHVD_DEVICE_ROTATED_DECODE_SUM, BHVD_DEVICE_ROTATED_REENCODE,
     BHVD_DEVICE_KERNEL_COUNT

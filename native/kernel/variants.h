@@ -7,7 +7,7 @@
 #include "kernel/kernel.h"
 
 // The families with kernels for an instruction set. Copies also have AVX2 kernels, which depend on the CPU's vendor.
-#define FAMILIES_AVX512(each) each(minmax_uint8) each(sign) each(qsgd) each(blocks) each(rotated)
+#define FAMILIES_AVX512(each) each(minmax_uint8) each(sign) each(blocks) each(rotated)
 #define FAMILIES_AVX2(each) FAMILIES_AVX512(each) each(half) each(topk) each(reduce) each(scale)
 #define FAMILIES(each) FAMILIES_AVX2(each) each(float32) each(copy)
 

@@ -36,9 +36,8 @@ CASES = [
     (lambda: Rotated(1, error_feedback=True), lambda: by_codes(codecs.rotated(1), True, seeded=True)),
     (DoubleSqueeze, lambda: by_codes(codecs.sign, True)),
     (lambda: DoubleSqueeze(codecs.topk(0.1)), lambda: by_codes(codecs.topk(0.1), True)),
-    (lambda: DoubleSqueeze(codecs.qsgd(64)), lambda: by_codes(codecs.qsgd(64), True, seeded=True)),
-    (lambda: ByteGrad(codec=codecs.qsgd()), lambda: by_codes(codecs.qsgd(127), False, seeded=True)),
-    (lambda: ByteGrad(codec=codecs.qsgd(4)), lambda: by_codes(codecs.qsgd(4), False, seeded=True)),
+    (lambda: DoubleSqueeze(codecs.block(4, stochastic=True)),
+     lambda: by_codes(codecs.block(4, stochastic=True), True, seeded=True)),
     (TopK, lambda: by_codes(codecs.topk(0.03), True, by_allgather=True)),
     (lambda: TopK(ratio=0.3), lambda: by_codes(codecs.topk(0.3), True, by_allgather=True)),
     (lambda: TopK(ratio=0.1, bits=2), lambda: by_codes(codecs.topk(0.1, 2), True, by_allgather=True)),
@@ -85,7 +84,7 @@ def cases_in_two_levels(hosts):
         (lambda: ByteGrad(hierarchical=True, error_feedback=True), codecs.minmax_uint8, True, False),
         (lambda: DoubleSqueeze(hierarchical=True), codecs.sign, True, False),
         (lambda: Rotated(3, hierarchical=True), codecs.rotated(3), False, True),
-        (lambda: ByteGrad(codec=codecs.qsgd()), codecs.qsgd(127), False, True),
+        (lambda: ByteGrad(codec=codecs.block(stochastic=True)), codecs.block(stochastic=True), False, True),
     ]:
         assert_trains_as(make(), by_codes(codec, feedback, seeded, hosts=hosts))
     for make, codec in ((TopK, codecs.topk(0.03)),):

@@ -106,7 +106,7 @@ def all_cases():
         algorithm = Choco(gamma=0.25, communication_interval=interval)
         assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, 0.25)), apart=True)
         assert_replicas_agree(optimizer)
-    for codec in (codecs.qsgd(15), codecs.rotated(2, 256)):
+    for codec in (codecs.block(4, stochastic=True), codecs.rotated(2, 256)):
         assert_trains_as(Choco(codec, 0.3), after_steps(1, choco(codec, 0.3)), apart=True)
     # The order of the sum over ranks is undefined in the warm-up, so the result is only nearly equal.
     algorithm = Decentralized(communication_interval=2, warmup_steps=3)
@@ -148,7 +148,7 @@ def drawn_together():
     hvd.init()
     first = torch.arange(6.0) * (hvd.rank() + 1) ** 2
     wanted = hvd.allreduce(first, op=hvd.Average)
-    for algorithm in (Choco(codecs.qsgd(), 0.8, hierarchical=True),
+    for algorithm in (Choco(codecs.block(stochastic=True), 0.8, hierarchical=True),
                       LowPrecisionDecentralized(hierarchical=True), Decentralized(True, "shift_one"),
                       Async("ring", codec=codecs.minmax_uint8, hierarchical=True, max_staleness=1)):
         parameter = torch.nn.Parameter(first.clone())

@@ -283,7 +283,7 @@ def windows_of_a_step():
     """Each window of a step draws new random numbers."""
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(1000))
-    algorithm = algorithms.ByteGrad(codec=codecs.qsgd(2))
+    algorithm = algorithms.ByteGrad(codec=codecs.block(4, stochastic=True))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], 0.1), algorithm=algorithm)
     values, drawn = torch.rand(1000), []
     for _step in range(2):

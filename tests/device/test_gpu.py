@@ -140,7 +140,7 @@ def _low_precision(device):
             kind, name, views, op=native.OP_AVERAGE, owner=state,
             codec=codec.number, codec_options={"parameter": codec.parameter, "seed": seed}, **fields).wait()
 
-    codecs = [primitives.minmax_uint8, primitives.sign, primitives.sign_rms, primitives.qsgd()]
+    codecs = [primitives.minmax_uint8, primitives.sign, primitives.sign_rms, primitives.rotated()]
     for (i, codec), dtype, sizes in itertools.product(enumerate(codecs), (torch.float32, torch.float16, torch.bfloat16),
                                                       ((7, 1000, 1), (1_200_000,))):
         kept, expected = (primitives.ErrorState(sum(sizes), hvd.size()) for _ in range(2))

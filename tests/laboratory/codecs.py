@@ -21,7 +21,7 @@ from tests.laboratory import records
 # The names in the documentation.
 CODECS = {
     "minmax_uint8": codecs.minmax_uint8, "sign": codecs.sign, "sign_rms": codecs.sign_rms,
-    "qsgd()": codecs.qsgd(), "float16": codecs.float16, "bfloat16": codecs.bfloat16, "topk()": codecs.topk(),
+    "float16": codecs.float16, "bfloat16": codecs.bfloat16, "topk()": codecs.topk(),
     "topk(0.02, bits=2)": codecs.topk(0.02, bits=2), "block(8)": codecs.block(8),
     "block(8, stochastic=True)": codecs.block(8, stochastic=True), "block(4)": codecs.block(4),
     "block(4, stochastic=True)": codecs.block(4, stochastic=True),

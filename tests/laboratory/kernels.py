@@ -26,7 +26,7 @@ from device_arrays import Emulation  # noqa: E402
 from kernel_launches import CODED, Cut, kernel_of, option_of, values  # noqa: E402
 
 COUNT, SEGMENT, THREADS, RANKS, SPANS = 1 << 17, 1 << 16, 256, 4, 64
-MEASURED = ("minmax_uint8", "sign", "qsgd", "rotated2")
+MEASURED = ("minmax_uint8", "sign", "rotated2")
 MEMORY, ISSUED = 3.35e12, 132 * 128 * 1.755e9
 
 
@@ -39,7 +39,7 @@ def _launches(codec):
     steps = ["minmax_uint8_ranges"] if name == "minmax_uint8" else []
     per_block = 4096 if name in ("minmax_uint8", "rotated") else 8192
     steps.append(f"{name}_encode")
-    steps += [f"{name}_header"] if name in ("sign", "qsgd", "rotated") else []
+    steps += [f"{name}_header"] if name in ("sign", "rotated") else []
     for step in steps:
         blocks = 1 if step.endswith("header") else SEGMENT // per_block
         yield step, cut.grid(blocks), (codes, chunk, segment, src, COUNT, 1, SEGMENT, blocks, ranges, option, 9, 0)

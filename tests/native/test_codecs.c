@@ -12,8 +12,7 @@ static const struct case_of_codec {
 } cases[] = {
     {"minmax_uint8", BHVD_CODEC_MINMAX_UINT8, {0, 0}}, {"sign", BHVD_CODEC_SIGN, {0, 0}},
     {"sign_rms", BHVD_CODEC_SIGN_RMS, {0, 0}},
-    {"qsgd", BHVD_CODEC_QSGD, {0, 7}},                 {"qsgd 1", BHVD_CODEC_QSGD, {1, UINT64_MAX}},
-    {"qsgd 49", BHVD_CODEC_QSGD, {49, 0}},             {"float16", BHVD_CODEC_FLOAT16, {0, 0}},
+    {"float16", BHVD_CODEC_FLOAT16, {0, 0}},
     {"bfloat16", BHVD_CODEC_BFLOAT16, {0, 0}},         {"topk", BHVD_CODEC_TOPK, {0, 0}},
     {"topk 0.3", BHVD_CODEC_TOPK, {0.3, 0}},           {"topk 1", BHVD_CODEC_TOPK, {1, 0}},
     {"block8", BHVD_CODEC_BLOCK8, {0, 0}},             {"block8 at random", BHVD_CODEC_BLOCK8, {64, 7, 1}},
@@ -201,14 +200,13 @@ TEST(public_functions)
 {
     char bytes[256] = {0};
     float x = 1, sum = 2;
-    const struct bhvd_codec_options whole = {1, 0}, wrong = {-1, 0}, nan = {NAN, 0}, half_a_level = {1.5, 0}, odd = {96, 0};
+    const struct bhvd_codec_options whole = {1, 0}, wrong = {-1, 0}, nan = {NAN, 0}, odd = {96, 0};
     EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33, NULL) == 32 + 64, "header and two blocks");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33, NULL) == 0, "integers are not taken");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33, NULL) == 0, "no codec");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_COUNT, BHVD_FLOAT32, 33, NULL) == 0, "no such codec");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_SIGN, BHVD_DTYPE_COUNT, 33, NULL) == 0, "no such type");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_SIGN, BHVD_FLOAT32, 257, NULL) == 32 + 64, "header and two blocks of bits");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_QSGD, BHVD_FLOAT64, 513, NULL) == 32 + 32 + 544, "header, norms, codes");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_FLOAT16, BHVD_FLOAT32, 33, NULL) == 66, "elements");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT16, 101, NULL) == 32 + 2 * 6, "header and two pairs");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT32, 3, &whole) == 32 + 3 * 8, "header and three pairs");
@@ -218,7 +216,6 @@ TEST(public_functions)
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK_2BIT, BHVD_FLOAT16, 101, NULL) == 32 + 1 + 2 + 1, "header, indices, codes");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK_2BIT, BHVD_FLOAT32, 3, &whole) == 32 + 1 + 0 + 1, "header, bits, codes");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK_2BIT, BHVD_FLOAT32, 3, &wrong) == 0, "a negative share");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_QSGD, BHVD_FLOAT32, 3, &half_a_level) == 0, "half a level");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK8, BHVD_FLOAT32, 257, NULL) == 32 + 32 + 288, "header, scales, codes");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4, BHVD_FLOAT16, 257, NULL) == 32 + 32 + 160, "half as many");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4, BHVD_FLOAT64, 513, NULL) == 32 + 32 + 288, "a number for each block");
@@ -228,10 +225,8 @@ TEST(public_functions)
     EXPECT(bhvd_encoded_size(BHVD_CODEC_ROTATED2, BHVD_FLOAT32, 33, &odd) == 0, "no size of a block");
     EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "integers");
     EXPECT(bhvd_encode(BHVD_CODEC_NONE, BHVD_FLOAT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "no codec");
-    EXPECT(bhvd_encode(BHVD_CODEC_QSGD, BHVD_FLOAT32, bytes, &x, 1, &wrong) == BHVD_ERR_ARGUMENT, "levels");
+    EXPECT(bhvd_encode(BHVD_CODEC_TOPK, BHVD_FLOAT32, bytes, &x, 1, &wrong) == BHVD_ERR_ARGUMENT, "a negative share");
     for (int codec = BHVD_CODEC_MINMAX_UINT8; codec < BHVD_CODEC_COUNT; codec++) {
-        if (codec == BHVD_CODEC_SIGN_RMS + 1)
-            continue;                       // an unused number
         const int has_header =
             codec != BHVD_CODEC_FLOAT16 && codec != BHVD_CODEC_BFLOAT16 && codec != BHVD_CODEC_FLOAT32;
         memset(bytes, 0, sizeof bytes);

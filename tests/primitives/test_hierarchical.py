@@ -19,7 +19,7 @@ from world import World, view
 
 # One letter per rank names its host: one host, one rank per host, equal and unequal hosts, by host and round-robin.
 HOSTS = ["A", "AAA", "ABC", "AAB", "AABB", "ABAB", "ABBBB", "AABBCC", "ABCABCA"]
-MINMAX, SEEDED = CODECS[0], next(codec for codec in CODECS if codec.name == "qsgd")
+MINMAX, SEEDED = CODECS[0], next(codec for codec in CODECS if codec.stochastic)
 COUNTS = [0, 1, 1000, 150_001]
 
 _names = itertools.count()

@@ -99,8 +99,8 @@ def stochastic_codecs():
     """The meaning of seed=; without a seed, two calls give different results."""
     basics.init()
     rank, n = basics.rank(), basics.size()
-    codec = primitives.Codec("qsgd", native.lib.BHVD_CODEC_QSGD, 3.0)
-    oracle = next(c for c in CODECS if c.name == "qsgd" and c.parameter == 3)
+    codec = primitives.block(4, 64, stochastic=True)
+    oracle = next(c for c in CODECS if c.stochastic and c.parameter == 64)
     everyone = [values(r) for r in range(n)]
     out = np.empty_like(everyone[0])
     c_lp_s(everyone[rank], world, codec, seed=100 + rank, out=out, name="seeded").wait()

@@ -8,7 +8,7 @@ from values import make
 WORLDS = pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "tcp"), (3, "shm"), (4, "shm")])
 # Codecs with kernels for the GPU.
 CODED = [codec for codec in CODECS
-         if codec.rotates or codec.name in ("minmax_uint8", "sign", "sign_rms", "qsgd")]
+         if codec.rotates or codec.name in ("minmax_uint8", "sign", "sign_rms")]
 SHAPES = [(3, 5), (0,), (1,), (1201,)]
 
 

@@ -69,10 +69,8 @@ class Cut(NamedTuple):
 
 CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
          Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS),
-         Codec("qsgd", lib.BHVD_CODEC_QSGD),
          Codec("rotated1", lib.BHVD_CODEC_ROTATED1, 256), Codec("rotated2", lib.BHVD_CODEC_ROTATED2),
-         Codec("rotated3", lib.BHVD_CODEC_ROTATED3, 2048), Codec("rotated4", lib.BHVD_CODEC_ROTATED4, 1024),
-         Codec("qsgd", lib.BHVD_CODEC_QSGD, 7)]
+         Codec("rotated3", lib.BHVD_CODEC_ROTATED3, 2048), Codec("rotated4", lib.BHVD_CODEC_ROTATED4, 1024)]
 SEED, FIRST = 99, 1000
 
 
@@ -85,7 +83,7 @@ def option_of(codec):
     """The extra arguments of the codec's kernels."""
     if codec.rotates:
         return codec.block << 8 | codec.bits
-    return {"sign_rms": 1, "qsgd": int(codec.parameter or 127)}.get(codec.name, 0)
+    return int(codec.name == "sign_rms")
 
 
 def launch_encode(launch, cut, src, per_segment=2, threads=32):
@@ -102,6 +100,6 @@ def launch_encode(launch, cut, src, per_segment=2, threads=32):
     if kernel == "minmax_uint8":
         run("minmax_uint8_ranges", per_segment)
     run(f"{kernel}_encode", per_segment)
-    if kernel in ("sign", "qsgd", "rotated"):
+    if kernel in ("sign", "rotated"):
         run(f"{kernel}_header", 1)
     return codes

@@ -65,7 +65,7 @@ class Codec(NamedTuple):
 
 
 CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) for name, *parameter in [
-    ("minmax_uint8",), ("sign",), ("sign_rms",), ("qsgd",), ("qsgd", 3), ("float16",), ("bfloat16",),
+    ("minmax_uint8",), ("sign",), ("sign_rms",), ("float16",), ("bfloat16",),
     ("float32",), ("block8",), ("block4", 64, True), ("block8", 512, True), ("block4", 128),
     ("float8", 128), ("rotated1", 256), ("rotated2",), ("rotated3", 2048), ("rotated4", 1024),
     ("topk",), ("topk", 0.25), ("topk_2bit",),

@@ -249,7 +249,8 @@ def options(file):
             total, ones = size * (size + 1) / 2, torch.ones(1 << 15) * (rank + 1)
             dist.all_reduce(ones, op, group=group)
             assert torch.allclose(ones, torch.full_like(ones, expected * total), rtol=0.01), (relaxed, op)
-    numbered = dist.new_group(pg_options=Options(algorithm=algorithms.ByteGrad(codec=codecs.qsgd()), min_bytes=0))
+    seeded = algorithms.ByteGrad(codec=codecs.block(4, stochastic=True))
+    numbered = dist.new_group(pg_options=Options(algorithm=seeded, min_bytes=0))
     draws = []
     for _ in range(16):         # different random numbers each time, so that errors average out
         draws.append(large.clone())
