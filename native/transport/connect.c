@@ -63,6 +63,8 @@ static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info
     int port;
     *info = (struct endpoint_info){.magic = ENDPOINT_MAGIC, .protocol = ENDPOINT_PROTOCOL, .rank = options->rank};
     snprintf(info->version, sizeof info->version, "%s", bhvd_version());
+    if (getrandom(info->nonce, sizeof info->nonce, 0) != sizeof info->nonce)    // up to 256 bytes come completely or not at all
+        return error_set(k->error, BHVD_ERR_SYSTEM, "no random numbers: %s", strerror(errno));
     bhvd_status status = socket_listen(options->listen_host, options->listen_port, options->listen_port_last, &k->tcp_listener,
                                        &port, k->error);
     if (status)
@@ -81,11 +83,6 @@ static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info
         snprintf(info->host_id, sizeof info->host_id, "%s", options->host_id);
     else
         derive_host_id(info->host_id, sizeof info->host_id);
-    uint64_t random[2];
-    if (getrandom(random, sizeof random, 0) != sizeof random)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "no random numbers: %s", strerror(errno));
-    snprintf(info->local_name, sizeof info->local_name, "%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
     return BHVD_OK;
 }
 
@@ -94,7 +91,6 @@ static void terminate_strings(struct endpoint_info *info)
     info->version[sizeof info->version - 1] = '\0';
     info->host[sizeof info->host - 1] = '\0';
     info->host_id[sizeof info->host_id - 1] = '\0';
-    info->local_name[sizeof info->local_name - 1] = '\0';
     info->allreduce_path[sizeof info->allreduce_path - 1] = '\0';
     info->negotiation[sizeof info->negotiation - 1] = '\0';
 }
@@ -237,7 +233,7 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
     } else if (arrival->channel != CHANNEL_LOCAL) {
         use_arrival(k->c, &k->c->links[arrival->rank], arrival);
     } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0) {
-        const bhvd_status joined = local_join(k, arrival->rank, arrival->fd, clock_deadline_ns(HANDSHAKE_MS));
+        const bhvd_status joined = local_join(k, arrival->rank, arrival->fd, clock_deadline_ns(LOCAL_JOIN_MS));
         if (!joined)
             arrival->fd = -1;
         else if (joined == BHVD_ERR_SYSTEM)
@@ -339,11 +335,11 @@ static bhvd_status open_listener(struct connecting *k)
         addresses[rank].port = k->endpoints[rank].port;
         addresses[rank].data_channels = requested_data_channels(k, rank);
         memcpy(addresses[rank].host, k->endpoints[rank].host, sizeof addresses[rank].host);
+        memcpy(addresses[rank].nonce, k->endpoints[rank].nonce, sizeof addresses[rank].nonce);
     }
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
     bhvd_status status = listener_create(&(struct listener_options){
         .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
-        .tcp_port = k->endpoints[options->rank].port,
         .secret = options->secret, .secret_size = options->secret_size, .addresses = addresses, .by_mpi = uses_mpi(options),
         .doorbell_fd = k->c->doorbell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->listener, k->error);
     k->tcp_listener = k->local_listener = -1;
@@ -381,7 +377,7 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     struct endpoint_info mine;
     bhvd_status status = fill_endpoint_info(&k, &mine);
     if (!status && may_share(options))
-        status = local_listen(&k, mine.local_name);
+        status = local_listen(&k, &mine);
     if (!status)
         status = gather_endpoints(&k, &mine);
     if (!status)

@@ -14,20 +14,19 @@
 #define MFD_NOEXEC_SEAL 8u
 #endif
 
-static struct sockaddr_un local_address(const char *name, socklen_t *size)
+// An abstract name (leading zero byte) leaves nothing behind in a file system.
+static struct sockaddr_un local_address(const struct endpoint_info *info, socklen_t *size)
 {
-    // An abstract name (leading zero byte) leaves nothing behind in a file system.
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(name);
-    memcpy(address.sun_path + 1, name, length);
-    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+    memcpy(address.sun_path + 1, info->nonce, sizeof info->nonce);
+    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + sizeof info->nonce);
     return address;
 }
 
-bhvd_status local_listen(struct connecting *k, const char *name)
+bhvd_status local_listen(struct connecting *k, const struct endpoint_info *mine)
 {
     socklen_t size;
-    struct sockaddr_un address = local_address(name, &size);
+    struct sockaddr_un address = local_address(mine, &size);
     k->local_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (k->local_listener < 0 || bind(k->local_listener, (struct sockaddr *)&address, size) != 0 ||
         listen(k->local_listener, SOMAXCONN) != 0)
@@ -38,7 +37,7 @@ bhvd_status local_listen(struct connecting *k, const char *name)
 bhvd_status local_connect(struct connecting *k, int rank, int *out)
 {
     socklen_t size;
-    struct sockaddr_un address = local_address(k->endpoints[rank].local_name, &size);
+    struct sockaddr_un address = local_address(&k->endpoints[rank], &size);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));

@@ -5,16 +5,16 @@
 #include <string.h>
 
 #include "transport/connections.h"
-#include "transport/socket.h"
+#include "transport/auth.h"
 
 enum {
     ENDPOINT_MAGIC = 0x43484742,        // "BGHC", also detects another byte order
-    HANDSHAKE_MS = 5000,                // limit for the rest of the handshake after the proof
+    LOCAL_JOIN_MS = 5000,               // limit for the rest after the handshake
     ID_SIZE = 192
 };
 
 // Raise it with each change of the messages between ranks.
-enum { ENDPOINT_PROTOCOL = 5 };
+enum { ENDPOINT_PROTOCOL = 6 };
 
 // A rank's description for the others. All versions have the first three fields, so that versions can be compared.
 struct endpoint_info {
@@ -25,7 +25,7 @@ struct endpoint_info {
     int32_t data_channels;              // at most this many to each peer
     char host[HOST_SIZE];
     char host_id[ID_SIZE];              // empty: shares no memory
-    char local_name[40];                // of its UNIX socket
+    uint8_t nonce[AUTH_NONCE_SIZE];     // auth.h; also the name of its UNIX socket
     char allreduce_path[16];            // must be the same everywhere
     int32_t uses_mpi;                   // same
     char negotiation[8];                // same
@@ -54,7 +54,7 @@ static inline bool connecting_shares_memory(const struct connecting *k, int rank
     return connecting_share_memory(k, k->c->rank, rank);
 }
 
-bhvd_status local_listen(struct connecting *k, const char *name);
+bhvd_status local_listen(struct connecting *k, const struct endpoint_info *mine);
 // Connects to a rank of this host; the socket is not yet authenticated.
 bhvd_status local_connect(struct connecting *k, int rank, int *fd);
 // Both sides of an authenticated UNIX connection: they swap doorbells; the host's first rank adds the memory.

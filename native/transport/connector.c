@@ -15,7 +15,7 @@ enum {
     FAR_DATA_CHANNELS = 4
 };
 
-enum stage { PAUSED, CONNECTING, HANDSHAKE, ANSWER };
+enum stage { PAUSED, CONNECTING, HANDSHAKE };
 
 // One connection attempt in progress.
 struct attempt {
@@ -25,7 +25,9 @@ struct attempt {
     int poll;                           // the index of its entry; -1: none
     int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
     int64_t failing_since_ns;           // 0: the last step succeeded
-    struct auth auth;
+    struct hello hello;
+    size_t moved;                       // bytes of the callee's proof
+    uint8_t proof[AUTH_PROOF_SIZE];
 };
 
 struct connector {
@@ -96,44 +98,36 @@ static void enter(struct attempt *a, enum stage stage)
     a->wake_ns = stage == CONNECTING ? a->request->connect_deadline_ns : a->request->deadline_ns;
 }
 
-static bhvd_status begin_handshake(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+static const struct address *address_of(const struct connector *connector, const struct attempt *a)
 {
-    const struct auth_binding binding = {AUTH_CHANNEL, connector->options.rank, a->request->rank,
-                                         connector->options.addresses[a->request->rank].port};
-    enter(a, HANDSHAKE);
-    return auth_call(&a->auth, a->fd, &binding, error);
+    return &connector->options.keys.addresses[a->request->rank];
 }
 
-static bhvd_status send_channel(const struct connector *connector, struct attempt *a)
+static bhvd_status introduce(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
+    const struct connector_options *options = &connector->options;
     struct arrival *request = a->request;
-    const int asked = connector->options.addresses[request->rank].data_channels;
-    request->data_channel_count = asked ? asked : connector->options.by_mpi ? 1 : data_channels_for(socket_round_trip_ns(a->fd));
-    enter(a, ANSWER);
-    return socket_write_at_once(a->fd, &(struct hello){HELLO_MAGIC, request->channel, (uint32_t)request->data_channel_count},
-                                sizeof(struct hello));
+    const int asked = address_of(connector, a)->data_channels;
+    request->data_channel_count = asked ? asked : options->by_mpi ? 1 : data_channels_for(socket_round_trip_ns(a->fd));
+    a->hello = (struct hello){options->rank, request->channel, (uint32_t)request->data_channel_count};
+    a->moved = 0;
+    enter(a, HANDSHAKE);
+    struct introduction introduction = {.hello = a->hello};
+    auth_prove(&options->keys, AUTH_CALLER, &a->hello, request->rank, introduction.proof);
+    return auth_explain(socket_write_at_once(a->fd, &introduction, sizeof introduction), error);
 }
 
 // BHVD_OK: the channel is connected. BHVD_IN_PROGRESS: not yet.
-static bhvd_status converse(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+static bhvd_status read_proof(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    uint8_t answer;
-    size_t moved = 0;
-    bhvd_status status = BHVD_OK;
-    if (a->stage == HANDSHAKE) {
-        status = auth_advance(&a->auth, a->fd, connector->options.secret, connector->options.secret_size, error);
-        if (!status)
-            status = auth_explain(send_channel(connector, a), error);
-    }
-    if (status)
-        return status;
-    status = socket_read_part(a->fd, &answer, sizeof answer, &moved);
-    return status && status != BHVD_IN_PROGRESS ? error_set(error, status, "it broke while it was made") : status;
+    const bhvd_status status = socket_read_part(a->fd, a->proof, sizeof a->proof, &a->moved);
+    return status ? auth_explain(status, error)
+                  : auth_check(&connector->options.keys, AUTH_CALLEE, &a->hello, a->request->rank, a->proof, error);
 }
 
 static bhvd_status connect_begin(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = &connector->options.addresses[a->request->rank];
+    const struct address *address = address_of(connector, a);
     enter(a, CONNECTING);
     // On a control channel the bandwidth may be measured (probe.h).
     return socket_connect_begin(address->host, address->port,
@@ -142,7 +136,7 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
 
 static bhvd_status give_up_waiting(const struct connector *connector, const struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = &connector->options.addresses[a->request->rank];
+    const struct address *address = address_of(connector, a);
     if (a->stage != CONNECTING)
         return auth_explain(BHVD_ERR_TIMEOUT, error);
     return error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt",
@@ -163,13 +157,13 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         failure = status ? errno : 0;
         status = status ? status : BHVD_IN_PROGRESS;
     } else if (has_event && a->stage == CONNECTING) {
-        const struct address *address = &connector->options.addresses[a->request->rank];
+        const struct address *address = address_of(connector, a);
         status = socket_connect_complete(a->fd, address->host, address->port, &error);
         failure = status ? errno : 0;
-        status = status ? status : begin_handshake(connector, a, &error);
+        status = status ? status : introduce(connector, a, &error);
         status = status ? status : BHVD_IN_PROGRESS;
     } else if (has_event) {
-        status = converse(connector, a, &error);
+        status = read_proof(connector, a, &error);
     } else if (a->wake_ns <= clock_now_ns()) {
         status = give_up_waiting(connector, a, &error);
     }

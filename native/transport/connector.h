@@ -14,22 +14,6 @@ enum {
     CONNECTOR_RETRY_MS = 50
 };
 
-// CHANNEL_DATA + i is data channel i. A link connects its control channel first, then all data channels at once.
-enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_DATA = 2 };
-
-// The first bytes on an authenticated connection; the response is one byte.
-struct hello {
-    uint32_t magic, channel;
-    uint32_t data_channels;             // number of data channels to this rank; on its control channel
-};
-enum { HELLO_MAGIC = 0x35484742 };      // "BGH5"
-
-// The address of a rank, and the number of data channels that it and this rank have set; 0: neither did.
-struct address {
-    char host[HOST_SIZE];
-    int port, data_channels;
-};
-
 // A connection with a rank, accepted or to be made, and its result.
 struct arrival {
     struct arrival *next;
@@ -54,9 +38,7 @@ void arrival_destroy(struct arrival *arrival);
 struct connector_options {
     int rank;                           // this rank
     bool by_mpi;                        // data channels use MPI
-    const struct address *addresses;    // by rank. These and the secret must outlive the connector
-    const void *secret;
-    size_t secret_size;
+    struct auth_keys keys;              // addresses and secret must outlive the connector
 };
 
 struct connector;

@@ -19,14 +19,12 @@ enum {
 struct stranger {
     int fd, listener;
     int64_t deadline_ns;
-    struct auth auth;
-    bool has_proven;            // the secret; its name is next
-    size_t moved;               // of the name
-    unsigned char name[HANDSHAKE_NAME_MAX];
+    size_t moved;               // bytes of the introduction
+    struct introduction introduction;
 };
 
 struct handshake_server {
-    struct handshake_server_options options;
+    int listeners[HANDSHAKE_LISTENERS];
     int64_t accept_again_ns;
     int64_t lacking_since_ns;   // since when descriptors or memory are lacking; 0: they are not
     int unserved;               // strangers that were polled and not yet handled
@@ -34,11 +32,11 @@ struct handshake_server {
     struct stranger strangers[HANDSHAKE_STRANGERS_MAX];     // in order of arrival
 };
 
-struct handshake_server *handshake_server_create(const struct handshake_server_options *options)
+struct handshake_server *handshake_server_create(const int listeners[HANDSHAKE_LISTENERS])
 {
     struct handshake_server *handshakes = calloc(1, sizeof *handshakes);
     if (handshakes)
-        handshakes->options = *options;
+        memcpy(handshakes->listeners, listeners, sizeof handshakes->listeners);
     return handshakes;
 }
 
@@ -69,29 +67,14 @@ void handshake_server_after_fork(struct handshake_server *handshakes)
         fd_close(&handshakes->strangers[i].fd);
 }
 
-// BHVD_OK: it has proven the secret and sent its name. BHVD_IN_PROGRESS: not yet. Else drop it.
-static bhvd_status read_from(const struct handshake_server *handshakes, struct stranger *s)
-{
-    const struct handshake_server_options *options = &handshakes->options;
-    bhvd_status status = s->has_proven ? BHVD_OK : auth_advance(&s->auth, s->fd, options->secret, options->secret_size, NULL);
-    if (status)
-        return status;
-    s->has_proven = true;
-    return socket_read_part(s->fd, s->name, options->name_size, &s->moved);
-}
-
-// Drops a random stranger. False: all have proven the secret.
+// Drops a random stranger. False: there is none.
 static bool evict_one(struct handshake_server *handshakes)
 {
     unsigned random = 0;
-    int evictable[HANDSHAKE_STRANGERS_MAX], count = 0;
-    for (int i = 0; i < handshakes->count; i++)
-        if (!handshakes->strangers[i].has_proven)
-            evictable[count++] = i;
-    if (!count)
+    if (!handshakes->count)
         return false;
     (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
-    drop(handshakes, evictable[random % (unsigned)count]);
+    drop(handshakes, (int)(random % (unsigned)handshakes->count));
     return true;
 }
 
@@ -109,10 +92,9 @@ static bhvd_status pause_accepting(struct handshake_server *handshakes)
 
 static bhvd_status accept_some(struct handshake_server *handshakes, int listener)
 {
-    const bool is_local = handshakes->options.bindings[listener].purpose == AUTH_LOCAL;
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd;
-        bhvd_status status = socket_accept(handshakes->options.listeners[listener], 0, &fd, NULL);
+        bhvd_status status = socket_accept(handshakes->listeners[listener], 0, &fd, NULL);
         if (status == BHVD_ERR_TIMEOUT)
             break;
         if (status && !evict_one(handshakes))
@@ -120,15 +102,12 @@ static bhvd_status accept_some(struct handshake_server *handshakes, int listener
         if (status)
             continue;
         handshakes->lacking_since_ns = 0;
-        if ((is_local && !socket_is_of_this_user(fd)) || (handshakes->count == HANDSHAKE_STRANGERS_MAX && !evict_one(handshakes))) {
+        if ((listener == HANDSHAKE_LOCAL && !socket_is_of_this_user(fd)) || (handshakes->count == HANDSHAKE_STRANGERS_MAX && !evict_one(handshakes))) {
             close(fd);
             continue;
         }
-        struct stranger *s = &handshakes->strangers[handshakes->count];
-        *s = (struct stranger){.fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
-        handshakes->count++;
-        if (auth_begin(&s->auth, AUTH_ACCEPTED, &handshakes->options.bindings[listener], NULL))
-            drop(handshakes, handshakes->count - 1);
+        handshakes->strangers[handshakes->count++] =
+            (struct stranger){.fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
     }
     return BHVD_OK;
 }
@@ -137,35 +116,36 @@ int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *po
 {
     const bool accepts = handshakes->accept_again_ns <= clock_now_ns();
     const int64_t due_ns = handshakes->count ? handshakes->strangers[0].deadline_ns : CLOCK_NEVER;
-    for (int i = 0; i < HANDSHAKE_LISTENERS_MAX; i++)
-        polls[i] = (struct pollfd){.fd = accepts ? handshakes->options.listeners[i] : -1, .events = POLLIN};
+    for (int i = 0; i < HANDSHAKE_LISTENERS; i++)
+        polls[i] = (struct pollfd){.fd = accepts ? handshakes->listeners[i] : -1, .events = POLLIN};
     for (int i = 0; i < handshakes->count; i++)
-        polls[HANDSHAKE_LISTENERS_MAX + i] = (struct pollfd){.fd = handshakes->strangers[i].fd, .events = POLLIN};
+        polls[HANDSHAKE_LISTENERS + i] = (struct pollfd){.fd = handshakes->strangers[i].fd, .events = POLLIN};
     handshakes->unserved = handshakes->count;
     *wake_ns = due_ns < *wake_ns ? due_ns : *wake_ns;
     if (!accepts && handshakes->accept_again_ns < *wake_ns)
         *wake_ns = handshakes->accept_again_ns;
-    return HANDSHAKE_LISTENERS_MAX + handshakes->count;
+    return HANDSHAKE_LISTENERS + handshakes->count;
 }
 
-bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct authenticated *out)
+bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct introduced *out)
 {
     const int64_t now_ns = clock_now_ns();
     // In descending order, so that a removal does not move the strangers that are still to be served.
     while (handshakes->unserved > 0) {
         const int i = --handshakes->unserved;
         struct stranger *s = &handshakes->strangers[i];
-        const bhvd_status status = polls[HANDSHAKE_LISTENERS_MAX + i].revents ? read_from(handshakes, s) : BHVD_IN_PROGRESS;
+        const bhvd_status status = polls[HANDSHAKE_LISTENERS + i].revents
+                                       ? socket_read_part(s->fd, &s->introduction, sizeof s->introduction, &s->moved)
+                                       : BHVD_IN_PROGRESS;
         if (!status) {
-            *out = (struct authenticated){.fd = s->fd, .listener = s->listener, .rank = s->auth.binding.caller};
-            memcpy(out->name, s->name, handshakes->options.name_size);
+            *out = (struct introduced){s->fd, s->listener, s->introduction};
             forget(handshakes, i);
             return BHVD_OK;
         }
         if (status != BHVD_IN_PROGRESS || s->deadline_ns <= now_ns)
             drop(handshakes, i);
     }
-    for (int i = 0; i < HANDSHAKE_LISTENERS_MAX; i++) {
+    for (int i = 0; i < HANDSHAKE_LISTENERS; i++) {
         bhvd_status status = polls[i].revents ? accept_some(handshakes, i) : BHVD_OK;
         polls[i].revents = 0;
         if (status)

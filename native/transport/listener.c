@@ -16,9 +16,7 @@
 #include "transport/handshake_server.h"
 #include "transport/socket.h"
 
-enum { ANSWER_MS = 5000 };              // for a byte into an empty socket
-
-// The channels that a rank has connected so far.
+// The channels that a rank has connected so far, except CHANNEL_LOCAL, which it may try again.
 struct known {
     uint16_t channels;                  // a bit mask
     uint8_t data_channels;
@@ -32,10 +30,11 @@ struct listener {
     struct FIFO(struct arrival) arrivals;
     struct FIFO(struct arrival) requests;  // not yet passed to the connector
     struct address *addresses;
+    unsigned char *secret;
+    struct auth_keys keys;              // these two
     struct known *known;                // owned by the thread, as are the next two
     struct handshake_server *handshakes;
     struct connector *connector;
-    unsigned char *secret;
     pthread_t thread;
     int wake_fd;                        // an eventfd that wakes the thread for requests and for its end
 };
@@ -63,14 +62,15 @@ struct arrival *listener_take(struct listener *listener)
 
 // --------------------------------------------------------------------------------------------------------- incoming connections
 
-// Is the name valid for a rank that knows the secret?
-static bool is_expected(const struct listener *listener, int rank, const struct hello *hello, bool local)
+static bool is_valid(const struct listener *listener, const struct introduction *introduction, bool local)
 {
-    const int asked = rank >= 0 && rank < listener->options.size ? listener->addresses[rank].data_channels : 0;
-    if (hello->magic != HELLO_MAGIC || rank <= listener->options.rank || rank >= listener->options.size ||
-        (hello->channel == CHANNEL_LOCAL) != local || hello->channel >= CHANNEL_DATA + LINK_DATA_CHANNELS_MAX)
+    const struct hello *hello = &introduction->hello;
+    if (hello->caller <= listener->options.rank || hello->caller >= listener->options.size ||
+        (hello->channel == CHANNEL_LOCAL) != local || hello->channel >= CHANNEL_DATA + LINK_DATA_CHANNELS_MAX ||
+        auth_check(&listener->keys, AUTH_CALLER, hello, listener->options.rank, introduction->proof, NULL))
         return false;
-    const struct known *known = &listener->known[rank];
+    const struct known *known = &listener->known[hello->caller];
+    const int asked = listener->addresses[hello->caller].data_channels;
     if (!local && known->channels & 1u << hello->channel)
         return false;
     if (hello->channel == CHANNEL_CONTROL && !listener->options.by_mpi)
@@ -79,30 +79,26 @@ static bool is_expected(const struct listener *listener, int rank, const struct 
     return hello->channel < CHANNEL_DATA || hello->channel - CHANNEL_DATA < known->data_channels;
 }
 
-// A caller that gets no response retries.
-static bool send_welcome(int fd)
+static bool let_in(struct listener *listener, const struct introduced *peer)
 {
-    const unsigned char answer = 1;
-    return socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(ANSWER_MS)) == BHVD_OK;
-}
-
-static bool let_in(struct listener *listener, const struct authenticated *peer)
-{
-    struct hello hello;
-    const bool local = peer->listener == 1;
-    memcpy(&hello, peer->name, sizeof hello);
-    if (!is_expected(listener, peer->rank, &hello, local) || (!local && !send_welcome(peer->fd)))
+    const struct hello *hello = &peer->introduction.hello;
+    const bool local = peer->listener == HANDSHAKE_LOCAL;
+    uint8_t proof[AUTH_PROOF_SIZE];
+    if (!is_valid(listener, &peer->introduction, local))
         return false;
-    struct arrival *arrival = arrival_create(peer->rank, hello.channel);
-    if (!arrival)
+    struct known *known = &listener->known[hello->caller];
+    known->channels |= (uint16_t)(1u << hello->channel);    // also if the response fails: nobody may repeat the introduction
+    auth_prove(&listener->keys, AUTH_CALLEE, hello, listener->options.rank, proof);
+    struct arrival *arrival = arrival_create(hello->caller, hello->channel);
+    if (!arrival || socket_write_at_once(peer->fd, proof, sizeof proof)) {
+        arrival_destroy(arrival);
         return false;
-    struct known *known = &listener->known[peer->rank];
-    known->channels |= (uint16_t)(1u << hello.channel);
+    }
     arrival->fd = peer->fd;
-    if (hello.channel < CHANNEL_DATA) {
-        arrival->data_channel_count = listener->options.by_mpi || local ? 1 : (int)hello.data_channels;
+    if (hello->channel < CHANNEL_DATA) {
+        arrival->data_channel_count = listener->options.by_mpi || local ? 1 : (int)hello->data_channels;
         arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(peer->fd);
-        known->data_channels = local || listener->options.by_mpi ? 0 : (uint8_t)hello.data_channels;
+        known->data_channels = local || listener->options.by_mpi ? 0 : (uint8_t)hello->data_channels;
     }
     put(listener, arrival);
     return true;
@@ -123,7 +119,7 @@ static void complain(struct listener *listener, bool *said)
 
 static void accept_ready(struct listener *listener, struct pollfd *polls, bool *said)
 {
-    struct authenticated peer;
+    struct introduced peer;
     bhvd_status status;
     while (!(status = handshake_server_next(listener->handshakes, polls, &peer))) {
         if (!let_in(listener, &peer))
@@ -164,10 +160,13 @@ bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
 
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
 {
-    const struct hello hello = {HELLO_MAGIC, CHANNEL_LOCAL, 1};
-    const struct auth_binding binding = {AUTH_LOCAL, listener->options.rank, rank, 0};
-    bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, &binding, listener->secret, listener->options.secret_size, deadline_ns, error);
-    return status ? status : socket_write_full(fd, &hello, sizeof hello, deadline_ns);
+    struct introduction introduction = {.hello = {listener->options.rank, CHANNEL_LOCAL, 1}};
+    uint8_t proof[AUTH_PROOF_SIZE];
+    auth_prove(&listener->keys, AUTH_CALLER, &introduction.hello, rank, introduction.proof);
+    bhvd_status status = socket_write_at_once(fd, &introduction, sizeof introduction);
+    status = status ? status : socket_read_full(fd, proof, sizeof proof, deadline_ns);
+    return status ? auth_explain(status, error)
+                  : auth_check(&listener->keys, AUTH_CALLEE, &introduction.hello, rank, proof, error);
 }
 
 static void take_requests(struct listener *listener)
@@ -233,14 +232,9 @@ static void listener_free(struct listener *listener)
 static bool listener_start(struct listener *listener)
 {
     const struct listener_options *o = &listener->options;
-    const struct handshake_server_options handshake_options = {
-        .listeners = {o->tcp_listener, o->local_listener},
-        .bindings = {{AUTH_CHANNEL, AUTH_NO_RANK, o->rank, o->tcp_port}, {AUTH_LOCAL, AUTH_NO_RANK, o->rank, 0}},
-        .secret = listener->secret, .secret_size = o->secret_size, .name_size = sizeof(struct hello)};
-    const struct connector_options of_connector = {.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses,
-                                                   .secret = listener->secret, .secret_size = o->secret_size};
-    listener->handshakes = handshake_server_create(&handshake_options);
-    listener->connector = connector_create(&of_connector);
+    listener->keys = (struct auth_keys){listener->secret, o->secret_size, listener->addresses};
+    listener->handshakes = handshake_server_create((int[]){[HANDSHAKE_TCP] = o->tcp_listener, [HANDSHAKE_LOCAL] = o->local_listener});
+    listener->connector = connector_create(&(struct connector_options){.rank = o->rank, .by_mpi = o->by_mpi, .keys = listener->keys});
     return listener->handshakes && listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
 }
 

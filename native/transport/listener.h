@@ -1,6 +1,6 @@
 // A rank's listener: makes its TCP connections concurrently with the engine. One thread accepts and connects while the rank is in
-// the job. Its results are arrivals: peers that proved the secret and sent a valid name, and channels that this rank has
-// connected (connector.h).
+// the job. Its results are arrivals: peers with a valid introduction (auth.h), and channels that this rank has connected
+// (connector.h).
 //
 // The higher of two ranks connects, so simultaneous requests never cross. Arrivals are queued
 // and reported by an eventfd. One thread takes them and decides their use (connect.c).
@@ -15,7 +15,6 @@ struct listener;
 struct listener_options {
     int rank, size;
     int tcp_listener, local_listener;   // owned by the listener from now on; -1: none
-    int tcp_port;
     const void *secret;                 // copied
     size_t secret_size;
     const struct address *addresses;    // by rank; copied

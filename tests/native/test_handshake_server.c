@@ -1,4 +1,4 @@
-// Eviction when there are too many strangers: only peers that have not proven the secret; and which peers are accepted.
+// Strangers at a listener: eviction when there are too many, introductions in pieces, and other users.
 #include "check.h"
 #include "sockets.h"
 
@@ -9,17 +9,14 @@
 #include "base/clock.h"
 #include "transport/handshake_server.h"
 
-enum { MORE = 100, LIMIT_MS = 10000, NAME_SIZE = 4 };
-
-static const char SECRET[] = "a handshake test's secret";
+enum { MORE = 100, LIMIT_MS = 10000 };
 
 struct service {
     struct handshake_server *handshakes;
     int listener, port;
-    struct auth_binding binding;
 };
 
-static void serve_one_look(struct service *service, struct authenticated *peer, bool *is_known)
+static void serve_one_look(struct service *service, struct introduced *peer, bool *is_known)
 {
     struct pollfd polls[HANDSHAKE_POLLS_MAX];
     int64_t wake_ns = clock_deadline_ns(10);
@@ -31,7 +28,7 @@ static void serve_one_look(struct service *service, struct authenticated *peer, 
 
 static void serve_looks(struct service *service, int looks)
 {
-    struct authenticated peer;
+    struct introduced peer;
     bool is_known = false;
     for (int i = 0; i < looks; i++)
         serve_one_look(service, &peer, &is_known);
@@ -41,9 +38,7 @@ static void serve_looks(struct service *service, int looks)
 static void start(struct service *service)
 {
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &service->listener, &service->port, NULL), BHVD_OK);
-    service->binding = (struct auth_binding){AUTH_CHANNEL, 1, 0, service->port};
-    service->handshakes = handshake_server_create(&(struct handshake_server_options){.listeners = {service->listener, -1}, .bindings = {service->binding},
-                                                                .secret = SECRET, .secret_size = sizeof SECRET, .name_size = NAME_SIZE});
+    service->handshakes = handshake_server_create((int[]){service->listener, -1});
     CHECK(service->handshakes);
 }
 
@@ -88,37 +83,24 @@ TEST(a_flood_evicts_random_strangers)
     stop(&service);
 }
 
-TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
+TEST(an_introduction_may_come_in_pieces)
 {
-    static int fds[HANDSHAKE_STRANGERS_MAX + MORE];
     struct service service;
-    struct auth auth;
-    uint8_t theirs[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE];
-    struct authenticated peer;
+    struct introduced peer;
     bool is_known = false;
+    const struct introduction introduction = {.hello = {1, CHANNEL_CONTROL, 1}, .proof = "not checked here"};
     start(&service);
     const int fd = knock(&service);
-    CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, &service.binding, NULL), BHVD_OK);
-    CHECK_EQ(send(fd, auth.hello, sizeof auth.hello, 0), sizeof auth.hello);
+    CHECK_EQ(send(fd, &introduction, 20, 0), 20);
     serve_looks(&service, 3);
-    CHECK_STATUS(socket_read_full(fd, theirs, sizeof theirs, clock_deadline_ns(LIMIT_MS)), BHVD_OK);
-    CHECK_STATUS(auth_receive_hello(&auth, theirs, SECRET, sizeof SECRET, NULL), BHVD_OK);
-    CHECK_STATUS(auth_receive_proof(&auth, theirs + AUTH_HELLO_SIZE, NULL), BHVD_OK);
-    CHECK_EQ(send(fd, auth.proof, sizeof auth.proof, 0), sizeof auth.proof);
-    serve_looks(&service, 3);
-    for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++) {
-        fds[i] = knock(&service);
-        serve_looks(&service, 1);
-    }
-    CHECK_EQ(send(fd, "name", NAME_SIZE, 0), NAME_SIZE);
+    const size_t rest = sizeof introduction - 20;
+    CHECK_EQ(send(fd, (const char *)&introduction + 20, rest, 0), rest);
     for (int i = 0; i < 100 && !is_known; i++)
         serve_one_look(&service, &peer, &is_known);
-    CHECK(is_known && peer.rank == 1);
-    CHECK_MEM_EQ(peer.name, "name", NAME_SIZE);
+    CHECK(is_known && peer.listener == HANDSHAKE_TCP);
+    CHECK_MEM_EQ(&peer.introduction, &introduction, sizeof introduction);
     close(peer.fd);
     close(fd);
-    for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++)
-        close(fds[i]);
     stop(&service);
 }
 
@@ -130,10 +112,8 @@ TEST(another_users_process_is_hung_up_on_at_a_unix_socket)
     const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     CHECK(bind(listener, (struct sockaddr *)&address, sizeof address.sun_family) == 0 && listen(listener, 8) == 0 &&
           getsockname(listener, (struct sockaddr *)&address, &size) == 0);
-    const struct auth_binding binding = {AUTH_LOCAL, 1, 0, 0};
     struct service service = {.listener = listener};
-    service.handshakes = handshake_server_create(&(struct handshake_server_options){.listeners = {-1, listener}, .bindings = {{0}, binding},
-                                                               .secret = SECRET, .secret_size = sizeof SECRET, .name_size = NAME_SIZE});
+    service.handshakes = handshake_server_create((int[]){-1, listener});
     const int same_user = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK_EQ(connect(same_user, (struct sockaddr *)&address, size), 0);
     CHECK(socket_is_of_this_user(same_user));

@@ -66,6 +66,18 @@ static void check_open(const struct link link)
     }
 }
 
+// As rank hello->caller: BHVD_OK if the callee proves the secret, too.
+static bhvd_status introduce(int fd, const struct hello *hello, int callee, const struct address *addresses)
+{
+    const struct auth_keys keys = {SECRET, sizeof SECRET, addresses};
+    struct introduction introduction = {.hello = *hello};
+    uint8_t proof[AUTH_PROOF_SIZE];
+    auth_prove(&keys, AUTH_CALLER, hello, callee, introduction.proof);
+    CHECK_STATUS(socket_write_at_once(fd, &introduction, sizeof introduction), BHVD_OK);
+    const bhvd_status status = socket_read_full(fd, proof, sizeof proof, clock_deadline_ns(STRANGER_MS));
+    return status ? status : auth_check(&keys, AUTH_CALLEE, hello, callee, proof, NULL);
+}
+
 static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
 {
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
@@ -339,20 +351,17 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
     const int64_t deadline_ns = clock_deadline_ns(STRANGER_MS);
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &own, &own_port, &error), BHVD_OK);
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &silent, &silent_port, &error), BHVD_OK);
-    const struct address addresses[3] = {{.host = "127.0.0.1", .port = silent_port}};
+    const struct address addresses[3] = {{.host = "127.0.0.1", .port = silent_port}, {.port = own_port}};
     const int before = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 3, .tcp_listener = own, .tcp_port = own_port, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
+        .rank = 1, .size = 3, .tcp_listener = own, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
         .addresses = addresses, .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
     const int listening = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL), BHVD_OK);
     CHECK_STATUS(socket_accept(silent, deadline_ns, &fds[0], &error), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[1], NULL), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[2], NULL), BHVD_OK);
-    const struct hello hello = {HELLO_MAGIC, CHANNEL_CONTROL, 1};
-    CHECK_STATUS(auth_handshake(fds[2], AUTH_CONNECTED, &(struct auth_binding){AUTH_CHANNEL, 2, 1, own_port}, SECRET, sizeof SECRET,
-                                deadline_ns, &error), BHVD_OK);
-    CHECK_STATUS(socket_write_full(fds[2], &hello, sizeof hello, deadline_ns), BHVD_OK);
+    CHECK_STATUS(introduce(fds[2], &(struct hello){2, CHANNEL_CONTROL, 1}, 1, addresses), BHVD_OK);
     while (!listener_has_arrivals(listener) || entry_count("/proc/self/fd") < listening + 2 * TESTS)
         usleep(1000);
     const pid_t child = fork();
@@ -431,18 +440,6 @@ static int knock(int listener)
     return fd;
 }
 
-static int prove_as(int listener, int caller)
-{
-    for (int callee = 0; callee < RANKS; callee++) {
-        const struct auth_binding binding = {AUTH_CHANNEL, caller, callee, port_of(listener)};
-        const int fd = knock(listener);
-        if (!auth_handshake(fd, AUTH_CONNECTED, &binding, SECRET, sizeof SECRET, clock_deadline_ns(STRANGER_MS), NULL))
-            return fd;
-        close(fd);
-    }
-    check_fail(__FILE__, __LINE__, "nobody takes the secret");
-}
-
 static void expect_hang_up(int fd)
 {
     char byte;
@@ -450,38 +447,74 @@ static void expect_hang_up(int fd)
     close(fd);
 }
 
-static void bother_everyone(void)
+// Addresses as all ranks know them. One more, so that names of ranks that do not exist can be proven.
+static void addresses_of(const struct job *job, struct address addresses[RANKS + 1])
 {
+    memset(addresses, 0, (RANKS + 1) * sizeof *addresses);
+    for (int rank = 0; rank < RANKS; rank++) {
+        const struct endpoint_info *info = (const void *)job->gathering.endpoints[rank];
+        addresses[rank].port = info->port;
+        memcpy(addresses[rank].nonce, info->nonce, sizeof info->nonce);
+    }
+}
+
+static int rank_at(int port, const struct address *addresses)
+{
+    int rank = 0;
+    while (addresses[rank].port != port)
+        rank++;
+    return rank;
+}
+
+static void bother_everyone(const struct job *job)
+{
+    struct address addresses[RANKS + 1], of_another_job[RANKS + 1];
+    addresses_of(job, addresses);
+    addresses_of(job, of_another_job);
     int listeners = 0;
     for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++, listeners++) {
+        const int callee = rank_at(port_of(listener), addresses);
         int fd = knock(listener);
-        CHECK(auth_handshake(fd, AUTH_CONNECTED, &(struct auth_binding){0}, "no secret", 9, clock_deadline_ns(STRANGER_MS),
-              NULL) != BHVD_OK);
+        of_another_job[callee].nonce[0] ^= 1;
+        CHECK_STATUS(introduce(fd, &(struct hello){RANKS - 1, CHANNEL_DATA, 1}, callee, of_another_job), BHVD_ERR_PEER_LOST);
         close(fd);
         fd = knock(listener);
         char garbage[64] = "GET / HTTP/1.0";
         CHECK_STATUS(socket_write_full(fd, garbage, sizeof garbage, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
         expect_hang_up(fd);
-        // It knows the secret, but claims a name that this rank does not expect.
-        static const struct {
-            int rank;
-            struct hello hello;
-        } names[] = {{0, {HELLO_MAGIC, 0, 1}}, {RANKS, {HELLO_MAGIC, 0, 1}}, {-1, {HELLO_MAGIC, 2, 1}}, {2, {HELLO_MAGIC, 99, 1}},
-                     {2, {HELLO_MAGIC + 1, 0, 1}}, {2, {HELLO_MAGIC, 1, 1}}};
+        // These know the secret, but claim a name that the rank does not expect: of no higher rank, or of a channel that does not exist.
+        const struct hello names[] = {{0, CHANNEL_CONTROL, 1}, {RANKS, CHANNEL_CONTROL, 1}, {RANKS - 1, 99, 1},
+                                      {RANKS - 1, CHANNEL_LOCAL, 1}, {RANKS - 1, CHANNEL_DATA + 1, 1}};
         for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-            fd = prove_as(listener, names[i].rank);
-            CHECK_STATUS(socket_write_full(fd, &names[i].hello, sizeof names[i].hello, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
-            expect_hang_up(fd);
+            fd = knock(listener);
+            CHECK_STATUS(introduce(fd, &names[i], callee, addresses), BHVD_ERR_PEER_LOST);
+            close(fd);
         }
     }
     CHECK_EQ(listeners, RANKS);
 }
 
+// Somebody repeats the introduction of rank 2's control channel to rank 0.
+static void repeat_an_introduction(const struct job *job)
+{
+    struct address addresses[RANKS + 1];
+    addresses_of(job, addresses);
+    for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++) {
+        if (rank_at(port_of(listener), addresses))
+            continue;
+        const int fd = knock(listener);
+        CHECK_STATUS(introduce(fd, &(struct hello){2, CHANNEL_CONTROL, 1}, 0, addresses), BHVD_ERR_PEER_LOST);
+        close(fd);
+    }
+}
+
 static void goes_on_among_strangers(struct job *job, int rank, bhvd_context *ctx)
 {
     meet(job, 1);
-    if (rank == 0)
-        bother_everyone();
+    if (rank == 0) {
+        bother_everyone(job);
+        repeat_an_introduction(job);
+    }
     meet(job, 2);
     sum_of_ones(ctx);
 }
