@@ -113,7 +113,8 @@ TENSORFLOW_OPS = {
 
 # Python functions that a context (core/context.py) and the ops of TensorFlow (native/tensorflow/core.h) call.
 CALLBACKS = """
-extern "Python" bhvd_status bhvd_python_gather(void *, const void *, int, void *, struct bhvd_error *);
+extern "Python" bhvd_status bhvd_python_gather(void *, const void *, int, void *, struct bhvd_proofs *,
+                                               struct bhvd_error *);
 extern "Python" int bhvd_python_put(int64_t, int64_t, const struct bhvd_tensor *, void *, struct bhvd_error *);
 extern "Python" int bhvd_python_wait(int64_t, struct bhvd_error *);
 """

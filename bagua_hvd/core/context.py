@@ -1,6 +1,7 @@
 """A rank's place in a job: made by init(), with its connections and its progress thread."""
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +12,28 @@ from bagua_hvd.core.telemetry import Telemetry
 
 
 class _Gatherer:
-    def __init__(self, gather: Callable[[bytes], bytes]) -> None:
+    def __init__(self, gather: Callable[[bytes], bytes], secret: bytes) -> None:
         self.gather = gather
+        self.secret = secret
         self.failure: BaseException | None = None
 
 
+def _proofs(secret: bytes, sender: bytes, receiver: bytes) -> bytes:
+    """What one rank sends to another when a channel is connected, for each channel: native/transport/auth.h."""
+    key = hmac.digest(secret, sender + receiver, "sha256")
+    return b"".join(hmac.digest(key, bytes([channel]), "sha256") for channel in range(lib.BHVD_CHANNELS))
+
+
 @ffi.def_extern(name="bhvd_python_gather", error=lib.BHVD_ERR_SYSTEM)
-def _gather(user: Any, mine: Any, nbytes: int, everything: Any, error: Any) -> int:
+def _gather(user: Any, mine: Any, nbytes: int, everything: Any, proofs: Any, error: Any) -> int:
     gatherer = ffi.from_handle(user)
     try:
-        endpoints = gatherer.gather(bytes(ffi.buffer(mine, nbytes)))
+        own = bytes(ffi.buffer(mine, nbytes))
+        endpoints = gatherer.gather(own)
         ffi.memmove(everything, endpoints, len(endpoints))
+        others = [endpoints[start:start + nbytes] for start in range(0, len(endpoints), nbytes)]
+        made = b"".join(_proofs(gatherer.secret, own, other) + _proofs(gatherer.secret, other, own) for other in others)
+        ffi.memmove(proofs, made, len(made))
         return OK
     except BaseException as failure:
         gatherer.failure = failure
@@ -43,11 +55,9 @@ class Context(Posting, Telemetry):
     __slots__ = ()
 
     def __init__(self, options: Any, gather: Callable[[bytes], bytes]) -> None:
-        secret = ffi.from_buffer(options.secret)
-        gatherer = _Gatherer(gather)
+        gatherer = _Gatherer(gather, options.secret)
         user = ffi.new_handle(gatherer)
-        values = {**vars(options), "secret": secret, "secret_size": len(secret), "user": user,
-                  "gather": lib.bhvd_python_gather}
+        values = {**vars(options), "user": user, "gather": lib.bhvd_python_gather}
         fields = {}         # keep alive the memory that the core reads
         for name, _ in ffi.typeof("struct bhvd_context_options").fields:
             value = values[name]

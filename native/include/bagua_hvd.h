@@ -136,20 +136,27 @@ void bhvd_mpi_close(void);
 
 /* ---------------------------------------------------------------------------------------------------- context ---- */
 
+/* What two ranks send each other when they connect a channel, by channel: only a rank that knows the job's secret knows it
+ * (native/transport/auth.h). */
+enum { BHVD_PROOF_BYTES = 32, BHVD_CHANNELS = 10 };
+
+struct bhvd_proofs {
+    unsigned char sent[BHVD_CHANNELS][BHVD_PROOF_BYTES], received[BHVD_CHANNELS][BHVD_PROOF_BYTES];
+};
+
 struct bhvd_context_options {
     int rank, size;
     const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc",
                                      * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
     /* Gathers the endpoints of all ranks: called once, by bhvd_context_create, with this rank's `nbytes` bytes; fills `all` with
-     * size * nbytes bytes, in the order of ranks. It may block until start_timeout_ms. Not BHVD_OK: `error` is filled. Unused when
-     * size is 1 or inproc. */
-    bhvd_status (*gather)(void *user, const void *mine, int nbytes, void *all, struct bhvd_error *error);
+     * size * nbytes bytes, and `proofs`, both in the order of ranks. It may block until start_timeout_ms. Not BHVD_OK: `error` is
+     * filled. Unused when size is 1 or inproc. */
+    bhvd_status (*gather)(void *user, const void *mine, int nbytes, void *all, struct bhvd_proofs *proofs,
+                          struct bhvd_error *error);
     void *user;                     /* of gather */
     const char *listen_host;        /* numeric address of the interface for data connections */
     int listen_port, listen_port_last;      /* it listens on the first free port of this range; 0: any */
     const char *host_id;            /* equal on two ranks if and only if they share memory; NULL: derived from the machine */
-    const void *secret;
-    size_t secret_size;
     void *inproc_world;             /* transport "inproc": from bhvd_inproc_world_create, shared by all ranks */
     int64_t fusion_threshold;       /* bytes; 0: no fusion */
     int64_t cache_capacity;         /* response cache entries; 0: no cache */

@@ -127,9 +127,10 @@ static bhvd_status gather_endpoints(struct connecting *k, const struct endpoint_
 {
     const struct bhvd_context_options *options = k->options;
     k->endpoints = calloc((size_t)options->size, sizeof *k->endpoints);
-    if (!k->endpoints)
+    k->proofs = calloc((size_t)options->size, sizeof *k->proofs);
+    if (!k->endpoints || !k->proofs)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
-    bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->endpoints, k->error);
+    bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->endpoints, k->proofs, k->error);
     for (int rank = 0; rank < options->size; rank++)
         terminate_strings(&k->endpoints[rank]);
     for (int rank = 0; rank < options->size && !status; rank++)
@@ -335,12 +336,12 @@ static bhvd_status open_listener(struct connecting *k)
         addresses[rank].port = k->endpoints[rank].port;
         addresses[rank].data_channels = requested_data_channels(k, rank);
         memcpy(addresses[rank].host, k->endpoints[rank].host, sizeof addresses[rank].host);
-        memcpy(addresses[rank].nonce, k->endpoints[rank].nonce, sizeof addresses[rank].nonce);
+        addresses[rank].proofs = k->proofs[rank];
     }
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
     bhvd_status status = listener_create(&(struct listener_options){
         .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
-        .secret = options->secret, .secret_size = options->secret_size, .addresses = addresses, .by_mpi = uses_mpi(options),
+        .addresses = addresses, .by_mpi = uses_mpi(options),
         .doorbell_fd = k->c->doorbell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->listener, k->error);
     k->tcp_listener = k->local_listener = -1;
     free(addresses);
@@ -404,6 +405,7 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     if (!status && uses_mpi(options))
         status = mpi_connect(c, k.deadline_ns, error);
     free(k.endpoints);
+    free(k.proofs);
     free(k.talks_to);
     fd_close(&k.tcp_listener);
     fd_close(&k.local_listener);

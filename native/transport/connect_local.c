@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -14,12 +15,13 @@
 #define MFD_NOEXEC_SEAL 8u
 #endif
 
-// An abstract name (leading zero byte) leaves nothing behind in a file system.
+// The nonce in hexadecimal. An abstract name (leading zero byte) leaves nothing behind in a file system.
 static struct sockaddr_un local_address(const struct endpoint_info *info, socklen_t *size)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(address.sun_path + 1, info->nonce, sizeof info->nonce);
-    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + sizeof info->nonce);
+    for (size_t i = 0; i < sizeof info->nonce; i++)
+        snprintf(address.sun_path + 1 + 2 * i, 3, "%02x", info->nonce[i]);
+    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + 2 * sizeof info->nonce);
     return address;
 }
 

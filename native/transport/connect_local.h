@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "transport/connections.h"
-#include "transport/auth.h"
+#include "transport/socket.h"
 
 enum {
     ENDPOINT_MAGIC = 0x43484742,        // "BGHC", also detects another byte order
@@ -25,7 +25,7 @@ struct endpoint_info {
     int32_t data_channels;              // at most this many to each peer
     char host[HOST_SIZE];
     char host_id[ID_SIZE];              // empty: shares no memory
-    uint8_t nonce[AUTH_NONCE_SIZE];     // auth.h; also the name of its UNIX socket
+    uint8_t nonce[32];                  // auth.h; also the name of its UNIX socket
     char allreduce_path[16];            // must be the same everywhere
     int32_t uses_mpi;                   // same
     char negotiation[8];                // same
@@ -36,6 +36,7 @@ struct connecting {
     struct connections *c;
     const struct bhvd_context_options *options;
     struct endpoint_info *endpoints;
+    struct bhvd_proofs *proofs;         // by rank
     bool *talks_to;                     // by rank: connected from the beginning
     int tcp_listener, local_listener;
     int memory_fd;

@@ -25,9 +25,8 @@ struct attempt {
     int poll;                           // the index of its entry; -1: none
     int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
     int64_t failing_since_ns;           // 0: the last step succeeded
-    struct hello hello;
     size_t moved;                       // bytes of the callee's proof
-    uint8_t proof[AUTH_PROOF_SIZE];
+    uint8_t proof[BHVD_PROOF_BYTES];
 };
 
 struct connector {
@@ -100,20 +99,20 @@ static void enter(struct attempt *a, enum stage stage)
 
 static const struct address *address_of(const struct connector *connector, const struct attempt *a)
 {
-    return &connector->options.keys.addresses[a->request->rank];
+    return &connector->options.addresses[a->request->rank];
 }
 
 static bhvd_status introduce(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    const struct connector_options *options = &connector->options;
+    const struct address *address = address_of(connector, a);
     struct arrival *request = a->request;
-    const int asked = address_of(connector, a)->data_channels;
-    request->data_channel_count = asked ? asked : options->by_mpi ? 1 : data_channels_for(socket_round_trip_ns(a->fd));
-    a->hello = (struct hello){options->rank, request->channel, (uint32_t)request->data_channel_count};
+    request->data_channel_count = address->data_channels      ? address->data_channels
+                                  : connector->options.by_mpi ? 1
+                                                              : data_channels_for(socket_round_trip_ns(a->fd));
     a->moved = 0;
     enter(a, HANDSHAKE);
-    struct introduction introduction = {.hello = a->hello};
-    auth_prove(&options->keys, AUTH_CALLER, &a->hello, request->rank, introduction.proof);
+    struct introduction introduction = {connector->options.rank, request->channel, (uint32_t)request->data_channel_count, {0}};
+    memcpy(introduction.proof, address->proofs.sent[request->channel], sizeof introduction.proof);
     return auth_explain(socket_write_at_once(a->fd, &introduction, sizeof introduction), error);
 }
 
@@ -121,8 +120,8 @@ static bhvd_status introduce(const struct connector *connector, struct attempt *
 static bhvd_status read_proof(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
     const bhvd_status status = socket_read_part(a->fd, a->proof, sizeof a->proof, &a->moved);
-    return status ? auth_explain(status, error)
-                  : auth_check(&connector->options.keys, AUTH_CALLEE, &a->hello, a->request->rank, a->proof, error);
+    const bool is_wrong = !status && !auth_matches(a->proof, address_of(connector, a)->proofs.received[a->request->channel]);
+    return auth_explain(is_wrong ? BHVD_ERR_AUTH : status, error);
 }
 
 static bhvd_status connect_begin(const struct connector *connector, struct attempt *a, struct bhvd_error *error)

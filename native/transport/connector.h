@@ -35,10 +35,18 @@ struct arrival *arrival_create(int rank, uint32_t channel);
 // Closes the descriptor. arrival_destroy(NULL) is fine.
 void arrival_destroy(struct arrival *arrival);
 
+// A rank, as this one knows it.
+struct address {
+    char host[HOST_SIZE];
+    int port;
+    int data_channels;                  // number of data channels that it and this rank have set; 0: neither did
+    struct bhvd_proofs proofs;
+};
+
 struct connector_options {
     int rank;                           // this rank
     bool by_mpi;                        // data channels use MPI
-    struct auth_keys keys;              // addresses and secret must outlive the connector
+    const struct address *addresses;    // by rank; must outlive the connector
 };
 
 struct connector;

@@ -30,8 +30,6 @@ struct listener {
     struct FIFO(struct arrival) arrivals;
     struct FIFO(struct arrival) requests;  // not yet passed to the connector
     struct address *addresses;
-    unsigned char *secret;
-    struct auth_keys keys;              // these two
     struct known *known;                // owned by the thread, as are the next two
     struct handshake_server *handshakes;
     struct connector *connector;
@@ -64,41 +62,39 @@ struct arrival *listener_take(struct listener *listener)
 
 static bool is_valid(const struct listener *listener, const struct introduction *introduction, bool local)
 {
-    const struct hello *hello = &introduction->hello;
-    if (hello->caller <= listener->options.rank || hello->caller >= listener->options.size ||
-        (hello->channel == CHANNEL_LOCAL) != local || hello->channel >= CHANNEL_DATA + LINK_DATA_CHANNELS_MAX ||
-        auth_check(&listener->keys, AUTH_CALLER, hello, listener->options.rank, introduction->proof, NULL))
+    if (introduction->caller <= listener->options.rank || introduction->caller >= listener->options.size ||
+        introduction->channel >= BHVD_CHANNELS || (introduction->channel == CHANNEL_LOCAL) != local)
         return false;
-    const struct known *known = &listener->known[hello->caller];
-    const int asked = listener->addresses[hello->caller].data_channels;
-    if (!local && known->channels & 1u << hello->channel)
+    const struct known *known = &listener->known[introduction->caller];
+    const struct address *address = &listener->addresses[introduction->caller];
+    if (!auth_matches(introduction->proof, address->proofs.received[introduction->channel]) ||
+        (!local && known->channels & 1u << introduction->channel))
         return false;
-    if (hello->channel == CHANNEL_CONTROL && !listener->options.by_mpi)
-        return hello->data_channels >= 1 && hello->data_channels <= LINK_DATA_CHANNELS_MAX &&
-               (!asked || hello->data_channels == (uint32_t)asked);
-    return hello->channel < CHANNEL_DATA || hello->channel - CHANNEL_DATA < known->data_channels;
+    if (introduction->channel == CHANNEL_CONTROL && !listener->options.by_mpi)
+        return introduction->data_channels >= 1 && introduction->data_channels <= LINK_DATA_CHANNELS_MAX &&
+               (!address->data_channels || introduction->data_channels == (uint32_t)address->data_channels);
+    return introduction->channel < CHANNEL_DATA || introduction->channel - CHANNEL_DATA < known->data_channels;
 }
 
 static bool let_in(struct listener *listener, const struct introduced *peer)
 {
-    const struct hello *hello = &peer->introduction.hello;
+    const struct introduction *introduction = &peer->introduction;
     const bool local = peer->listener == HANDSHAKE_LOCAL;
-    uint8_t proof[AUTH_PROOF_SIZE];
-    if (!is_valid(listener, &peer->introduction, local))
+    if (!is_valid(listener, introduction, local))
         return false;
-    struct known *known = &listener->known[hello->caller];
-    known->channels |= (uint16_t)(1u << hello->channel);    // also if the response fails: nobody may repeat the introduction
-    auth_prove(&listener->keys, AUTH_CALLEE, hello, listener->options.rank, proof);
-    struct arrival *arrival = arrival_create(hello->caller, hello->channel);
-    if (!arrival || socket_write_at_once(peer->fd, proof, sizeof proof)) {
+    struct known *known = &listener->known[introduction->caller];
+    known->channels |= (uint16_t)(1u << introduction->channel);    // also if the response fails: nobody may repeat the introduction
+    struct arrival *arrival = arrival_create(introduction->caller, introduction->channel);
+    const struct bhvd_proofs *proofs = &listener->addresses[introduction->caller].proofs;
+    if (!arrival || socket_write_at_once(peer->fd, proofs->sent[introduction->channel], BHVD_PROOF_BYTES)) {
         arrival_destroy(arrival);
         return false;
     }
     arrival->fd = peer->fd;
-    if (hello->channel < CHANNEL_DATA) {
-        arrival->data_channel_count = listener->options.by_mpi || local ? 1 : (int)hello->data_channels;
+    if (introduction->channel < CHANNEL_DATA) {
+        arrival->data_channel_count = listener->options.by_mpi || local ? 1 : (int)introduction->data_channels;
         arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(peer->fd);
-        known->data_channels = local || listener->options.by_mpi ? 0 : (uint8_t)hello->data_channels;
+        known->data_channels = local || listener->options.by_mpi ? 0 : (uint8_t)introduction->data_channels;
     }
     put(listener, arrival);
     return true;
@@ -160,13 +156,13 @@ bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
 
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
 {
-    struct introduction introduction = {.hello = {listener->options.rank, CHANNEL_LOCAL, 1}};
-    uint8_t proof[AUTH_PROOF_SIZE];
-    auth_prove(&listener->keys, AUTH_CALLER, &introduction.hello, rank, introduction.proof);
+    const struct bhvd_proofs *proofs = &listener->addresses[rank].proofs;
+    struct introduction introduction = {listener->options.rank, CHANNEL_LOCAL, 1, {0}};
+    uint8_t proof[BHVD_PROOF_BYTES];
+    memcpy(introduction.proof, proofs->sent[CHANNEL_LOCAL], sizeof introduction.proof);
     bhvd_status status = socket_write_at_once(fd, &introduction, sizeof introduction);
     status = status ? status : socket_read_full(fd, proof, sizeof proof, deadline_ns);
-    return status ? auth_explain(status, error)
-                  : auth_check(&listener->keys, AUTH_CALLEE, &introduction.hello, rank, proof, error);
+    return auth_explain(status || auth_matches(proof, proofs->received[CHANNEL_LOCAL]) ? status : BHVD_ERR_AUTH, error);
 }
 
 static void take_requests(struct listener *listener)
@@ -220,9 +216,6 @@ static void listener_free(struct listener *listener)
     for (struct arrival *request; (request = fifo_take(&listener->requests, next));)
         arrival_destroy(request);
     listener_after_fork(listener);
-    if (listener->secret)
-        explicit_bzero(listener->secret, listener->options.secret_size);
-    free(listener->secret);
     free(listener->addresses);
     free(listener->known);
     pthread_mutex_destroy(&listener->lock);
@@ -232,9 +225,8 @@ static void listener_free(struct listener *listener)
 static bool listener_start(struct listener *listener)
 {
     const struct listener_options *o = &listener->options;
-    listener->keys = (struct auth_keys){listener->secret, o->secret_size, listener->addresses};
     listener->handshakes = handshake_server_create((int[]){[HANDSHAKE_TCP] = o->tcp_listener, [HANDSHAKE_LOCAL] = o->local_listener});
-    listener->connector = connector_create(&(struct connector_options){.rank = o->rank, .by_mpi = o->by_mpi, .keys = listener->keys});
+    listener->connector = connector_create(&(struct connector_options){.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses});
     return listener->handshakes && listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
 }
 
@@ -250,14 +242,11 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     listener->options.doorbell_fd = fcntl(options->doorbell_fd, F_DUPFD_CLOEXEC, 0);
     listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     listener->options.addresses = NULL;
-    listener->options.secret = NULL;
     pthread_mutex_init(&listener->lock, NULL);
     listener->addresses = malloc(size * sizeof *listener->addresses);
     listener->known = calloc(size, sizeof *listener->known);
-    listener->secret = malloc(options->secret_size + 1);
-    if (listener->addresses && listener->known && listener->secret && listener->options.doorbell_fd >= 0 && listener->wake_fd >= 0) {
+    if (listener->addresses && listener->known && listener->options.doorbell_fd >= 0 && listener->wake_fd >= 0) {
         memcpy(listener->addresses, options->addresses, size * sizeof *listener->addresses);
-        memcpy(listener->secret, options->secret, options->secret_size);
         runs = listener_start(listener);
     }
     if (!runs) {

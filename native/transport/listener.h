@@ -15,8 +15,6 @@ struct listener;
 struct listener_options {
     int rank, size;
     int tcp_listener, local_listener;   // owned by the listener from now on; -1: none
-    const void *secret;                 // copied
-    size_t secret_size;
     const struct address *addresses;    // by rank; copied
     bool by_mpi;                        // data channels use MPI, not the listener
     int doorbell_fd;                    // an eventfd that reports arrivals

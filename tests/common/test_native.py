@@ -1,9 +1,11 @@
 """The error of an import without the native core, and that common/ imports no framework."""
+import hmac
 import subprocess
 import sys
 from pathlib import Path
 
-from bagua_hvd.core import native, operations
+from bagua_hvd.core import context, native, operations
+from bagua_hvd.core.native import ffi
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +32,27 @@ def test_common_imports_no_framework():
         "print([name for name in ('torch', 'tensorflow', 'numpy') if name in sys.modules])"
     )
     assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
+
+
+def test_proofs_of_the_secret():
+    """By the equation in native/transport/auth.h; what one rank sends is what the other expects."""
+    def proofs_of(secret, rank, endpoints):
+        gatherer = context._Gatherer(lambda own: b"".join(endpoints), secret)
+        handle, everything = ffi.new_handle(gatherer), ffi.new("char[]", 8 * len(endpoints))
+        proofs = ffi.new("struct bhvd_proofs[]", len(endpoints))
+        mine = ffi.from_buffer(endpoints[rank])
+        assert context._gather(handle, mine, 8, everything, proofs, ffi.new("struct bhvd_error *")) == native.OK
+        assert bytes(ffi.buffer(everything)) == b"".join(endpoints)
+        return [tuple(bytes(ffi.buffer(way)) for way in (each.sent, each.received)) for each in proofs]
+
+    endpoints = [b"rank 0..", b"rank 1..", b"rank 2.."]
+    of_0, of_2 = (proofs_of(b"secret", rank, endpoints) for rank in (0, 2))
+    assert of_0[2] == of_2[0][::-1]
+    key = hmac.digest(b"secret", b"rank 2..rank 0..", "sha256")
+    assert of_2[0][0] == b"".join(hmac.digest(key, bytes([channel]), "sha256") for channel in range(10))
+    others = [proofs_of(b"another", 0, endpoints), proofs_of(b"secret", 0, [*endpoints[:2], b"port 7.."])]
+    seen = {proof[i:i + 32] for job in (of_0, *others) for proof in job[2] for i in range(0, len(proof), 32)}
+    assert len(seen) == 3 * 2 * 10              # another secret, endpoint, direction or channel: another proof
 
 
 def test_tensors_cross_as_they_are():

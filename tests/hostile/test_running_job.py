@@ -28,15 +28,15 @@ def secret_of(pid):
 
 def attack(address, secret, proven_says):
     """Runs all attacks at once; returns after 1,000 idle connections were opened and closed, and all attackers left."""
-    connection, recorded = attacks.proven(address, secret, attacks.JOB)
+    connection, recorded = attacks.proven(address, secret)
     connection.close()
-    with attacks.idle(address, IDLE), attacks.idle(address, 50, attacks.hello_of(attacks.JOB)):
+    with attacks.idle(address, IDLE), attacks.idle(address, 50, attacks.hello_of()):
         for seed in range(5):
             attacks.strangers(address, seed)
         attacks.replay(address, recorded)
         attacks.scan(address, 200)
         for said in proven_says:
-            connection, _ = attacks.proven(address, secret, attacks.JOB)
+            connection, _ = attacks.proven(address, secret)
             with connection:
                 try:
                     connection.sendall(said)

@@ -63,7 +63,7 @@ def test_ranks_find_each_other_behind_a_thousand_strangers(make_ranks, tmp_path,
     for process in ranks.processes:
         wait_until(lambda process=process: len(attacks.listening(process.pid)) == doors, 60)
         addresses += attacks.listening(process.pid)
-    with attacks.idle(addresses[0], IDLE), attacks.idle(addresses[-1], IDLE, attacks.hello_of(attacks.CORE)), \
+    with attacks.idle(addresses[0], IDLE), attacks.idle(addresses[-1], IDLE, attacks.introduction_of(1, b"")), \
             attacks.idle(addresses[doors], 50, b"GET / HTTP/1.1\r\n\r\n"):
         for address in addresses:
             attacks.scan(address, 50)

@@ -1,4 +1,5 @@
-// bhvd_context_options.gather through memory that all ranks share: those of one process, or those forked after it was made.
+// bhvd_context_options.gather through memory that all ranks share: those of one process, or those forked after it was made; and proofs
+// that differ as real ones do.
 #pragma once
 
 #include <stdatomic.h>
@@ -21,7 +22,14 @@ struct gatherer {
     int rank, size;
 };
 
-static bhvd_status gather(void *user, const void *mine, int nbytes, void *all, struct bhvd_error *error)
+static void prove(int sender, int receiver, unsigned char proofs[BHVD_CHANNELS][BHVD_PROOF_BYTES])
+{
+    for (int channel = 0; channel < BHVD_CHANNELS; channel++)
+        memcpy(proofs[channel], (unsigned char[BHVD_PROOF_BYTES]){1, (unsigned char)sender, (unsigned char)receiver,
+                                                                  (unsigned char)channel}, BHVD_PROOF_BYTES);
+}
+
+static bhvd_status gather(void *user, const void *mine, int nbytes, void *all, struct bhvd_proofs *proofs, struct bhvd_error *error)
 {
     const struct gatherer *g = user;
     (void)error;
@@ -29,7 +37,10 @@ static bhvd_status gather(void *user, const void *mine, int nbytes, void *all, s
     memcpy(g->all->endpoints[g->rank], mine, (size_t)nbytes);
     for (g->all->arrived++; g->all->arrived < g->size;)
         usleep(200);
-    for (int i = 0; i < g->size; i++)
+    for (int i = 0; i < g->size; i++) {
         memcpy((char *)all + i * nbytes, g->all->endpoints[i], (size_t)nbytes);
+        prove(g->rank, i, proofs[i].sent);
+        prove(i, g->rank, proofs[i].received);
+    }
     return BHVD_OK;
 }

@@ -33,7 +33,6 @@ struct rank {
     pthread_t thread;
 };
 
-static const char SECRET[] = "an engine test's secret";
 
 static void *run_rank(void *arg)
 {
@@ -42,7 +41,7 @@ static void *run_rank(void *arg)
     snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
     struct bhvd_context_options options = {
         .rank = r->rank, .size = RANKS, .transport = r->job->transport, .gather = gather,
-        .user = &(struct gatherer){&r->job->gathering, r->rank, RANKS}, .listen_host = "127.0.0.1", .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET,
+        .user = &(struct gatherer){&r->job->gathering, r->rank, RANKS}, .listen_host = "127.0.0.1", .host_id = host,
         .inproc_world = r->job->world, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
         .timeout_ms = 60000, .stall_warning_ms = 60000, .allreduce_path = r->job->path,
     };

@@ -88,7 +88,7 @@ TEST(an_introduction_may_come_in_pieces)
     struct service service;
     struct introduced peer;
     bool is_known = false;
-    const struct introduction introduction = {.hello = {1, CHANNEL_CONTROL, 1}, .proof = "not checked here"};
+    const struct introduction introduction = {1, CHANNEL_CONTROL, 1, "not checked here"};
     start(&service);
     const int fd = knock(&service);
     CHECK_EQ(send(fd, &introduction, 20, 0), 20);

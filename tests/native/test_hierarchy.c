@@ -22,7 +22,6 @@ struct rank {
     pthread_t thread;
 };
 
-static const char SECRET[] = "a hierarchy test's secret";
 
 static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, int number, bhvd_op op, const float *src, float *dst, int64_t count)
 {
@@ -105,7 +104,7 @@ static void *run_rank(void *arg)
     struct bhvd_context_options options = {
         .rank = r->rank, .size = r->size, .transport = "auto", .gather = gather,
         .user = &(struct gatherer){r->gathering, r->rank, r->size}, .listen_host = "127.0.0.1",
-        .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20,
+        .host_id = host, .fusion_threshold = 1 << 20,
         .cache_capacity = 16, .start_timeout_ms = 60000, .timeout_ms = 60000, .stall_warning_ms = 60000, .streams = 2,
     };
     struct bhvd_error error;

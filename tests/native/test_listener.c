@@ -66,16 +66,18 @@ static void check_open(const struct link link)
     }
 }
 
-// As rank hello->caller: BHVD_OK if the callee proves the secret, too.
-static bhvd_status introduce(int fd, const struct hello *hello, int callee, const struct address *addresses)
+// As rank `caller`: BHVD_OK if the callee proves the secret, too.
+static bhvd_status introduce(int fd, int caller, int callee, uint32_t channel)
 {
-    const struct auth_keys keys = {SECRET, sizeof SECRET, addresses};
-    struct introduction introduction = {.hello = *hello};
-    uint8_t proof[AUTH_PROOF_SIZE];
-    auth_prove(&keys, AUTH_CALLER, hello, callee, introduction.proof);
+    struct introduction introduction = {caller, channel, 1, {0}};
+    unsigned char sent[BHVD_CHANNELS][BHVD_PROOF_BYTES], expected[BHVD_CHANNELS][BHVD_PROOF_BYTES];
+    uint8_t proof[BHVD_PROOF_BYTES];
+    prove(caller, callee, sent);
+    prove(callee, caller, expected);
+    memcpy(introduction.proof, sent[channel % BHVD_CHANNELS], sizeof introduction.proof);
     CHECK_STATUS(socket_write_at_once(fd, &introduction, sizeof introduction), BHVD_OK);
     const bhvd_status status = socket_read_full(fd, proof, sizeof proof, clock_deadline_ns(STRANGER_MS));
-    return status ? status : auth_check(&keys, AUTH_CALLEE, hello, callee, proof, NULL);
+    return status || auth_matches(proof, expected[channel % BHVD_CHANNELS]) ? status : BHVD_ERR_AUTH;
 }
 
 static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
@@ -206,7 +208,7 @@ TEST(streams_of_a_link_are_connected_at_the_same_time)
     links[0].data_channel_count = LINK_DATA_CHANNELS_MAX;
     links[0].lacks_data_channels = true;
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
+        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1,
         .addresses = addresses, .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
     CHECK_STATUS(connections_open(&c, &links[0]), BHVD_OK);
     int data_channels[LINK_DATA_CHANNELS_MAX];
@@ -241,7 +243,7 @@ static bhvd_context *create(const struct one_of_many *one, int size)
     const struct bhvd_context_options options = {
         .rank = one->rank, .size = size, .transport = "tcp", .gather = gather,
         .user = &(struct gatherer){&one->all->gathering, one->rank, size}, .listen_host = "127.0.0.1", .host_id = host,
-        .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
+        .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
         .timeout_ms = 60000};
     struct bhvd_error error;
     bhvd_context *ctx;
@@ -351,17 +353,19 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
     const int64_t deadline_ns = clock_deadline_ns(STRANGER_MS);
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &own, &own_port, &error), BHVD_OK);
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &silent, &silent_port, &error), BHVD_OK);
-    const struct address addresses[3] = {{.host = "127.0.0.1", .port = silent_port}, {.port = own_port}};
+    struct address addresses[3] = {{.host = "127.0.0.1", .port = silent_port}};
+    prove(1, 2, addresses[2].proofs.sent);
+    prove(2, 1, addresses[2].proofs.received);
     const int before = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 3, .tcp_listener = own, .local_listener = -1, .secret = SECRET, .secret_size = sizeof SECRET,
+        .rank = 1, .size = 3, .tcp_listener = own, .local_listener = -1,
         .addresses = addresses, .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
     const int listening = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL), BHVD_OK);
     CHECK_STATUS(socket_accept(silent, deadline_ns, &fds[0], &error), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[1], NULL), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[2], NULL), BHVD_OK);
-    CHECK_STATUS(introduce(fds[2], &(struct hello){2, CHANNEL_CONTROL, 1}, 1, addresses), BHVD_OK);
+    CHECK_STATUS(introduce(fds[2], 2, 1, CHANNEL_CONTROL), BHVD_OK);
     while (!listener_has_arrivals(listener) || entry_count("/proc/self/fd") < listening + 2 * TESTS)
         usleep(1000);
     const pid_t child = fork();
@@ -389,7 +393,7 @@ static void *create_and_fail(void *arg)
     const struct bhvd_context_options options = {
         .rank = one->rank, .size = 3, .transport = "tcp", .gather = gather,
         .user = &(struct gatherer){&one->all->gathering, one->rank, 3}, .listen_host = "127.0.0.1",
-        .secret = SECRET, .secret_size = sizeof SECRET, .start_timeout_ms = 60000, .timeout_ms = 60000};
+        .start_timeout_ms = 60000, .timeout_ms = 60000};
     struct bhvd_error error;
     bhvd_context *ctx;
     CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_ERR_MISMATCH);
@@ -404,9 +408,10 @@ TEST(another_version_is_named_on_every_rank)
 {
     struct many all = {0};
     struct one_of_many ranks[2];
+    struct bhvd_proofs proofs[3];
     struct endpoint_info infos[3], mine = {.magic = ENDPOINT_MAGIC, .protocol = 77, .version = "99.1"};
     begin(&all, ranks, 2, create_and_fail);
-    CHECK_STATUS(gather(&(struct gatherer){&all.gathering, 2, 3}, &mine, sizeof mine, infos, NULL), BHVD_OK);
+    CHECK_STATUS(gather(&(struct gatherer){&all.gathering, 2, 3}, &mine, sizeof mine, infos, proofs, NULL), BHVD_OK);
     end(ranks, 2);
 }
 
@@ -447,74 +452,48 @@ static void expect_hang_up(int fd)
     close(fd);
 }
 
-// Addresses as all ranks know them. One more, so that names of ranks that do not exist can be proven.
-static void addresses_of(const struct job *job, struct address addresses[RANKS + 1])
-{
-    memset(addresses, 0, (RANKS + 1) * sizeof *addresses);
-    for (int rank = 0; rank < RANKS; rank++) {
-        const struct endpoint_info *info = (const void *)job->gathering.endpoints[rank];
-        addresses[rank].port = info->port;
-        memcpy(addresses[rank].nonce, info->nonce, sizeof info->nonce);
-    }
-}
-
-static int rank_at(int port, const struct address *addresses)
+static int rank_at(int port, const struct job *job)
 {
     int rank = 0;
-    while (addresses[rank].port != port)
+    while (((const struct endpoint_info *)(const void *)job->gathering.endpoints[rank])->port != port)
         rank++;
     return rank;
 }
 
 static void bother_everyone(const struct job *job)
 {
-    struct address addresses[RANKS + 1], of_another_job[RANKS + 1];
-    addresses_of(job, addresses);
-    addresses_of(job, of_another_job);
     int listeners = 0;
     for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++, listeners++) {
-        const int callee = rank_at(port_of(listener), addresses);
+        const int callee = rank_at(port_of(listener), job);
         int fd = knock(listener);
-        of_another_job[callee].nonce[0] ^= 1;
-        CHECK_STATUS(introduce(fd, &(struct hello){RANKS - 1, CHANNEL_DATA, 1}, callee, of_another_job), BHVD_ERR_PEER_LOST);
-        close(fd);
-        fd = knock(listener);
         char garbage[64] = "GET / HTTP/1.0";
         CHECK_STATUS(socket_write_full(fd, garbage, sizeof garbage, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
         expect_hang_up(fd);
-        // These know the secret, but claim a name that the rank does not expect: of no higher rank, or of a channel that does not exist.
-        const struct hello names[] = {{0, CHANNEL_CONTROL, 1}, {RANKS, CHANNEL_CONTROL, 1}, {RANKS - 1, 99, 1},
-                                      {RANKS - 1, CHANNEL_LOCAL, 1}, {RANKS - 1, CHANNEL_DATA + 1, 1}};
+        fd = knock(listener);
+        const struct introduction without_proof = {RANKS - 1, CHANNEL_DATA, 1, {0}};
+        CHECK_STATUS(socket_write_full(fd, &without_proof, sizeof without_proof, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
+        expect_hang_up(fd);
+        // These know the secret, but the rank does not expect them: no higher rank, no such channel, or one that it has already, as if
+        // somebody repeated an introduction.
+        const struct {
+            int caller;
+            uint32_t channel;
+        } names[] = {{0, CHANNEL_CONTROL}, {RANKS, CHANNEL_CONTROL}, {-1, CHANNEL_DATA}, {RANKS - 1, 99}, {RANKS - 1, CHANNEL_LOCAL},
+                     {RANKS - 1, CHANNEL_DATA + 1}, {callee ? 0 : RANKS - 1, CHANNEL_CONTROL}};
         for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
             fd = knock(listener);
-            CHECK_STATUS(introduce(fd, &names[i], callee, addresses), BHVD_ERR_PEER_LOST);
+            CHECK_STATUS(introduce(fd, names[i].caller, callee, names[i].channel), BHVD_ERR_PEER_LOST);
             close(fd);
         }
     }
     CHECK_EQ(listeners, RANKS);
 }
 
-// Somebody repeats the introduction of rank 2's control channel to rank 0.
-static void repeat_an_introduction(const struct job *job)
-{
-    struct address addresses[RANKS + 1];
-    addresses_of(job, addresses);
-    for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++) {
-        if (rank_at(port_of(listener), addresses))
-            continue;
-        const int fd = knock(listener);
-        CHECK_STATUS(introduce(fd, &(struct hello){2, CHANNEL_CONTROL, 1}, 0, addresses), BHVD_ERR_PEER_LOST);
-        close(fd);
-    }
-}
-
 static void goes_on_among_strangers(struct job *job, int rank, bhvd_context *ctx)
 {
     meet(job, 1);
-    if (rank == 0) {
+    if (rank == 0)
         bother_everyone(job);
-        repeat_an_introduction(job);
-    }
     meet(job, 2);
     sum_of_ones(ctx);
 }

@@ -17,7 +17,6 @@
 
 enum { RANKS = 5, OPERATIONS = 8, LONGEST = 2 << 20, LIMIT_MS = 90000, HALF_RECEIVED = 48 << 18 };
 
-static const char SECRET[] = "a loss test's secret";
 
 // Shared by the test and its ranks' processes.
 struct board {
@@ -50,7 +49,7 @@ static struct bhvd_context_options options_of(struct gatherer *gatherer, const c
 {
     return (struct bhvd_context_options){
         .rank = gatherer->rank, .size = gatherer->size, .transport = transport, .gather = gather, .user = gatherer,
-        .listen_host = "127.0.0.1", .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 22,
+        .listen_host = "127.0.0.1", .fusion_threshold = 1 << 22,
         .cache_capacity = 64, .start_timeout_ms = 60000, .timeout_ms = 30000, .heartbeat_timeout_ms = 8000};
 }
 

@@ -191,7 +191,7 @@ def test_ranks_that_do_not_read_delay_nobody(rendezvous):
 
 def test_a_job_starts_among_strangers(rendezvous, pool):
     address = ("127.0.0.1", rendezvous.port)
-    with attacks.idle(address, 300), attacks.idle(address, 50, attacks.hello_of(attacks.JOB)):
+    with attacks.idle(address, 300), attacks.idle(address, 50, attacks.hello_of()):
         attacks.scan(address, 50)
         coming = [pool.submit(come, rendezvous.port, rank, 8) for rank in range(8)]
         assert len({one.result(60) for one in coming}) == 1

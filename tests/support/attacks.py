@@ -11,9 +11,8 @@ from pathlib import Path
 
 import psutil
 
-# The first bytes of a hello: native/transport/auth.c, job/channel.py.
-CORE, JOB = b"BHVD\x02\0\0\0", b"BVHe\x02\0\0\0"
-HELLO_MAX, PROOF_SIZE = 44, 32
+JOB = b"BVHe\x02\0\0\0"      # the first bytes of a hello: job/channel.py
+HELLO_SIZE, PROOF_SIZE = 40, 32
 _SECONDS = 60       # far longer than a service takes to hang up on a busy machine
 
 
@@ -75,19 +74,23 @@ def exactly(connection, size):
     return data
 
 
-def hello_of(magic, nonce=bytes(32)):
-    """A peer's first message; for the core it claims to be rank 0."""
-    return magic + (bytes(4) if magic == CORE else b"") + nonce
+def hello_of(nonce=bytes(32)):
+    """A peer's first message to a rendezvous or driver."""
+    return JOB + nonce
 
 
-def proven(address, secret, magic):
+def introduction_of(rank, proof):
+    """A rank's first message to another rank: native/transport/auth.h."""
+    return struct.pack("<iII", rank, 0, 1) + proof
+
+
+def proven(address, secret):
     """(a connection that has proven the secret, the received data): a peer of a rendezvous or driver turned bad."""
     connection = connect(address)
-    hello = hello_of(magic, os.urandom(32))
+    hello = hello_of(os.urandom(32))
     connection.sendall(hello)
     theirs = exactly(connection, len(hello))
-    port = struct.pack("<I", address[1])
-    bound = b"cr" + bytes(4) + b"\xff" * 4 + port if magic == CORE else b"c" + magic + port
+    bound = b"c" + JOB + struct.pack("<I", address[1])
     proof = hmac.digest(secret, bound + hello[-32:] + theirs[-32:], hashlib.sha256)
     connection.sendall(proof)
     exactly(connection, PROOF_SIZE)
@@ -97,28 +100,28 @@ def proven(address, secret, magic):
 def strangers(address, seed):
     """Noise, parts of a handshake, wrong and reflected proofs. They receive nothing but a hello and a proof."""
     choice = random.Random(seed)
-    hello = hello_of(choice.choice([CORE, JOB]), choice.randbytes(32))
+    hello = hello_of(choice.randbytes(32))
     said = [
         [choice.randbytes(choice.choice([1, 39, 41, 1000, 200_000])) for _ in range(3)],
         [hello[:choice.randrange(1, len(hello))]],
         [hello],
         [hello, choice.randbytes(PROOF_SIZE)],
         [hello, bytes(PROOF_SIZE), choice.randbytes(1000)],
-        [CORE[:4] + b"\1\0\0\0" + bytes(36)],
+        [introduction_of(1, choice.randbytes(PROOF_SIZE))],
+        [introduction_of(choice.choice([0, -1, 1 << 20]), bytes(PROOF_SIZE))],
         [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
         [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + choice.randbytes(500)],
         [struct.pack("<I", 0xFFFFFFFF) * 64],
     ]
     for pieces in said:
-        assert len(say(address, *pieces)) <= HELLO_MAX + PROOF_SIZE
-    for magic in (CORE, JOB):
-        reflect(address, magic)
+        assert len(say(address, *pieces)) <= HELLO_SIZE + PROOF_SIZE
+    reflect(address)
 
 
-def reflect(address, magic):
+def reflect(address):
     """Sends the other side's messages back to it."""
     with connect(address) as connection:
-        hello = hello_of(magic)
+        hello = hello_of()
         connection.sendall(hello)
         theirs = b""
         try:
@@ -127,13 +130,13 @@ def reflect(address, magic):
             connection.sendall(theirs[len(hello):] or bytes(PROOF_SIZE))
         except ConnectionError:
             pass        # another protocol's hello
-        assert len(theirs) <= HELLO_MAX + PROOF_SIZE
+        assert len(theirs) <= HELLO_SIZE + PROOF_SIZE
         assert heard(connection) == b""
 
 
 def replay(address, recorded):
     """Replays the messages of a rank that had proven the secret."""
-    assert len(say(address, recorded, b"\0" * 1000)) <= HELLO_MAX + PROOF_SIZE
+    assert len(say(address, recorded, b"\0" * 1000)) <= HELLO_SIZE + PROOF_SIZE
 
 
 def scan(address, count):

@@ -16,11 +16,9 @@
 #include "executor/plan.h"
 #include "transport/listener.h"
 
-// Strings and secret are needed only while connecting, so they are not kept.
+// Strings are needed only while connecting, so they are not kept.
 static void forget_strings(bhvd_context *ctx)
 {
-    ctx->options.secret = NULL;
-    ctx->options.secret_size = 0;
     ctx->options.transport = ctx->options.listen_host = NULL;
     ctx->options.host_id = ctx->options.allreduce_path = ctx->options.negotiation = NULL;
 }

@@ -33,7 +33,7 @@ struct engine_counters {
 };
 
 struct bhvd_context {
-    struct bhvd_context_options options;        // without strings and secret
+    struct bhvd_context_options options;        // without strings
     int tree_fanout;                            // negotiation/tree.h
     struct executor exec;                       // the executor; after its failure nothing is executed
 
