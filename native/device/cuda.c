@@ -171,35 +171,17 @@ static void cuda_stream_destroy(struct bhvd_device *device, void *stream)
     (void)IN_CONTEXT(device, stream_destroy(stream));
 }
 
-static int cuda_event_create(struct bhvd_device *device, void **out)
-{
-    return IN_CONTEXT(device, event_create(out, CU_EVENT_DISABLE_TIMING));
-}
-
 static void cuda_event_destroy(struct bhvd_device *device, void *event) { (void)IN_CONTEXT(device, event_destroy(event)); }
 
-static int cuda_event_record(struct bhvd_device *device, void *event, void *stream)
-{
-    return IN_CONTEXT(device, event_record(event, stream));
-}
-
-static int cuda_event_wait(struct bhvd_device *device, void *event) { return IN_CONTEXT(device, event_synchronize(event)); }
-
-static int cuda_stream_wait_event(struct bhvd_device *device, void *stream, void *event)
-{
-    return IN_CONTEXT(device, stream_wait_event(stream, event, 0));
-}
-
-static int cuda_copy(struct bhvd_device *device, void *dst, const void *src, size_t nbytes, void *stream)
-{
-    return IN_CONTEXT(device, copy_async(dst, src, nbytes, stream));
-}
-
-static int cuda_launch(struct bhvd_device *device, void *kernel, unsigned blocks, unsigned threads, void **params,
-                       void *stream)
-{
-    return IN_CONTEXT(device, launch_kernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL));
-}
+#define IN_ITS_CONTEXT(name, parameters, call) static int cuda_##name parameters { return IN_CONTEXT(device, call); }
+IN_ITS_CONTEXT(event_create, (struct bhvd_device *device, void **out), event_create(out, CU_EVENT_DISABLE_TIMING))
+IN_ITS_CONTEXT(event_record, (struct bhvd_device *device, void *event, void *stream), event_record(event, stream))
+IN_ITS_CONTEXT(event_wait, (struct bhvd_device *device, void *event), event_synchronize(event))
+IN_ITS_CONTEXT(stream_wait_event, (struct bhvd_device *device, void *stream, void *event), stream_wait_event(stream, event, 0))
+IN_ITS_CONTEXT(copy, (struct bhvd_device *device, void *dst, const void *src, size_t nbytes, void *stream),
+               copy_async(dst, src, nbytes, stream))
+IN_ITS_CONTEXT(launch, (struct bhvd_device *device, void *kernel, unsigned blocks, unsigned threads, void **params, void *stream),
+               launch_kernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, params, NULL))
 
 static void cuda_explain(struct bhvd_device *device, int code, char *out, size_t size)
 {

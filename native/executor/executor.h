@@ -84,7 +84,8 @@ void executor_after_fork(struct executor *exec);
 
 // When the executor fails. Any function may fail it, also below a link's or a task's `advance`:
 //
-//     0. detection          fail_link (links.c: hang-up or error), departure_on_goodbye (another rank has noticed), heartbeat.c, wait.c
+//     0. detection          link_advance -> fail_link (links.c: hang-up or error), departure_on_goodbye (another rank has noticed),
+//                           heartbeat.c, stall.c, wait.c, pipeline_can_advance (shared.c), nccl_poll
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that are
 //                           not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
@@ -92,6 +93,7 @@ void executor_after_fork(struct executor *exec);
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.
 //     4. executor_wait      returns the failure, or BHVD_OK if ready(arg) is > 0 nevertheless; its caller destroys the task it
 //                           started, and completes that execution, always with the failure (start_or_complete in engine.c)
+//     5. operation_complete wakes sleeping callers and completion lists; bhvd_wait returns the operation's error
 //
 // So every execution completes once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
 // without `on_complete` belong to the task or function that started them. A new loop over links or tasks must check exec->failure

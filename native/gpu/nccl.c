@@ -19,7 +19,7 @@
 enum {
     CLOSE_MS = 5000,                    // for pending work on the GPU, and for the peers to close too
     NCCL_GROUPS_ABORTS = 22200,         // from this version on, aborts in one group wait for each other
-    ABORT_THREADS = 256
+    ABORTS_MAX = 2048                   // two communicators for each process set
 };
 
 // A member's capabilities, in the same byte layout on all hosts.
@@ -334,8 +334,8 @@ static void abort_together(struct nccl_group *const *groups, int count)
 // For older versions: one thread per abort.
 static void abort_by_threads(struct nccl_group *const *groups, int count)
 {
-    pthread_t threads[ABORT_THREADS];
-    bool started[ABORT_THREADS];
+    pthread_t threads[ABORTS_MAX];
+    bool started[ABORTS_MAX];
     for (int i = 0; i < count; i++)
         started[i] = pthread_create(&threads[i], NULL, abort_group, groups[i]) == 0;
     for (int i = 0; i < count; i++) {
@@ -348,10 +348,10 @@ static void abort_by_threads(struct nccl_group *const *groups, int count)
 
 void nccl_abort(struct nccl_group *const *groups, int count)
 {
-    struct nccl_group *all[ABORT_THREADS];
+    struct nccl_group *all[ABORTS_MAX];
     int found = 0;
     for (int i = 0; i < count; i++) {
-        for (struct nccl_group *group = groups[i]; group && found < ABORT_THREADS; group = group->local) {
+        for (struct nccl_group *group = groups[i]; group && found < ABORTS_MAX; group = group->local) {
             if (group->comm)
                 all[found++] = group;
         }

@@ -95,13 +95,14 @@ static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadl
                                  .msg_controllen = sizeof control.space};
         ssize_t n = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
         if (n == 1) {
-            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            const bool has_fds = header && header->cmsg_type == SCM_RIGHTS;
+            const size_t nbytes = has_fds ? header->cmsg_len - CMSG_LEN(0) : 0;
+            if (nbytes <= (size_t)count * sizeof(int) && has_fds)
+                memcpy(fds, CMSG_DATA(header), nbytes);         // the caller closes them on an error
             if (message.msg_flags & MSG_CTRUNC)
                 return BHVD_ERR_SYSTEM;
-            if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN((size_t)count * sizeof(int)))
-                return BHVD_ERR_PEER_LOST;
-            memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
-            return BHVD_OK;
+            return has_fds && nbytes == (size_t)count * sizeof(int) ? BHVD_OK : BHVD_ERR_PEER_LOST;
         }
         if (n == 0 || (errno != EAGAIN && errno != EINTR) || socket_await(socket_fd, POLLIN, deadline_ns))
             return BHVD_ERR_PEER_LOST;

@@ -107,9 +107,9 @@ def test_what_a_step_late_hides(monkeypatch):
     assert cells[1:-1] == ["2gbit", "1x", "101", "141", "104", "92%", "90%, 95%"]
 
 
-def test_the_page_recommends_nothing_that_is_outside(monkeypatch):
+def test_the_page_recommends_nothing_that_is_not_equivalent(monkeypatch):
     monkeypatch.setattr(page, "CHOICES", (("a network", "async", "async", {"rate": "100mbit"}, None),))
-    with pytest.raises(ValueError, match="async is outside on .*images"):
+    with pytest.raises(ValueError, match="async is not equivalent on .*images"):
         page.choose()
 
 

@@ -853,7 +853,7 @@ static void run_schedule(uint64_t number)
     for (int r = 0; r < S->ranks; r++) {
         executor_fail(&ranks[r].ctx->exec, BHVD_ERR_SHUTDOWN, "the end of the test");
         tasks_abort(&ranks[r].ctx->exec);
-        atomic_store(&ranks[r].ctx->closed, true);      // simulated time stands still, so nothing may wait
+        atomic_store(&ranks[r].ctx->leaving, true);      // simulated time stands still, so nothing may wait
         for (int i = 0; i < ranks[r].handle_count; i++)
             bhvd_handle_drop(ranks[r].handles[i]);
         bhvd_context_destroy(ranks[r].ctx);

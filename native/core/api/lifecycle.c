@@ -155,7 +155,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     executor_after_fork(&ctx->exec);
     log_after_fork(&ctx->log);
     ctx->abandoned = true;
-    atomic_store(&ctx->closed, true);
+    atomic_store(&ctx->leaving, true);
     error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
               "this process was forked from a rank; only the parent takes part in the job: move the call there");
     // The child closes its copies of the descriptors, because peers must see the parent's death. Nothing is freed:

@@ -86,7 +86,7 @@ static void *progress_main(void *arg)
     bhvd_context *ctx = arg;
     int nap_ms = 1;
     ask_for_short_slice();
-    while (!atomic_load(&ctx->closed)) {
+    while (!atomic_load(&ctx->leaving)) {
         if (!take_engine(ctx, &nap_ms))
             continue;
         pause_set_doorbell(&ctx->exec, DOORBELL_AWAKE);
@@ -94,7 +94,7 @@ static void *progress_main(void *arg)
         doorbell_drain(&ctx->exec.connections.doorbell);
         // Messages from other hosts wake this thread; until then leave the core to the computation.
         const int limit = tasks_are_running(&ctx->exec) && pause_blocks(&ctx->exec) ? 1 : IDLE_ROUNDS;
-        for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
+        for (int rounds = 0; rounds < limit && !atomic_load(&ctx->leaving); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
             while (engine_has_next(ctx)) {
                 engine_execute_next(ctx);
@@ -115,7 +115,7 @@ static void *progress_main(void *arg)
         const bool links_too = !ctx->exec.failure.status;
         bool must_poll = engine_needs_poll(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
-        if (!has_work && !atomic_load(&ctx->closed))
+        if (!has_work && !atomic_load(&ctx->leaving))
             pause_in_poll(&ctx->exec.connections, links_too, ctx->heartbeat->interval_ms, must_poll);
     }
     return NULL;
@@ -145,7 +145,7 @@ static int has_to_act(struct executor *exec, void *arg)
 static void engine_run(bhvd_context *ctx, struct bhvd_operation *op, int64_t deadline_ns)
 {
     int rounds = 0;
-    for (uint32_t polls = 1; !operation_is_complete(op) && !atomic_load(&ctx->closed); polls++) {
+    for (uint32_t polls = 1; !operation_is_complete(op) && !atomic_load(&ctx->leaving); polls++) {
         bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
         if (engine_has_next(ctx)) {
             engine_execute_next(ctx);
@@ -164,7 +164,7 @@ static void engine_run(bhvd_context *ctx, struct bhvd_operation *op, int64_t dea
 static void wait_for(bhvd_context *ctx, struct bhvd_operation *op, int64_t deadline_ns)
 {
     while (!operation_is_complete(op)) {
-        if (atomic_load(&ctx->closed)) {
+        if (atomic_load(&ctx->leaving)) {
             operation_sleep(op, deadline_ns);      // progress_stop ends it
         } else if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
             pause_set_doorbell(&ctx->exec, DOORBELL_AWAKE);
@@ -237,7 +237,7 @@ static void finish_agreed(bhvd_context *ctx)
 
 void progress_stop(bhvd_context *ctx)
 {
-    if (atomic_exchange(&ctx->closed, true))
+    if (atomic_exchange(&ctx->leaving, true))
         return;
     doorbell_ring(&ctx->exec.connections.doorbell, 0);
     eventfd_write(ctx->exec.connections.doorbell.fd, 1);

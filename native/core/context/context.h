@@ -44,7 +44,7 @@ struct bhvd_context {
     struct bhvd_error closing;                  // the reason for refusing posts (context_accepts); BHVD_OK while usable
     struct bhvd_error first_loss;               // the error of the first operation that another rank ended
     _Atomic uint32_t outstanding;               // posted and not ended
-    _Atomic bool closed;                        // shutdown requested
+    _Atomic bool leaving;                       // bhvd_context_shutdown was called
 
     pthread_mutex_t engine_lock;
     pthread_t progress_thread;

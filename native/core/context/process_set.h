@@ -16,7 +16,7 @@ struct process_set {
     struct group group;         // ranks ascending; its id is the public one, reused after a removal
     uint32_t number;            // never reused: used in requests, responses and executions
     struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
-    bool of_members;            // added by its members alone; cannot be removed
+    bool of_members;            // added by its members alone; Python never removes it
     int pairwise_count;         // coordinator: pairwise operations that no longer need it (pairwise.h)
 };
 

@@ -2,8 +2,6 @@
 
 #include "gpu/nccl.h"
 
-enum { ABORT_GROUPS = 256 };            // more than the number of process sets with communicators in any job
-
 void communicators_check(bhvd_context *ctx)
 {
     for (int id = 0; id < ctx->sets.high && !ctx->exec.failure.status; id++) {
@@ -15,9 +13,9 @@ void communicators_check(bhvd_context *ctx)
 
 void communicators_abort(bhvd_context *ctx)
 {
-    struct nccl_group *groups[ABORT_GROUPS];
+    struct nccl_group *groups[PROCESS_SET_MAX];
     int count = 0;
-    for (int id = 0; id < ctx->sets.high && count < ABORT_GROUPS; id++) {
+    for (int id = 0; id < ctx->sets.high; id++) {
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set && set->nccl)
             groups[count++] = set->nccl;

@@ -1,5 +1,5 @@
-// Runs an execution. Chooses between NCCL, shared memory, two levels and links; collective/allreduce_links.c chooses the schedule
-// over links.
+// Runs an execution. Chooses between NCCL, shared memory, two levels and links; collective/*_links.c choose schedules over links,
+// nccl_path_of (gpu/nccl.c) says whether NCCL can.
 // gpu: for NCCL; NULL: the tensors are in host memory.
 #include "core/engine/select.h"
 

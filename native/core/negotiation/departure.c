@@ -155,6 +155,7 @@ bhvd_status departure_on_goodbye(bhvd_context *ctx, struct link *link, struct by
 void departure_check_timer(bhvd_context *ctx, int64_t now_ns)
 {
     const struct relay *relay = ctx->relay;
-    if (relay->closing_by_ns && now_ns >= relay->closing_by_ns && !ctx->closing.status)
-        close_all(ctx, bytes_read(&relay->last_words));
+    if (relay->closing_by_ns && now_ns >= relay->closing_by_ns && !ctx->closing.status &&
+        close_all(ctx, bytes_read(&relay->last_words)) == BHVD_ERR_PROTOCOL)
+        executor_fail_protocol(&ctx->exec, COORDINATOR);
 }

@@ -293,7 +293,7 @@ static bhvd_status fall_back_to_coordinator(bhvd_context *ctx, struct pairwise_e
     struct bytes out = {0};
     if (!operation_is_complete(op) && ctx->closing.status) {
         operation_complete(op, &ctx->closing);  // the coordinator has left
-    } else if (!operation_is_complete(op) && !atomic_load(&ctx->closed)) {   // else this rank leaves, which ends it
+    } else if (!operation_is_complete(op) && !atomic_load(&ctx->leaving)) {   // else this rank leaves, which ends it
         op->is_pairwise = false;
         relay_put_request(ctx, &out, ITEM_REVOKED, op);
         status = relay_send_requests(ctx, &out);

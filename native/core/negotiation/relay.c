@@ -71,7 +71,7 @@ static bhvd_status flush_up(bhvd_context *ctx)
         return BHVD_OK;
     // An idle parent has not posted yet: it reads these requests when it posts. It is a member of set 0; for other sets
     // it may have nothing of its own to wait for, so those requests do wake it. So does a rank that leaves.
-    const bool no_wakeup = ctx->sets.generation <= 1 && !atomic_load(&ctx->closed);
+    const bool no_wakeup = ctx->sets.generation <= 1 && !atomic_load(&ctx->leaving);
     bhvd_status status = frame_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), no_wakeup);
     bundle_clear(&relay->bundle);
     return status;

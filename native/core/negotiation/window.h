@@ -1,5 +1,5 @@
 // The window: how many executions may be in flight at once, the newest included. It is in each response of the coordinator, so it
-// is equal on all ranks (executor/plan.h runs them, docs/decisions/engine.md explains why this excludes deadlock).
+// is equal on all ranks (engine_has_next obeys it, core/negotiation/member.h says why this excludes deadlock).
 #pragma once
 
 #include <stdint.h>

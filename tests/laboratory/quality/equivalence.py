@@ -1,4 +1,4 @@
-"""Two one-sided tests: whether a ratio is within a margin of 1, outside of it, or undecided.
+"""Two one-sided tests: whether a ratio is within a margin of 1, not equivalent, or inconclusive.
 
 Losses are compared by ratios, so a seed's sample is the logarithm of its ratio; the test is Student's for their mean.
 Source: Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657. https://doi.org/10.1007/BF01068419
@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
     change: float
     spread: float
     p: float
-    word: str           # "within", "outside", "open", "diverged"
+    word: str           # "within", "not equivalent", "inconclusive", "diverged"
 
 
 def judge(ratios: Sequence[float], margin: float, level: float) -> Verdict:
@@ -28,10 +28,10 @@ def judge(ratios: Sequence[float], margin: float, level: float) -> Verdict:
     logs = [math.log(ratio) for ratio in ratios]
     mean = math.fsum(logs) / len(logs)        # Python's sum() differs between versions
     if len(logs) < 3:
-        return Verdict(len(logs), math.expm1(mean), math.nan, math.nan, "open")
+        return Verdict(len(logs), math.expm1(mean), math.nan, math.nan, "inconclusive")
     deviation = math.sqrt(math.fsum((each - mean)**2 for each in logs) / (len(logs) - 1))
     if deviation == 0:
-        word = "within" if mean < math.log1p(margin) else "outside"
+        word = "within" if mean < math.log1p(margin) else "not equivalent"
         return Verdict(len(logs), math.expm1(mean), 0.0, 0.0, word)
     from scipy import stats
 
@@ -39,5 +39,5 @@ def judge(ratios: Sequence[float], margin: float, level: float) -> Verdict:
     above = stats.ttest_1samp(logs, math.log1p(-margin), alternative="greater").pvalue
     p = float(below if mean < 0 else max(below, above))
     beyond = stats.ttest_1samp(logs, math.log1p(margin), alternative="greater").pvalue
-    word = "within" if p < level else "outside" if beyond < level else "open"
+    word = "within" if p < level else "not equivalent" if beyond < level else "inconclusive"
     return Verdict(len(logs), math.expm1(mean), deviation, p, word)

@@ -9,6 +9,7 @@ the seeds TUNING, which are not used otherwise; all optimizers have equally many
 """
 import inspect
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable
@@ -148,7 +149,9 @@ def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None
     now = defaults(algorithm)
     added = {name: value for name, value in now.items()
              if then is not None and name not in then and (value is None or value is False)}
-    return added | (now if then is None else then) | arguments
+    values = added | (now if then is None else then) | arguments
+    # The core's number of a codec may change, its name does not.
+    return {name: re.sub(r"number=\d+, ", "", value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def row_of(setting: dict[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from tests.laboratory.quality.tasks import TASKS
 
 Key = tuple[str, str]           # task, optimizer
 _SHOWN = 3          # tasks listed by name: those with the largest increase
-MARKS = {"within": "", "outside": " **x**", "open": " ?", "diverged": "**diverged**"}
+MARKS = {"within": "", "not equivalent": " **x**", "inconclusive": " ?", "diverged": "**diverged**"}
 
 
 def _keys(own: bool | None = False) -> list[Key]:
@@ -244,20 +244,20 @@ def holds(ranks: str = "4", split: str = "iid") -> str:
         return ", ".join(f"`{row}`" for row in rows) or "none"
 
     order = [row for row in grid.rows() if row in words]
-    bad = [row for row in order if words[row] & {"outside", "diverged"}]
+    bad = [row for row in order if words[row] & {"not equivalent", "diverged"}]
     decided = {row: {verdict.word for (name, key), verdict in judged.items()
                      if name == row and key[0] != "images" and verdict.seeds > 2} for row in order}
-    almost = [row for row in order if "open" in words[row] and row not in bad and decided[row] == {"within"}]
+    almost = [row for row in order if "inconclusive" in words[row] and row not in bad and decided[row] == {"within"}]
     return "\n".join([
         f"- Within {100 * grid.MARGIN:g} % on all tasks: {listed(row for row in order if words[row] == {'within'})}.",
-        f"- Within on all that have three seeds, but for images, and there not outside: {listed(almost)}.",
-        f"- Outside on some: {listed(bad)}.",
-        "- Open on others, too, outside on none: "
-        + listed(row for row in order if "open" in words[row] and row not in bad + almost) + "."])
+        f"- Within 5 % on all tasks with three seeds except images, where the test is inconclusive: {listed(almost)}.",
+        f"- Not equivalent on some: {listed(bad)}.",
+        "- Inconclusive on other tasks too, not equivalent on none: "
+        + listed(row for row in order if "inconclusive" in words[row] and row not in bad + almost) + "."])
 
 
 def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
-    """On how many tasks a row is within the margin, and outside, and its largest mean. A "+" represents a space."""
+    """On how many tasks a row is within the margin, and not equivalent, and its largest mean. A "+" represents a space."""
     row = row.replace("+", " ")
     judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
     if not judged:
@@ -265,20 +265,20 @@ def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
     key = max(judged, key=lambda key: judged[key].change)
     far = "diverged" if judged[key].word == "diverged" else f"{100 * judged[key].change:+.0f} %"
     words = [verdict.word for verdict in judged.values()]
-    outside = sum(word in ("outside", "diverged") for word in words)
-    on = f"within on {words.count('within')} of {len(words)}" + (f", outside on {outside}" if outside else "")
+    bad = sum(word in ("not equivalent", "diverged") for word in words)
+    on = f"within on {words.count('within')} of {len(words)}" + (f", not equivalent on {bad}" if bad else "")
     return f"{on}, at worst {far} ({', '.join(key)})"
 
 
 def kept(row: str, optimizer: str | None = None, ranks: str = "4", split: str = "iid") -> str:
     """The difference of a row's loss from gradient_allreduce's, and on how many tasks it is shown to be within 5 %.
 
-    optimizer: the first letters of its name; None: all. Raises ValueError: the row is outside on some task.
+    optimizer: the first letters of its name; None: all. Raises ValueError: the row is not equivalent on some task.
     """
     judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items()
               if name == row and key[1].startswith(optimizer or "")}
-    if bad := [key for key, verdict in judged.items() if verdict.word in ("outside", "diverged")]:
-        raise ValueError(f"{row} is outside on {bad}")
+    if bad := [key for key, verdict in judged.items() if verdict.word in ("not equivalent", "diverged")]:
+        raise ValueError(f"{row} is not equivalent on {bad}")
     changes = [100 * verdict.change for verdict in judged.values()]
     spreads = [100 * verdict.spread for verdict in judged.values() if verdict.seeds > 2]
     shown = sum(verdict.word == "within" for verdict in judged.values())
@@ -287,8 +287,8 @@ def kept(row: str, optimizer: str | None = None, ranks: str = "4", split: str = 
 
 
 def spread(row: str, ranks: str = "4", split: str = "iid") -> str:
-    """The smallest and the largest difference of a row's loss, and where it is outside."""
+    """The smallest and the largest difference of a row's loss, and where it is not equivalent."""
     judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
     changes = [100 * verdict.change for verdict in judged.values()]
-    bad = [", ".join(key) for key, verdict in judged.items() if verdict.word in ("outside", "diverged")]
+    bad = [", ".join(key) for key, verdict in judged.items() if verdict.word in ("not equivalent", "diverged")]
     return f"{min(changes):+.0f} to {max(changes):+.0f} %" + (f"; not equivalent: {'; '.join(bad)}" if bad else "")
