@@ -151,7 +151,8 @@ def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None
              if then is not None and name not in then and (value is None or value is False)}
     values = added | (now if then is None else then) | arguments
     # The core's number of a codec may change, its name does not.
-    return {name: re.sub(r"number=\d+, ", "", value) if isinstance(value, str) else value for name, value in values.items()}
+    return {name: re.sub(r"number=\d+, ", "", value) if isinstance(value, str) else value
+            for name, value in values.items()}
 
 
 def row_of(setting: dict[str, Any]) -> str | None:

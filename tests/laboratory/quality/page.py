@@ -257,7 +257,7 @@ def holds(ranks: str = "4", split: str = "iid") -> str:
 
 
 def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
-    """On how many tasks a row is within the margin, and not equivalent, and its largest mean. A "+" represents a space."""
+    """On how many tasks a row is within the margin, and not equivalent, and its largest mean. A "+" is a space."""
     row = row.replace("+", " ")
     judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
     if not judged:
