@@ -15,17 +15,15 @@ class Mean:
 
     n is the number of participating ranks: each appends a 1 to its values, and a rank in join() adds 0.
 
-    Args:
-        name: by which ranks match the operation; None: the bucket's name.
     Attributes:
-        operation: the operation that wait() waits for.
+        operation: the operation that wait() and difference() wait for.
     """
 
-    def __init__(self, bucket: Bucket, group: ProcessSet, name: str | None = None) -> None:
+    def __init__(self, bucket: Bucket, group: ProcessSet) -> None:
         values = bucket.read(tail=1, workspace="mean of")
         values[-1] = 1
         self._sum = bucket.workspace("mean", values.size, values.dtype)
-        self.operation: Posted = c_fp_s(values, group, average=False, out=self._sum, name=name or bucket.name)
+        self.operation: Posted = c_fp_s(values, group, average=False, out=self._sum, name=bucket.name)
         self._values = values[:-1]
 
     def wait(self) -> np.ndarray:
@@ -36,7 +34,8 @@ class Mean:
         return mean
 
     def difference(self) -> np.ndarray:
-        """The mean minus x_i. Call it instead of wait(), once the operation has ended."""
+        """As wait(), but returns the mean minus x_i."""
+        self.operation.wait()
         difference, ranks = self._sum[:-1], self._sum[-1]
         for part in blocks(difference.size):
             difference[part] /= ranks

@@ -240,9 +240,9 @@ _RETIRED = {
     "lamb": '"gradient_allreduce" with a LAMB of your framework', "local_adam": '"local_sgd"',
     "onebit_lamb": '"onebit_adam"', "onebit_adam_published": "OneBitAdam(published=True)",
     "push_sum": '"decentralized"', "qsgd": 'ByteGrad(codec=codecs.block(stochastic=True))', "terngrad": '"rotated"',
-    "zero_one_adam": '"onebit_adam"', "async_decentralized": 'Async("shift_one")',
-    "async_low_precision": "Async(codec=codecs.minmax_uint8)",
-    "async_low_precision_decentralized": 'Async("ring", codec=codecs.minmax_uint8)',
+    "zero_one_adam": '"onebit_adam"', "async_decentralized": '"async" or "decentralized"',
+    "async_low_precision": '"async"',
+    "async_low_precision_decentralized": '"async" or "low_precision_decentralized"',
 }
 
 

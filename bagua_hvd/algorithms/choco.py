@@ -16,12 +16,31 @@ Wire per communication: two codes of N elements; with sign N/4 bytes.
 Memory: 12 N bytes.
 Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weights and not as zeros.
 """
+import numpy as np
+
 from bagua_hvd.algorithms.base import checked, valid_codec
 from bagua_hvd.algorithms.full_steps import LocalSteps
-from bagua_hvd.algorithms.replicas import replicas_of
-from bagua_hvd.codecs import Codec
-from bagua_hvd.primitives import d_lp_s, sign
+from bagua_hvd.codecs import Codec, float32
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import Replicas, d_lp_s, sign
+from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
+
+
+def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool) -> Replicas:
+    """The bucket's Replicas; initially the weights of this rank and its neighbours, sent in full precision.
+
+    Collective when they must be made, as is then the case on all ranks (Reducer._agree).
+    """
+    def make() -> Replicas:
+        replicas = Replicas(*np.zeros((3, bucket.count), np.float32))
+        if not bucket.state.loaded("replicas"):
+            x: np.ndarray = bucket.read().astype(np.float32)
+            d_lp_s(x, group, float32, replicas, hierarchical=hierarchical, name=f"{bucket.name}.replicas").wait()
+        return replicas
+
+    replicas: Replicas = bucket.state.keep("replicas", make, fits=lambda kept: kept.fits(bucket.count))
+    return replicas
 
 
 class Choco(LocalSteps):

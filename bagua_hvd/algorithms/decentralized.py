@@ -27,42 +27,37 @@ from random import Random
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.full_steps import LocalSteps
-from bagua_hvd.algorithms.replicas import host_count, require_peers
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import context
 from bagua_hvd.primitives import d_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
 
-PAIRS = ("shift_one", "exponential", "random")
-MODES = ("all", *PAIRS, "ring")
+MODES = ("all", "shift_one", "exponential", "random", "ring")
 
 
-def cycle(mode: str, peers: int) -> tuple[str, int]:
-    """The d_fp_s topology of a mode with `peers` ranks or hosts, and its number of rounds.
+def round_of(mode: str, peers: int, number: int) -> tuple[str, int]:
+    """The d_fp_s topology of a mode's communication `number` with `peers` ranks or hosts, and the round in it.
 
     Rounds are few so that names repeat: a request that repeats under its name needs no negotiation.
     """
     if mode == "random":
-        return "round_robin", peers - 1 + peers % 2
+        return "round_robin", Random(number).randrange(peers - 1 + peers % 2)
     if mode == "ring":
-        return mode, 1
+        return mode, 0
     if mode == "exponential":
-        return mode, max((peers - 1).bit_length(), 1)
-    return mode, peers // 2 if peers % 2 == 0 else peers
-
-
-def round_of(mode: str, peers: int, number: int) -> tuple[str, int]:
-    """The topology, and the round in it of a mode's communication `number`, if all ranks take part together."""
-    topology, rounds = cycle(mode, peers)
-    return topology, Random(number).randrange(rounds) if mode == "random" else number % rounds
+        return mode, number % max((peers - 1).bit_length(), 1)
+    return mode, number % (peers // 2 if peers % 2 == 0 else peers)
 
 
 @exchange
 def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchical: bool) -> Steps:
     """The average with this round's peer, or with both neighbours."""
     x = bucket.read()
-    topology, round = round_of(mode, host_count(group) if hierarchical else group.size(), round)
+    peers = context().process_set_hosts(registered_id(group)) if hierarchical else group.size()
+    topology, round = round_of(mode, peers, round)
     yield d_fp_s(x, group, topology=topology, round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
     return x
 
@@ -88,8 +83,9 @@ class Decentralized(LocalSteps):
         self.peer_selection_mode = peer_selection_mode
 
     def prepare(self, model: Model) -> None:
-        if self.peer_selection_mode != "all":
-            require_peers(model.group, f"peer_selection_mode={self.peer_selection_mode!r}")
+        if self.peer_selection_mode != "all" and model.group.size() < 2:
+            raise ValueError(
+                f"peer_selection_mode={self.peer_selection_mode!r} needs two ranks or more: one has no peer")
 
     def backward_begins(self, model: Model) -> None:
         if self.begins_interval(model):

@@ -22,6 +22,14 @@ def test_unknown_name_lists_the_known_and_the_closest():
         algorithms.get("bytgrad")
 
 
+@pytest.mark.parametrize("name, instead", [
+    ("async_low_precision", '"async"'), ("async_decentralized", '"async" or "decentralized"'),
+    ("async_low_precision_decentralized", '"async" or "low_precision_decentralized"')])
+def test_a_name_of_an_earlier_version_says_what_to_use(name, instead):
+    with pytest.raises(ValueError, match=f"the algorithm '{name}' is gone: use {instead}$"):
+        algorithms.get(name)
+
+
 def test_instance_class_and_nonsense():
     own = Own()
     assert algorithms.get(own) is own
@@ -71,4 +79,4 @@ def test_default_of_hierarchical():
     """On, except where hosts would replace ranks as peers and the ranks of a host would wait for each other."""
     said = {name: inspect.signature(type(algorithms.get(name))).parameters.get("hierarchical")
             for name in algorithms.names()}
-    assert {name for name, parameter in said.items() if parameter and not parameter.default} == {"async", "choco"}
+    assert {name for name, parameter in said.items() if parameter and not parameter.default} == {"choco"}

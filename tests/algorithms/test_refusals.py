@@ -24,8 +24,6 @@ from bagua_hvd.algorithms import (  # noqa: E402
 WRONG_ARGUMENTS = [
     (Decentralized, {"peer_selection_mode": "star"},
      "peer_selection_mode='star': expected one of all, shift_one, exponential, random, ring"),
-    (Async, {"peer_selection_mode": "some"}, "expected one of all, shift_one, exponential, random, ring"),
-    (Async, {"peer_selection_mode": "shift_one", "codec": hvd.algorithms.ByteGrad}, "takes no codec"),
     (Async, {"sync_interval_ms": -1}, "sync_interval_ms=-1: expected"),
     (Async, {"sync_interval_ms": float("nan")}, "sync_interval_ms=nan: expected"),
     (Async, {"max_staleness": 0}, "max_staleness=0: expected an integer of 1 or more"),
@@ -47,7 +45,6 @@ WRONG_ARGUMENTS = [
     (ByteGrad, {"codec": codecs.block}, "codec=<function block"),
     (DoubleSqueeze, {"codec": "block4"}, "codec='block4': expected"),
     (DiLoCo, {"codec": "sign"}, "codec='sign': expected"),
-    (Async, {"codec": "sign"}, "codec='sign': expected"),
     (Choco, {"codec": "sign"}, "codec='sign': expected"),
     (QAdam, {"codec": "sign"}, "codec='sign': expected"),
     (LocalSGD, {"warmup_steps": "ten"}, "warmup_steps='ten': expected an integer"),
@@ -85,7 +82,6 @@ def optimizers():
     refused("does not go with 'bytegrad'", sgd, "bytegrad", op=hvd.Adasum) if hvd.size() > 1 else None
     if hvd.size() == 1:
         refused("needs two ranks or more", sgd, Decentralized(peer_selection_mode="shift_one"))
-        refused("needs two ranks or more", sgd, Async("shift_one"))
     with pytest.raises(ValueError, match="warmup_steps=0: expected 1 or more"):
         hvd.QAdamOptimizer([parameter], warmup_steps=0)
 

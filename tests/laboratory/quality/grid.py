@@ -35,6 +35,8 @@ TUNING = (1000,)
 RANKS = (4, 8, 16)
 FULL_STEP_BITS = 8              # as between hosts, though all ranks are on one
 SPLITS = ("iid", "skewed")
+# Arguments that an algorithm has no more, with the value that it still behaves as: records with it count.
+REMOVED: dict[str, dict[str, Any]] = {"async": {"peer_selection_mode": "all", "codec": None}}
 FOR_ADAM = ("qadam", "onebit_adam")
 # optimizer -> algorithms that train with it besides exact averages: MuLoCo, arXiv:2505.23725. Muon's steps have a fixed
 # length, so all tasks with Adam have the same candidates. A task with a single rate uses the second of them.
@@ -144,15 +146,16 @@ def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None
     """All arguments of an algorithm: those given, and the defaults `then`; None: the current defaults.
 
     So a variant keeps its identity if it is, or was, the default. An argument that was added later and is off does not
-    change the training.
+    change the training, nor does one of REMOVED.
     """
     now = defaults(algorithm)
     added = {name: value for name, value in now.items()
              if then is not None and name not in then and (value is None or value is False)}
-    values = added | (now if then is None else then) | arguments
+    before = now if then is None else {name: value for name, value in then.items()
+                                       if (name, value) not in REMOVED.get(algorithm, {}).items()}
     # The core's number of a codec may change, its name does not.
     return {name: re.sub(r"number=\d+, ", "", value) if isinstance(value, str) else value
-            for name, value in values.items()}
+            for name, value in (added | before | arguments).items()}
 
 
 def row_of(setting: dict[str, Any]) -> str | None:
