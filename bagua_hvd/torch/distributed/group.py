@@ -16,7 +16,7 @@ import torch.distributed as dist
 from bagua_hvd.core import native
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.torch.distributed import monitored, start, tensors
+from bagua_hvd.torch.distributed import start, tensors
 from bagua_hvd.torch.distributed.movements import Movements
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.reductions import Reductions
@@ -164,9 +164,3 @@ class ProcessGroup(Reductions, Movements):
         name, what = self._begin("barrier")
         operation = self._post(native.BARRIER, name, blocking=opts is not None and not opts.asyncOp)
         return self._work(operation, [], what, opts)
-
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        seconds = timeout.total_seconds() if timeout else self._timeout
-        name, _ = self._begin("monitored_barrier")
-        store = dist.PrefixStore(name, self._store)
-        monitored.barrier(store, self._rank, len(self._ranks), seconds, wait_all_ranks)
