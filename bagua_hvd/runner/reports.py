@@ -92,6 +92,14 @@ class Reports:
         if len(tail) > 2 * _TAIL_NBYTES:
             del tail[:-_TAIL_NBYTES]
 
+    def forget(self, processes):
+        """Drops what ended processes wrote. Of the one that wrote last it is kept, to compare its last line."""
+        for process in processes:
+            self.because_of.pop(process, None)
+            tail = self._stderr_tail.pop(process, b"")
+            if process == self._last_writer:
+                self._last_writer, self._stderr_tail[None] = None, tail
+
     def cause(self, failures):
         """See first_cause().
 

@@ -10,6 +10,7 @@ import pytest
 
 import bagua_hvd
 from bagua_hvd.runner.output import Console, TextStream
+from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.ssh.connection import RemoteProcess
 from bagua_hvd.runner.supervisor import Supervisor, Task
 from launcher import wait_until
@@ -43,6 +44,16 @@ def test_the_one_that_failed_first_is_named(launcher, rank, action, code):
     assert "Terminating" not in stderr
     for other in {0, 1, 2} - {rank}:
         assert re.search(rf"\[{other}\]<stderr>:.*HorovodInternalError: .*rank {rank} ", stderr), stderr
+
+
+def test_the_last_line_is_compared_although_its_writer_is_forgotten():
+    reports, failure = Reports(), b"Traceback (most recent call last):\nLookupError: mine\n"
+    for process in 1, 2:
+        reports.record_stderr(process, failure)
+    reports.forget([2])
+    assert reports._buried_traceback(1) == b""
+    reports.record_stderr(3, b"other words\n")
+    assert reports._buried_traceback(1) == failure
 
 
 class _NoSink:

@@ -146,6 +146,14 @@ class Crew:
             if number in self._running:
                 self._running[number][0].terminate(grace_seconds)
 
+    def forget(self, numbers):
+        """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
+        with self._lock:
+            for number in numbers:
+                self._running.pop(number, None)
+                self._stopped.discard(number)
+        self._workers.call(lambda: self.reports.forget(numbers))
+
     def place(self, number, slot):
         """From now on the worker's output is printed under the SlotInfo's rank."""
         for output in self._running[number][1]:
