@@ -4,6 +4,7 @@ import os
 import threading
 import warnings
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -633,7 +634,9 @@ def waits_in_step():
         if time > 0:                            # in the first step nothing is posted before step()
             with opt.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
                 loss.backward()
-            with pytest.raises(RuntimeError, match="was changed while it was averaged"):
+            # Before torch 2.8 autograd still holds most gradients in their hooks: they are copied, and changes not noticed.
+            noticed = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+            with pytest.raises(RuntimeError, match="was changed while it was averaged") if noticed else nullcontext():
                 opt.synchronize()
             opt.zero_grad()
             model(x).sum().backward()
