@@ -634,7 +634,7 @@ def waits_in_step():
         if time > 0:                            # in the first step nothing is posted before step()
             with opt.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
                 loss.backward()
-            # Before torch 2.8 autograd still holds most gradients in their hooks: they are copied, and changes not noticed.
+            # Before torch 2.8 autograd still holds most gradients in their hooks: copies are sent, changes not noticed.
             noticed = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
             with pytest.raises(RuntimeError, match="was changed while it was averaged") if noticed else nullcontext():
                 opt.synchronize()
