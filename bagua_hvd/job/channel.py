@@ -20,7 +20,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import messages
 
-_MAGIC = b"BVHe\x02\0\0\0"
+_MAGIC = b"BVHe\x03\0\0\0"
 _NONCE_SIZE = 32
 HELLO_SIZE = len(_MAGIC) + _NONCE_SIZE
 PROOF_SIZE = hashlib.sha256().digest_size

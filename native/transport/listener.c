@@ -22,6 +22,8 @@ struct known {
     uint8_t data_channels;
 };
 
+_Static_assert(CHANNEL_DATA + LINK_DATA_CHANNELS_MAX == BHVD_CHANNELS, "each channel has proofs");
+
 struct listener {
     struct listener_options options;
     _Atomic bool closed;

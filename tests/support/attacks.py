@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-JOB = b"BVHe\x02\0\0\0"      # the first bytes of a hello: job/channel.py
+JOB = b"BVHe\x03\0\0\0"      # the first bytes of a hello: job/channel.py
 HELLO_SIZE, PROOF_SIZE = 40, 32
 _SECONDS = 60       # far longer than a service takes to hang up on a busy machine
 
