@@ -422,7 +422,7 @@ def test_config_file(launcher):
     env = environments(launcher, *arguments)[0]
     assert (env["HOROVOD_CACHE_CAPACITY"], env["HOROVOD_FUSION_THRESHOLD"]) == ("5", "1048576")
     warning = launcher.run(*arguments, "true").stderr
-    assert warning == "baguarun: warning: --config-file job.yaml: nothing has the key params.mine\n"
+    assert warning == "baguarun: warning: --config-file job.yaml: unknown key params.mine\n"
 
 
 def test_dry_run(launcher):
