@@ -261,7 +261,7 @@ def left(mode):
             take_step()
         return
     take_step()
-    with pytest.warns(UserWarning, match="rank 0 has left the job, so this rank trains on by itself"):
+    with pytest.warns(UserWarning, match="rank 0 has left the job, so this rank continues without averaging"):
         while not isinstance(optimizer.reducer.model.scratch["rounds"], NoRounds):
             take_step()
     take_step()
@@ -292,7 +292,7 @@ def added_later(kind):
             optimizer.step()
 
     train(3 + rank, one, early)
-    with pytest.raises(RuntimeError, match=r"cannot take in parameters while .* call optimizer.algorithm.abort\(\)"):
+    with pytest.raises(RuntimeError, match=r"cannot add parameters while .* call optimizer.algorithm.abort\(\)"):
         optimizer.add_param_group({"params": [late]})
     assert len(optimizer.param_groups) == 2
     algorithm.abort()
